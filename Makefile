@@ -1,0 +1,153 @@
+# Every command of this project. `make` lists them.
+#
+# .venv holds the product and all its extras, .venv-sglang the engine (its pins clash with everything), .venv-proto
+# the generator of the wire contract. Each has a stamp, so that a step is instant when nothing changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+PIP := -m pip --disable-pip-version-check install -qq
+BIN := .venv/bin
+export PYTHONUNBUFFERED := 1
+
+# Options for the programs behind the targets, for example: make bench BENCH_ARGS=--quick
+RUN_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+SEEDS ?= 1 2 3
+
+.PHONY: help
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- environments -------------------------------------------------------------------------------------------
+
+.PHONY: install install-sglang
+install: .venv/.installed ## the product with all extras into .venv (about 1 minute)
+	@:
+
+# The script keeps a stamp of its own.
+install-sglang: ## SGLang on CPU into .venv-sglang (2.3 GB, about 2 minutes)
+	@PYTHON=$(PYTHON) deploy/sglang-cpu/install.sh .venv-sglang
+
+define need_python
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Python 3.11 or newer is needed, $$($(PYTHON) --version) found: make PYTHON=/path/to/python3.11 ..." >&2; \
+	exit 1; }
+endef
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(need_python)
+	@echo "install: the product and its extras into .venv (about 1 minute)"; \
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv; \
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'; \
+	touch $@; \
+	echo "install: done after $$SECONDS s"
+
+.venv-proto/.installed: constraints/proto.txt
+	@$(need_python)
+	@echo "proto: the generator into .venv-proto (about 10 s)"; \
+	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto; \
+	.venv-proto/bin/python $(PIP) -r constraints/proto.txt; \
+	touch $@
+
+# --- run ----------------------------------------------------------------------------------------------------
+
+.PHONY: run demo demo-seeds
+run: install ## start the service alone, with its embedded store
+	@$(BIN)/rollout-buffer serve $(RUN_ARGS)
+
+demo: ## train a small model through the whole loop, on real SGLang
+	@$(MAKE) -j2 install install-sglang
+	@$(BIN)/python -m examples.demo $(DEMO_ARGS)
+
+demo-seeds: ## the demo with three seeds
+	@$(MAKE) -j2 install install-sglang
+	@for seed in $(SEEDS); do \
+		echo "demo-seeds: seed $$seed"; \
+		$(BIN)/python -m examples.demo --seed $$seed --out demo_out/seed-$$seed $(DEMO_ARGS); \
+	done
+
+# --- tests --------------------------------------------------------------------------------------------------
+
+.PHONY: test test-fast test-protobuf-matrix
+test: ## all tests, with real SGLang end to end
+	@$(MAKE) -j2 install install-sglang
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: install ## the tests that need no SGLang
+	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio
+	@scripts/test_protobuf_matrix.sh $(PYTHON)
+
+# --- code ---------------------------------------------------------------------------------------------------
+
+.PHONY: lint ruff type imports lua-lint proto-lint format
+lint: ruff type imports lua-lint proto-lint ## every static check
+
+ruff: install
+	@echo "lint: ruff, rules"
+	@$(BIN)/ruff check
+	@echo "lint: ruff, format"
+	@$(BIN)/ruff format --check
+
+type: install ## mypy --strict
+	@echo "lint: mypy --strict"
+	@$(BIN)/mypy --strict
+
+imports: install
+	@echo "lint: import contracts"
+	@$(BIN)/lint-imports --no-logo
+
+lua-lint: install ## luacheck on the store's scripts, includes expanded
+	@echo "lint: luacheck on the expanded Lua scripts"
+	@command -v luacheck >/dev/null || { \
+		echo "lua-lint: luacheck is missing; Debian and Ubuntu: apt-get install lua-check," \
+			"macOS: brew install luacheck, elsewhere: luarocks install luacheck" >&2; \
+		exit 1; }
+	@rm -rf .cache/lua
+	@$(BIN)/python -m buffer_service.store.scripts --expand .cache/lua
+	@luacheck --quiet .cache/lua
+
+proto-lint: install
+	@echo "lint: buf, rules and format of the proto files"
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code
+
+format: install ## rewrite Python and proto files in the house format
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+	@$(BIN)/buf format --write
+
+# --- wire contract ------------------------------------------------------------------------------------------
+
+.PHONY: proto proto-check proto-breaking
+proto: .venv-proto/.installed ## regenerate the Python code of proto/
+	@scripts/generate_proto.sh .venv-proto/bin/python proto
+	@echo "proto: generated"
+
+proto-check: .venv-proto/.installed ## fail if the committed generated code is out of date
+	@scripts/check_proto.sh .venv-proto/bin/python
+
+proto-breaking: install ## fail on changes that break clients of the last release
+	@scripts/check_proto_breaking.sh $(BIN)/buf
+
+# --- measurements -------------------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: install ## service and store against their floors and against Redis Streams
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+.PHONY: clean distclean
+clean: ## remove caches and what runs left behind
+	@rm -rf build dist .cache .stamps demo_out bench/out .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+		.ruff_cache *.egg-info
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## also remove the environments
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix

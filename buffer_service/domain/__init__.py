@@ -1,0 +1,1 @@
+"""Pure rules and types: no I/O, no protobuf, no Redis, no clock of its own."""

@@ -1,0 +1,166 @@
+"""What the RPC and admin sides need from a store; `buffer_service.store` implements it.
+
+Every method is one try: none waits for the state to change, and none sleeps. A method that mutates takes
+`seen_revision`, the highest revision its caller has seen, and raises StoreRolledBack when the store is behind it.
+Errors are those of `buffer_wire.errors`; each method's docstring names its own, and all may raise UnknownRun and
+StoreFault.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import RunPolicy
+
+
+class Topic(StrEnum):
+    """What a waiter waits for. A notification is a hint: check, wait, check again."""
+
+    GROUPS = "groups"
+    """Groups were queued (pulls wait for it)."""
+    TASKS = "tasks"
+    """Tasks became pending or capacity was freed (leases wait for it)."""
+    SPACE = "space"
+    """Groups left the queue (blocked pushes wait for it)."""
+    WEIGHTS = "weights"
+    """Weights were published, or the run was paused or resumed."""
+
+
+class Notifications(Protocol):
+    """Hints that the state of a run changed."""
+
+    async def wait(self, run_id: str, topic: Topic, seen: int, timeout_s: float) -> int:
+        """Wait until the ticket of (run, topic) exceeds `seen`, or the timeout passes; returns the present ticket.
+
+        Take a ticket with `ticket` BEFORE checking the state, check, and then wait with it: no change is missed.
+        """
+        ...
+
+    def ticket(self, run_id: str, topic: Topic) -> int:
+        """The present ticket of (run, topic)."""
+        ...
+
+
+class RunStore(Protocol):
+    """Runs, tasks, groups, batches and weights, kept by the rules."""
+
+    notifications: Notifications
+
+    async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
+        """Create a run, or return the existing one when its policy is the same. Raises RunExists."""
+        ...
+
+    async def list_runs(self) -> Sequence[str]:
+        """Ids of all runs, sorted."""
+        ...
+
+    async def view(self, run_id: str) -> ops.RunView:
+        """The whole state of a run, taken at one moment."""
+        ...
+
+    async def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
+        """Replace the policy; returns the revision."""
+        ...
+
+    async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
+        """Add tasks and move the cursor.
+
+        Raises StaleEpoch, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
+        """
+        ...
+
+    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
+        """Lease tasks; an empty grant list comes with the reason."""
+        ...
+
+    async def extend(
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        lease_ids: Sequence[str],
+        *,
+        seen_revision: int = 0,
+    ) -> ops.Extended:
+        """Prolong leases that are live."""
+        ...
+
+    async def give_back(
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        returns: Sequence[ops.LeaseReturn],
+        *,
+        seen_revision: int = 0,
+    ) -> ops.Returned:
+        """Return leases with their continuations."""
+        ...
+
+    async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+        """Store payloads and index them. After a BLOCKED outcome every later group of the call that would be queued is
+        BLOCKED too, so that order is kept. Raises RunPaused, StoreOutOfMemory.
+        """
+        ...
+
+    async def retry_push(
+        self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
+    ) -> ops.PushResult:
+        """Try blocked groups again by their payload keys; extends their leases while they stay blocked."""
+        ...
+
+    async def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
+        """Give up blocked groups: their payloads are deleted."""
+        ...
+
+    async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
+        """Assemble a step if it is its turn and enough is queued, or return the stored one. Evicts what is too stale
+        first. Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded,
+        InvalidField (train_version below the published version, rank not below world_size).
+        """
+        ...
+
+    async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
+        """Stored bodies, None where one is gone."""
+        ...
+
+    async def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
+        """Payloads of a delivered step are gone: settle those groups as lost and reopen their tasks."""
+        ...
+
+    async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+        """Settle delivered groups as trained; returns (revision, committed_steps). Raises StaleEpoch, StepAhead."""
+        ...
+
+    async def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
+        """Publish and commit in one decision. Raises StaleEpoch, VersionConflict, StepAhead."""
+        ...
+
+    async def checkpoint(
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0
+    ) -> tuple[int, int]:
+        """Free replay data and tombstones; returns (revision, checkpointed_steps). Raises StaleEpoch, NotCommitted."""
+        ...
+
+    async def resume(self, run_id: str, resume: ops.Resume) -> ops.Resumed:
+        """Take the run over; clears a pause. Raises ReplayGap, StepAhead."""
+        ...
+
+    async def weights(self, run_id: str) -> ops.WeightsView:
+        """The published weights."""
+        ...
+
+    async def report_engine(
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
+    ) -> tuple[int, ops.WeightVersion]:
+        """Record an engine's state; returns (revision, published)."""
+        ...
+
+    async def sweep(self) -> int:
+        """Expire leases, delete trash and stale staging of every run; returns how many things were done."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...

@@ -1,0 +1,195 @@
+"""Group messages taken apart and put together without protobuf ever touching a payload.
+
+Byte for byte the same wire format as the .proto files, so that any protobuf client can be at the other end: a group
+is kept as its serialized `Group` message from the worker's push to the trainer's pull, and only headers are parsed.
+Everything returned is a memoryview into the message that came in.
+
+Unknown fields are skipped; of a repeated singular field the last one counts, as in protobuf, except that embedded
+messages are not merged.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
+
+
+class MalformedMessage(ValueError):
+    """The bytes are not a message of the expected type."""
+
+
+def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
+    """The varint at `at` and the position after it. Raises MalformedMessage."""
+    result = shift = 0
+    try:
+        while True:
+            byte = buf[at]
+            at += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return result, at
+            shift += 7
+            if shift > 63:
+                break
+    except IndexError:
+        pass
+    raise MalformedMessage(f"bad varint at byte {at}")
+
+
+def varint(value: int) -> bytes:
+    """`value` (not negative) as a protobuf varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(buf: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Field numbers and values of a message: ints for varints, views for length-delimited; fixed ones are skipped."""
+    at, end = 0, len(buf)
+    while at < end:
+        tag, at = read_varint(buf, at)
+        kind = tag & 7
+        if kind == _LEN:
+            size, at = read_varint(buf, at)
+            stop = at + size
+            if stop > end:
+                raise MalformedMessage(f"field {tag >> 3} runs {stop - end} bytes past the end of its message")
+            yield tag >> 3, buf[at:stop]
+            at = stop
+        elif kind == _VARINT:
+            value, at = read_varint(buf, at)
+            yield tag >> 3, value
+        elif kind in (_I64, _I32):
+            at += 8 if kind == _I64 else 4
+        else:
+            raise MalformedMessage(f"wire type {kind} of field {tag >> 3} is not one of proto3")
+    if at > end:
+        raise MalformedMessage("the message is cut off")
+
+
+def _len_field(number: int, size: int) -> bytes:
+    return varint(number << 3 | _LEN) + varint(size)
+
+
+def _int_field(number: int, value: int) -> bytes:
+    return varint(number << 3 | _VARINT) + varint(value) if value else b""
+
+
+# ── groups ───────────────────────────────────────────────────────────────────
+
+_EMPTY = memoryview(b"")
+
+
+def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
+    """Header and payload of a serialized Group."""
+    header = payload = _EMPTY
+    for number, value in fields(body):
+        if number == 1 and isinstance(value, memoryview):
+            header = value
+        elif number == 2 and isinstance(value, memoryview):
+            payload = value
+    return header, payload
+
+
+def join_group(header: groups_pb2.GroupHeader, payload: Buffer) -> list[Buffer]:
+    """The pieces of a serialized Group; `b"".join` them, or pass them on as pieces."""
+    head = header.SerializeToString()
+    return [_len_field(1, len(head)), head, _len_field(2, len(payload)), payload]
+
+
+@dataclass(frozen=True, slots=True)
+class PushBundle:
+    """A PushGroupsRequest taken apart. `groups` are serialized Group messages, views into the request."""
+
+    run: common_pb2.RunRef
+    sequence: int
+    groups: list[memoryview]
+
+
+def split_push(message: Buffer) -> PushBundle:
+    """Take a serialized PushGroupsRequest apart. Raises MalformedMessage."""
+    run, sequence, groups = common_pb2.RunRef(), 0, []
+    for number, value in fields(memoryview(message)):
+        if number == 1 and isinstance(value, memoryview):
+            run.ParseFromString(bytes(value))
+        elif number == 2 and isinstance(value, int):
+            sequence = value
+        elif number == 3 and isinstance(value, memoryview):
+            groups.append(value)
+    return PushBundle(run, sequence, groups)
+
+
+def split_push_one(message: Buffer) -> PushBundle:
+    """Take a serialized PushGroupRequest (one group) apart. Raises MalformedMessage."""
+    run, groups = common_pb2.RunRef(), []
+    for number, value in fields(memoryview(message)):
+        if number == 1 and isinstance(value, memoryview):
+            run.ParseFromString(bytes(value))
+        elif number == 2 and isinstance(value, memoryview):
+            groups = [value]
+    return PushBundle(run, 0, groups)
+
+
+def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[list[Buffer]]) -> bytes:
+    """A serialized PushGroupsRequest of groups given as pieces (`join_group`). One copy in all."""
+    head = run.SerializeToString()
+    parts: list[Buffer] = [_len_field(1, len(head)), head, _int_field(2, sequence)]
+    for pieces in groups:
+        parts.append(_len_field(3, sum(len(piece) for piece in pieces)))
+        parts.extend(pieces)
+    return b"".join(parts)
+
+
+# ── batches ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One group of a pull stream: `body` is its serialized Group."""
+
+    body: Buffer
+    sequence: int
+    head_version: int
+    tail_version: int
+
+
+def join_pull(revision: int, groups: Iterable[Delivered]) -> bytes:
+    """A serialized PullBatchResponse of groups. One copy in all."""
+    parts: list[Buffer] = [_int_field(1, revision)]
+    for group in groups:
+        tail = _int_field(2, group.sequence) + _int_field(3, group.head_version) + _int_field(4, group.tail_version)
+        head = _len_field(1, len(group.body))
+        parts += [_len_field(3, len(head) + len(group.body) + len(tail)), head, group.body, tail]
+    return b"".join(parts)
+
+
+def split_pull(message: Buffer) -> tuple[int, batches_pb2.BatchInfo | None, list[Delivered]]:
+    """Revision, batch facts (first message only) and groups of a PullBatchResponse. Raises MalformedMessage."""
+    revision, batch, groups = 0, None, []
+    for number, value in fields(memoryview(message)):
+        if number == 1 and isinstance(value, int):
+            revision = value
+        elif number == 2 and isinstance(value, memoryview):
+            batch = batches_pb2.BatchInfo.FromString(bytes(value))
+        elif number == 3 and isinstance(value, memoryview):
+            groups.append(_split_delivered(value))
+    return revision, batch, groups
+
+
+def _split_delivered(message: memoryview) -> Delivered:
+    body: memoryview = _EMPTY
+    numbers = {2: 0, 3: 0, 4: 0}
+    for number, value in fields(message):
+        if number == 1 and isinstance(value, memoryview):
+            body = value
+        elif number in numbers and isinstance(value, int):
+            numbers[number] = value
+    return Delivered(body, numbers[2], numbers[3], numbers[4])

@@ -1,0 +1,25 @@
+"""Bounds of the wire contract that code on both sides checks. The .proto files document the same numbers."""
+
+import re
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest gRPC message either side accepts by default; a bundle is best about 1 MiB."""
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_SAMPLES = 1_024
+MAX_TOKENS = 4_194_304
+MAX_COLUMNS = 64
+MAX_ITEM_DIMENSIONS = 4
+MAX_METADATA_BYTES = 256 << 10
+MAX_PROMPT_TOKENS = 1_048_576
+MAX_NEW_TOKENS = 1_048_576
+MAX_TASKS_PER_SUBMIT = 4_096
+MAX_LEASES_PER_REQUEST = 256
+MAX_GROUPS_PER_BUNDLE = 1_024
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_FEEDER_STATE_BYTES = 64 << 10
+MAX_ERROR_CHARS = 2_048
+
+TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COLUMN_NAME = re.compile(r"[a-z0-9_]{1,64}")

@@ -1,0 +1,131 @@
+"""RPCs repeated until they succeed: which errors are worth it, how long to wait in between, and when to give up.
+
+Every request of the contract may be repeated as it is (identities make repeats harmless), so a lost reply, a restarting
+service and a full queue are met the same way. The last error is raised as it came, with a note on the attempts.
+
+    await retry_async(lambda: stub.Commit(request, timeout=5), deadline_s=60, waiting_on="the service at host:port")
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import grpc
+
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.status import error_of
+
+T = TypeVar("T")
+
+OnRetry = Callable[[RolloutBufferError, int, float], None]
+"""Called before each wait with the error, the attempts so far and the coming wait in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that double from `first_s` up to `ceiling_s`, each drawn from the upper half of its range."""
+
+    first_s: float = 0.05
+    ceiling_s: float = 2.0
+
+    def delays(self) -> Iterator[float]:
+        """Waits in seconds, without end."""
+        limit = self.first_s
+        while True:
+            yield limit * random.uniform(0.5, 1.0)  # noqa: S311 - spreads callers, no secret
+            limit = min(limit * 2, self.ceiling_s)
+
+
+DEFAULT_BACKOFF = Backoff()
+
+
+def is_retryable(error: RolloutBufferError) -> bool:
+    """True when the same request can succeed later."""
+    return error.retryable
+
+
+def rpc_error(error: grpc.RpcError) -> RolloutBufferError:
+    """The error that a failed RPC carries, of a sync or an asyncio stub."""
+    trailing = cast("Iterable[tuple[str, str | bytes]] | None", error.trailing_metadata())
+    return error_of(error.code(), error.details(), trailing)
+
+
+class _Attempts:
+    """Bookkeeping of one retried call; `next_wait` raises the last error when there is no time left."""
+
+    def __init__(
+        self,
+        deadline_s: float,
+        waiting_on: str,
+        backoff: Backoff,
+        retry_on: Callable[[RolloutBufferError], bool],
+        on_retry: OnRetry | None,
+    ) -> None:
+        self._started = time.monotonic()
+        self._deadline_s = deadline_s
+        self._waiting_on = waiting_on
+        self._delays = backoff.delays()
+        self._retry_on = retry_on
+        self._on_retry = on_retry
+        self._attempts = 0
+
+    def next_wait(self, raised: Exception) -> float:
+        """Seconds to wait before the next attempt."""
+        error = rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
+        if not isinstance(error, RolloutBufferError):
+            raise raised
+        self._attempts += 1
+        if not self._retry_on(error):
+            raise error from raised
+        spent, wait = time.monotonic() - self._started, next(self._delays)
+        if spent + wait > self._deadline_s:
+            error.add_note(f"gave up after {self._attempts} attempts in {spent:.1f} s of waiting on {self._waiting_on}")
+            raise error from raised
+        if self._on_retry is not None:
+            self._on_retry(error, self._attempts, wait)
+        return wait
+
+
+async def retry_async(
+    call: Callable[[], Awaitable[T]],
+    *,
+    deadline_s: float,
+    waiting_on: str,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
+    on_retry: OnRetry | None = None,
+) -> T:
+    """Result of `call()`, repeated on errors for which `retry_on` holds.
+
+    No attempt begins later than `deadline_s` after the first; give each attempt a timeout of its own. Raises the last
+    RolloutBufferError; gRPC's errors are translated, all others pass through.
+    """
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry)
+    while True:
+        try:
+            return await call()
+        except (grpc.RpcError, RolloutBufferError) as raised:
+            wait = attempts.next_wait(raised)
+        await asyncio.sleep(wait)
+
+
+def retry_sync(
+    call: Callable[[], T],
+    *,
+    deadline_s: float,
+    waiting_on: str,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
+    on_retry: OnRetry | None = None,
+) -> T:
+    """`retry_async` for blocking stubs."""
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry)
+    while True:
+        try:
+            return call()
+        except (grpc.RpcError, RolloutBufferError) as raised:
+            wait = attempts.next_wait(raised)
+        time.sleep(wait)

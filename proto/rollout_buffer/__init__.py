@@ -1,0 +1,1 @@
+"""Root of the wire contract's packages, one per major version."""

@@ -1,0 +1,1 @@
+"""Wire contract, version 1: generated beside its .proto files by `make proto`."""

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the built wheel with its core dependencies alone, once per supported protobuf generation and once at the
+# declared floors, and there imports the generated code and runs every test file marked `matrix`.
+# usage: test_protobuf_matrix.sh [PYTHON]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${1:-python3}
+
+# name | exact versions. The first row is what pyproject.toml promises as the least.
+rows=(
+    "floors|protobuf==5.27.2 grpcio==1.66.0 numpy==1.26.0"
+    "protobuf-5|protobuf==5.29.6 grpcio==1.85.1 numpy==2.4.6"
+    "protobuf-6|protobuf==6.33.6 grpcio==1.85.1 numpy==2.4.6"
+    "protobuf-7|protobuf==7.36.2 grpcio==1.85.1 numpy==2.4.6"
+)
+
+mapfile -t files < <(grep -rlE --include='test_*.py' 'pytest\.mark\.matrix' tests | LC_ALL=C sort)
+if [ ${#files[@]} -eq 0 ]; then
+    echo "matrix: no test file is marked pytest.mark.matrix" >&2
+    exit 1
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# The test tools as pinned for .venv, without what a row chooses itself.
+grep -vE '^(grpcio|numpy|protobuf)' constraints.txt > "$work/constraints.txt"
+
+echo "matrix: building the wheel"
+rm -rf build
+"$python" -m pip --disable-pip-version-check wheel -qq --no-deps --wheel-dir "$work" .
+rm -rf build
+
+for row in "${rows[@]}"; do
+    name=${row%%|*}
+    read -ra versions <<< "${row#*|}"
+    venv=.venv-matrix/$name
+    echo "matrix: $name, ${versions[*]}"
+    test -x "$venv/bin/python" || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip --disable-pip-version-check install -qq -c "$work/constraints.txt" "${versions[@]}" \
+        pytest pytest-asyncio pytest-timeout
+    "$venv/bin/python" -m pip --disable-pip-version-check install -qq --force-reinstall --no-deps "$work"/*.whl
+    # pip check: the wheel's own bounds must admit the row.
+    "$venv/bin/python" -m pip check
+    # From another folder, so that the wheel is what is imported; a warning about versions counts as a failure.
+    (cd "$work" && "$OLDPWD/$venv/bin/python" -W error - < "$OLDPWD/scripts/import_generated.py")
+    "$venv/bin/python" -m pytest -q -m matrix "${files[@]}"
+done
+echo "matrix: ${#rows[@]} environments passed"

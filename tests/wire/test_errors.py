@@ -1,0 +1,54 @@
+"""One error tree: unique reasons, valid status codes, and a round trip over the wire for each."""
+
+import grpc
+import pytest
+
+from buffer_wire import status
+from buffer_wire.errors import InvalidField, RolloutBufferError, StaleEpoch, by_reason
+
+REASONS = sorted(by_reason())
+
+
+def test_reasons_are_unique_over_the_tree() -> None:
+    def count(cls: type[RolloutBufferError]) -> int:
+        return 1 + sum(count(child) for child in cls.__subclasses__())
+
+    assert count(RolloutBufferError) == len(REASONS)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_error_survives_the_wire(reason: str) -> None:
+    cls = by_reason()[reason]
+    error = cls.from_wire("what happened", {"run_id": "r", "limit": "3"})
+    code, details, trailing = status.status_of(error)
+    assert isinstance(code, grpc.StatusCode)
+    back = status.error_of(code, details, trailing)
+    assert type(back) is cls
+    assert (back.message, dict(back.attributes)) == ("what happened", {"run_id": "r", "limit": "3"})
+
+
+def test_errors_carry_their_data() -> None:
+    error = StaleEpoch(epoch=1, current=2)
+    assert dict(error.attributes) == {"epoch": "1", "current": "2"}
+    assert not error.retryable
+
+
+def test_long_values_are_shortened_in_messages() -> None:
+    assert len(str(InvalidField("x", "y" * 10_000, "short"))) < 300
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "retryable"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "service_unreachable", True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "service_unreachable", True),
+        (grpc.StatusCode.UNAUTHENTICATED, "unauthorized", False),
+        (grpc.StatusCode.INTERNAL, "internal", False),
+    ],
+)
+def test_a_status_without_detail_is_still_an_error_of_the_tree(
+    code: grpc.StatusCode, reason: str, retryable: bool
+) -> None:
+    error = status.error_of(code, "connection refused", None)
+    assert (error.reason, error.retryable) == (reason, retryable)
+    assert "connection refused" in str(error)

@@ -1,0 +1,122 @@
+"""Every bound of a group: the error names the field and the limit."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from buffer_wire import layout
+from buffer_wire.errors import InvalidField
+from buffer_wire.validate import check_group
+from rollout_buffer.v1 import groups_pb2 as pb
+from tests.wire.groups import make_header
+
+
+def _set(path: str, value: object) -> Callable[[pb.GroupHeader], None]:
+    def change(header: pb.GroupHeader) -> None:
+        target: object = header
+        *parents, last = path.split(".")
+        for name in parents:
+            attr, _, index = name.partition("#")
+            target = getattr(target, attr)
+            if index:
+                target = target[int(index)]  # type: ignore[index]
+        setattr(target, last, value)
+
+    return change
+
+
+BROKEN: list[tuple[str, Callable[[pb.GroupHeader], None]]] = [
+    ("task_id", _set("task_id", "")),
+    ("task_id", _set("task_id", "no spaces")),
+    ("task_id", _set("task_id", "x" * 129)),
+    ("environment", _set("environment", "x" * 65)),
+    ("worker_id", _set("worker_id", "x" * 129)),
+    ("metadata_json", _set("metadata_json", "x" * (256 * 1024 + 1))),
+    ("samples", lambda h: h.ClearField("samples")),
+    ("samples[1].tokens", _set("samples#1.tokens", 0)),
+    ("samples[1].tokens", _set("samples#1.tokens", 4_194_305)),
+    ("samples[0].prompt_len", _set("samples#0.prompt_len", 5)),
+    ("samples[0].loss_tokens", _set("samples#0.loss_tokens", 5)),
+    ("samples[0].reward", _set("samples#0.reward", float("nan"))),
+    ("samples[0].reward", _set("samples#0.reward", float("inf"))),
+    ("samples[0].finish_reason", _set("samples#0.finish_reason", pb.FINISH_REASON_ABORTED)),
+    ("samples[0].finish_reason", _set("samples#0.finish_reason", pb.FINISH_REASON_UNSPECIFIED)),
+    ("samples[0].spans[0]", _set("samples#0.spans#0.start", 2)),
+    ("samples[0].spans", _set("samples#0.spans#0.end", 4)),
+    ("samples[0].spans", lambda h: h.samples[0].ClearField("spans")),
+    ("samples[0].spans[0].version.epoch", _set("samples#0.spans#0.version.epoch", 0)),
+    ("samples[0].turns[0]", lambda h: h.samples[0].turns.add(role="user", start=3, end=9)),
+    ("columns", lambda h: h.columns.pop()),
+    ("columns[0].name", _set("columns#0.name", "tokens")),
+    ("columns[0].dtype", _set("columns#0.dtype", pb.D_TYPE_INT64)),
+    ("columns[1].dtype", _set("columns#1.dtype", pb.D_TYPE_FLOAT16)),
+    ("columns[2].dtype", _set("columns#2.dtype", pb.D_TYPE_INT32)),
+    ("columns[0]", _set("columns#0.axis", pb.AXIS_SAMPLE)),
+    ("columns[3].name", lambda h: h.columns.add(name="Bad Name", dtype=pb.D_TYPE_INT8, axis=pb.AXIS_TOKEN)),
+    ("columns[3].name", lambda h: h.columns.add(name="logprobs", dtype=pb.D_TYPE_INT8, axis=pb.AXIS_TOKEN)),
+    ("columns[3].dtype", lambda h: h.columns.add(name="x", axis=pb.AXIS_TOKEN)),
+    ("columns[3].axis", lambda h: h.columns.add(name="x", dtype=pb.D_TYPE_INT8)),
+    (
+        "columns[3].rows",
+        lambda h: h.columns.add(name="x", dtype=pb.D_TYPE_INT8, axis=pb.AXIS_RAGGED, rows=[1]),
+    ),
+    (
+        "columns[3].item_shape",
+        lambda h: h.columns.add(name="x", dtype=pb.D_TYPE_INT8, axis=pb.AXIS_TOKEN, item_shape=[1] * 5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), BROKEN, ids=[f"{i}-{f}" for i, (f, _) in enumerate(BROKEN)])
+def test_a_broken_bound_is_refused_by_name(field: str, change: Callable[[pb.GroupHeader], None]) -> None:
+    header, columns = make_header([5, 7])
+    change(header)
+    with pytest.raises(InvalidField) as caught:
+        check_group(header, len(layout.write_payload(columns)))
+    assert caught.value.attributes["field"] == field
+    assert caught.value.attributes["limit"]
+
+
+def test_a_valid_group_passes() -> None:
+    header, columns = make_header([5, 7])
+    check_group(header, len(layout.write_payload(columns)))
+
+
+@pytest.mark.parametrize("difference", [-1, 1, 8])
+def test_a_payload_of_the_wrong_length_is_refused(difference: int) -> None:
+    header, columns = make_header([5, 7])
+    with pytest.raises(InvalidField, match="columns take"):
+        check_group(header, len(layout.write_payload(columns)) + difference)
+
+
+def test_spans_may_not_run_backwards() -> None:
+    header, columns = make_header([5])
+    sample = header.samples[0]
+    sample.spans[0].end = 3
+    late = sample.spans.add(start=3, end=5)
+    late.version.epoch, late.version.version = 1, 1
+    with pytest.raises(InvalidField, match="not below"):
+        check_group(header, len(layout.write_payload(columns)))
+
+
+def test_a_continuation_may_hold_unfinished_and_empty_samples() -> None:
+    header, columns = make_header([5, 7])
+    header.samples[0].finish_reason = pb.FINISH_REASON_ABORTED
+    header.samples[1].prompt_len = 7
+    header.samples[1].loss_tokens = 0
+    header.samples[1].finish_reason = pb.FINISH_REASON_ABORTED
+    header.samples[1].ClearField("spans")
+    check_group(header, len(layout.write_payload(columns)), continuation=True)
+
+
+def test_declared_sizes_beyond_memory_are_refused_without_allocating() -> None:
+    header, columns = make_header([5])
+    header.columns.add(name="x", dtype=pb.D_TYPE_FLOAT64, axis=pb.AXIS_TOKEN, item_shape=[1 << 29])
+    with pytest.raises(InvalidField, match="columns take"):
+        check_group(header, len(layout.write_payload(columns)))
+
+
+def test_numpy_has_a_dtype_for_every_wire_dtype() -> None:
+    assert set(layout.NUMPY_DTYPES) == set(pb.DType.values()) - {pb.D_TYPE_UNSPECIFIED}
+    assert all(isinstance(d, np.dtype) for d in layout.NUMPY_DTYPES.values())
