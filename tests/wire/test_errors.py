@@ -1,5 +1,7 @@
 """One error tree: unique reasons, valid status codes, and a round trip over the wire for each."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 
@@ -52,3 +54,9 @@ def test_a_status_without_detail_is_still_an_error_of_the_tree(
     error = status.error_of(code, "connection refused", None)
     assert (error.reason, error.retryable) == (reason, retryable)
     assert "connection refused" in str(error)
+
+
+def test_every_reason_is_in_the_protocol_page_with_its_status() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    for reason, cls in by_reason().items():
+        assert f"| `{reason}` | {cls.code} | {'yes' if cls.retryable else 'no'} |" in page, reason
