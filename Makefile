@@ -112,7 +112,7 @@ lua-lint: install ## luacheck on the store's scripts, includes expanded
 		exit 1; }
 	@rm -rf .cache/lua
 	@$(BIN)/python -m buffer_service.store.scripts --expand .cache/lua
-	@luacheck --quiet .cache/lua
+	@$(BIN)/python scripts/lint_lua.py .cache/lua
 
 proto-lint: install
 	@echo "lint: buf, rules and format of the proto files"

@@ -37,7 +37,7 @@ for row in "${rows[@]}"; do
     echo "matrix: $name, ${versions[*]}"
     test -x "$venv/bin/python" || "$python" -m venv "$venv"
     "$venv/bin/python" -m pip --disable-pip-version-check install -qq -c "$work/constraints.txt" "${versions[@]}" \
-        pytest pytest-asyncio pytest-timeout
+        hypothesis pytest pytest-asyncio pytest-timeout
     "$venv/bin/python" -m pip --disable-pip-version-check install -qq --force-reinstall --no-deps "$work"/*.whl
     # pip check: the wheel's own bounds must admit the row.
     "$venv/bin/python" -m pip check

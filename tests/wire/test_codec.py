@@ -1,5 +1,8 @@
 """The hand-written codec speaks exactly the wire format that protobuf does."""
 
+import contextlib
+from typing import TypeAlias
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +10,12 @@ from hypothesis import strategies as st
 
 from buffer_wire import codec
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
+
+pytestmark = pytest.mark.matrix
+
+Run: TypeAlias = common_pb2.RunRef
+Header: TypeAlias = groups_pb2.GroupHeader
+Items: TypeAlias = list[tuple[groups_pb2.GroupHeader, bytes]]
 
 headers = st.builds(
     groups_pb2.GroupHeader,
@@ -20,7 +29,7 @@ runs = st.builds(common_pb2.RunRef, run_id=st.text(max_size=9), seen_revision=st
 
 
 @given(runs, st.integers(0, 2**64 - 1), groups)
-def test_a_joined_push_parses_as_the_protobuf_message(run, sequence, items) -> None:
+def test_a_joined_push_parses_as_the_protobuf_message(run: Run, sequence: int, items: Items) -> None:
     message = codec.join_push(run, sequence, [codec.join_group(h, p) for h, p in items])
     parsed = groups_pb2.PushGroupsRequest.FromString(message)
     assert parsed.run == run
@@ -29,7 +38,7 @@ def test_a_joined_push_parses_as_the_protobuf_message(run, sequence, items) -> N
 
 
 @given(runs, st.integers(0, 2**64 - 1), groups)
-def test_a_protobuf_push_splits_into_the_same_groups(run, sequence, items) -> None:
+def test_a_protobuf_push_splits_into_the_same_groups(run: Run, sequence: int, items: Items) -> None:
     message = groups_pb2.PushGroupsRequest(
         run=run, sequence=sequence, groups=[groups_pb2.Group(header=h, payload=p) for h, p in items]
     ).SerializeToString()
@@ -40,7 +49,7 @@ def test_a_protobuf_push_splits_into_the_same_groups(run, sequence, items) -> No
 
 
 @given(runs, headers, payloads)
-def test_a_unary_push_splits_into_its_group(run, header, payload) -> None:
+def test_a_unary_push_splits_into_its_group(run: Run, header: Header, payload: bytes) -> None:
     group = groups_pb2.Group(header=header, payload=payload)
     bundle = codec.split_push_one(groups_pb2.PushGroupRequest(run=run, group=group).SerializeToString())
     assert bundle.run == run
@@ -48,7 +57,9 @@ def test_a_unary_push_splits_into_its_group(run, header, payload) -> None:
 
 
 @given(st.integers(0, 2**63), groups, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**40))
-def test_a_joined_pull_reads_the_same_by_protobuf_and_by_the_codec(revision, items, sequence, head, tail) -> None:
+def test_a_joined_pull_reads_the_same_by_protobuf_and_by_the_codec(
+    revision: int, items: Items, sequence: int, head: int, tail: int
+) -> None:
     bodies = [b"".join(codec.join_group(h, p)) for h, p in items]
     message = codec.join_pull(revision, [codec.Delivered(b, sequence, head, tail) for b in bodies])
     parsed = batches_pb2.PullBatchResponse.FromString(message)
@@ -73,11 +84,9 @@ def test_unknown_fields_of_a_newer_client_are_skipped() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_garbage_is_refused_or_read_but_never_crashes(garbage) -> None:
-    try:
+def test_garbage_is_refused_or_read_but_never_crashes(garbage: bytes) -> None:
+    with contextlib.suppress(codec.MalformedMessage):
         codec.split_push(garbage)
-    except Exception as error:
-        assert isinstance(error, codec.MalformedMessage), error
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])

@@ -8,6 +8,8 @@ import pytest
 from buffer_wire import status
 from buffer_wire.errors import InvalidField, RolloutBufferError, StaleEpoch, by_reason
 
+pytestmark = pytest.mark.matrix
+
 REASONS = sorted(by_reason())
 
 

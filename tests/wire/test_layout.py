@@ -8,6 +8,8 @@ from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2 as pb
 from tests.wire.groups import make_header
 
+pytestmark = pytest.mark.matrix
+
 
 def test_columns_come_back_as_they_were_laid_down() -> None:
     extra = np.arange(24, dtype=np.float16).reshape(12, 2)
@@ -58,9 +60,7 @@ def test_ragged_and_per_sample_columns_have_their_own_rows() -> None:
 def test_big_endian_arrays_travel_as_little_endian() -> None:
     header, columns = make_header([2, 2])
     big = [columns[0].astype(">i4"), *columns[1:]]
-    np.testing.assert_array_equal(
-        layout.read_payload(header, layout.write_payload(big))["token_ids"], columns[0]
-    )
+    np.testing.assert_array_equal(layout.read_payload(header, layout.write_payload(big))["token_ids"], columns[0])
 
 
 def test_a_short_payload_is_an_error_not_garbage() -> None:

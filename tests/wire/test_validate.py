@@ -11,8 +11,10 @@ from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2 as pb
 from tests.wire.groups import make_header
 
+pytestmark = pytest.mark.matrix
 
-def _set(path: str, value: object) -> Callable[[pb.GroupHeader], None]:
+
+def _set(path: str, value: object) -> Callable[[pb.GroupHeader], object]:
     def change(header: pb.GroupHeader) -> None:
         target: object = header
         *parents, last = path.split(".")
@@ -26,7 +28,7 @@ def _set(path: str, value: object) -> Callable[[pb.GroupHeader], None]:
     return change
 
 
-BROKEN: list[tuple[str, Callable[[pb.GroupHeader], None]]] = [
+BROKEN: list[tuple[str, Callable[[pb.GroupHeader], object]]] = [
     ("task_id", _set("task_id", "")),
     ("task_id", _set("task_id", "no spaces")),
     ("task_id", _set("task_id", "x" * 129)),
@@ -69,7 +71,7 @@ BROKEN: list[tuple[str, Callable[[pb.GroupHeader], None]]] = [
 
 
 @pytest.mark.parametrize(("field", "change"), BROKEN, ids=[f"{i}-{f}" for i, (f, _) in enumerate(BROKEN)])
-def test_a_broken_bound_is_refused_by_name(field: str, change: Callable[[pb.GroupHeader], None]) -> None:
+def test_a_broken_bound_is_refused_by_name(field: str, change: Callable[[pb.GroupHeader], object]) -> None:
     header, columns = make_header([5, 7])
     change(header)
     with pytest.raises(InvalidField) as caught:

@@ -32,6 +32,7 @@ class _ResumeMode:
 class _ResumeModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ResumeMode.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     RESUME_MODE_UNSPECIFIED: _ResumeMode.ValueType  # 0
+    """Not set."""
     RESUME_MODE_REPLAY: _ResumeMode.ValueType  # 1
     """They are returned again, exactly (default)."""
     RESUME_MODE_REQUEUE: _ResumeMode.ValueType  # 2
@@ -43,6 +44,7 @@ class ResumeMode(_ResumeMode, metaclass=_ResumeModeEnumTypeWrapper):
     """What happens to batches at or after next_step that were assembled before."""
 
 RESUME_MODE_UNSPECIFIED: ResumeMode.ValueType  # 0
+"""Not set."""
 RESUME_MODE_REPLAY: ResumeMode.ValueType  # 1
 """They are returned again, exactly (default)."""
 RESUME_MODE_REQUEUE: ResumeMode.ValueType  # 2
@@ -65,6 +67,7 @@ class PullBatchRequest(google.protobuf.message.Message):
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     WAIT_MS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
     step: builtins.int
     """The step to pull: the next unassembled one, or any earlier one that is still retained."""
     rank: builtins.int
@@ -78,7 +81,9 @@ class PullBatchRequest(google.protobuf.message.Message):
     says what is short and on whom the pull waits.
     """
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -116,18 +121,25 @@ class BatchInfo(google.protobuf.message.Message):
     WAITED_MS_FIELD_NUMBER: builtins.int
     QUEUED_GROUPS_FIELD_NUMBER: builtins.int
     step: builtins.int
+    """The step, from 0."""
     train_version: builtins.int
+    """The version whose weights train on the batch."""
     total_groups: builtins.int
     """Totals over all ranks of the step, so that a token-mean loss over any sharding equals the single-process one."""
     total_samples: builtins.int
+    """Samples of the step, over all ranks."""
     total_tokens: builtins.int
+    """Tokens of the step (prompt and response), over all ranks."""
     total_loss_tokens: builtins.int
+    """Ones in the loss masks of the step, over all ranks."""
     shard_groups: builtins.int
     """Groups of this rank; their order in the stream is theirs in the step."""
     shard_tokens: builtins.int
+    """Tokens of this rank."""
     staleness_mean_milli: builtins.int
     """Staleness of the step's groups (train_version - head_version), mean over groups in milli-versions, and maximum."""
     staleness_max: builtins.int
+    """The largest staleness of a group, in versions."""
     replayed: builtins.bool
     """True when this reply repeats an earlier assembly of the step."""
     waited_ms: builtins.int
@@ -172,7 +184,9 @@ class DeliveredGroup(google.protobuf.message.Message):
     tail_version: builtins.int
     """Largest version of any sample's last token, in the present timeline."""
     @property
-    def group(self) -> rollout_buffer.v1.groups_pb2.Group: ...
+    def group(self) -> rollout_buffer.v1.groups_pb2.Group:
+        """The group as it was pushed, byte for byte."""
+
     def __init__(
         self,
         *,
@@ -196,12 +210,15 @@ class PullBatchResponse(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
     def batch(self) -> Global___BatchInfo:
         """First message only."""
 
     @property
-    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DeliveredGroup]: ...
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DeliveredGroup]:
+        """Groups of the shard, in order of acceptance."""
+
     def __init__(
         self,
         *,
@@ -224,10 +241,13 @@ class CommitRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     THROUGH_STEP_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
     through_step: builtins.int
     """Must have been assembled."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -249,6 +269,7 @@ class CommitResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     committed_steps: builtins.int
     """Steps committed so far: every step below this one."""
     def __init__(
@@ -271,10 +292,13 @@ class CheckpointRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     THROUGH_STEP_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
     through_step: builtins.int
     """Must have been committed."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -296,6 +320,7 @@ class CheckpointResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     CHECKPOINTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     checkpointed_steps: builtins.int
     """Steps whose replay data is gone: every step below this one."""
     def __init__(
@@ -324,12 +349,15 @@ class ResumeRequest(google.protobuf.message.Message):
     last committed step.
     """
     mode: Global___ResumeMode.ValueType
+    """What happens to batches at or after next_step."""
     request_id: builtins.str
     """Identity of this request: a repeat returns the same epoch. 1 to 64 characters."""
     allow_regenerate: builtins.bool
     """Allow next_step inside freed replay data: those steps are assembled anew. Otherwise refused with `replay_gap`."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -359,6 +387,7 @@ class ResumeResponse(google.protobuf.message.Message):
     CURSOR_FIELD_NUMBER: builtins.int
     FEEDER_STATE_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     epoch: builtins.int
     """The trainer's epoch from now on; every older one is refused."""
     next_step: builtins.int
@@ -370,6 +399,7 @@ class ResumeResponse(google.protobuf.message.Message):
     cursor: builtins.int
     """Where the feeder goes on."""
     feeder_state: builtins.bytes
+    """What the feeder stored with its cursor, at most 64 KiB."""
     def __init__(
         self,
         *,

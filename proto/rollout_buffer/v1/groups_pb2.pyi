@@ -37,31 +37,53 @@ class _DType:
 class _DTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DType.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     D_TYPE_UNSPECIFIED: _DType.ValueType  # 0
+    """Not set."""
     D_TYPE_UINT8: _DType.ValueType  # 1
+    """uint8."""
     D_TYPE_INT8: _DType.ValueType  # 2
+    """int8."""
     D_TYPE_UINT16: _DType.ValueType  # 3
+    """uint16."""
     D_TYPE_INT16: _DType.ValueType  # 4
+    """int16."""
     D_TYPE_INT32: _DType.ValueType  # 5
+    """int32."""
     D_TYPE_INT64: _DType.ValueType  # 6
+    """int64."""
     D_TYPE_FLOAT16: _DType.ValueType  # 7
+    """float16."""
     D_TYPE_BFLOAT16: _DType.ValueType  # 8
+    """bfloat16."""
     D_TYPE_FLOAT32: _DType.ValueType  # 9
+    """float32."""
     D_TYPE_FLOAT64: _DType.ValueType  # 10
+    """float64."""
 
 class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
     """Element type of a column."""
 
 D_TYPE_UNSPECIFIED: DType.ValueType  # 0
+"""Not set."""
 D_TYPE_UINT8: DType.ValueType  # 1
+"""uint8."""
 D_TYPE_INT8: DType.ValueType  # 2
+"""int8."""
 D_TYPE_UINT16: DType.ValueType  # 3
+"""uint16."""
 D_TYPE_INT16: DType.ValueType  # 4
+"""int16."""
 D_TYPE_INT32: DType.ValueType  # 5
+"""int32."""
 D_TYPE_INT64: DType.ValueType  # 6
+"""int64."""
 D_TYPE_FLOAT16: DType.ValueType  # 7
+"""float16."""
 D_TYPE_BFLOAT16: DType.ValueType  # 8
+"""bfloat16."""
 D_TYPE_FLOAT32: DType.ValueType  # 9
+"""float32."""
 D_TYPE_FLOAT64: DType.ValueType  # 10
+"""float64."""
 Global___DType: typing_extensions.TypeAlias = DType
 
 class _Axis:
@@ -71,17 +93,25 @@ class _Axis:
 class _AxisEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Axis.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     AXIS_UNSPECIFIED: _Axis.ValueType  # 0
+    """Not set."""
     AXIS_TOKEN: _Axis.ValueType  # 1
+    """A token."""
     AXIS_SAMPLE: _Axis.ValueType  # 2
+    """A sample."""
     AXIS_RAGGED: _Axis.ValueType  # 3
+    """A sample, with a number of rows of its own."""
 
 class Axis(_Axis, metaclass=_AxisEnumTypeWrapper):
     """What a row of a column belongs to."""
 
 AXIS_UNSPECIFIED: Axis.ValueType  # 0
+"""Not set."""
 AXIS_TOKEN: Axis.ValueType  # 1
+"""A token."""
 AXIS_SAMPLE: Axis.ValueType  # 2
+"""A sample."""
 AXIS_RAGGED: Axis.ValueType  # 3
+"""A sample, with a number of rows of its own."""
 Global___Axis: typing_extensions.TypeAlias = Axis
 
 class _FinishReason:
@@ -91,6 +121,7 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """Not set."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """A stop token or string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
@@ -102,6 +133,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """How a sample ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""Not set."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """A stop token or string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
@@ -117,6 +149,7 @@ class _PushOutcome:
 class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PushOutcome.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     PUSH_OUTCOME_UNSPECIFIED: _PushOutcome.ValueType  # 0
+    """Not set."""
     PUSH_OUTCOME_QUEUED: _PushOutcome.ValueType  # 1
     """Accepted and queued, durable as the store's level says."""
     PUSH_OUTCOME_DUPLICATE: _PushOutcome.ValueType  # 2
@@ -134,6 +167,7 @@ class PushOutcome(_PushOutcome, metaclass=_PushOutcomeEnumTypeWrapper):
     """What became of a pushed group."""
 
 PUSH_OUTCOME_UNSPECIFIED: PushOutcome.ValueType  # 0
+"""Not set."""
 PUSH_OUTCOME_QUEUED: PushOutcome.ValueType  # 1
 """Accepted and queued, durable as the store's level says."""
 PUSH_OUTCOME_DUPLICATE: PushOutcome.ValueType  # 2
@@ -162,7 +196,9 @@ class Column(google.protobuf.message.Message):
     name: builtins.str
     """1 to 64 characters of [a-z0-9_], unique in the group."""
     dtype: Global___DType.ValueType
+    """Element type."""
     axis: Global___Axis.ValueType
+    """What a row belongs to."""
     @property
     def item_shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Shape of one row, at most 4 dimensions; empty for scalars."""
@@ -194,9 +230,13 @@ class VersionSpan(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     start: builtins.int
+    """First token, from 0."""
     end: builtins.int
+    """Token after the last."""
     @property
-    def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The version."""
+
     def __init__(
         self,
         *,
@@ -221,7 +261,9 @@ class Turn(google.protobuf.message.Message):
     role: builtins.str
     """"assistant", "user", "tool" or "system"."""
     start: builtins.int
+    """First token, from 0."""
     end: builtins.int
+    """Token after the last."""
     def __init__(
         self,
         *,
@@ -255,6 +297,7 @@ class Sample(google.protobuf.message.Message):
     reward: builtins.float
     """Finite."""
     finish_reason: Global___FinishReason.ValueType
+    """How the sample ended."""
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Tiles [prompt_len, T) without gaps, in order, versions not falling."""
@@ -293,10 +336,13 @@ class GroupHeader(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     task_id: builtins.str
+    """The task."""
     generation: builtins.int
+    """The generation that was leased; 0 for a push without a lease."""
     lease_id: builtins.str
     """Empty: pushed without a lease. The service makes a task for it that cannot be recycled."""
     environment: builtins.str
+    """Name of the environment, at most 64 characters."""
     metadata_json: builtins.str
     """The task's metadata_json, for the trainer; at most 256 KiB."""
     worker_id: builtins.str
@@ -336,7 +382,9 @@ class Group(google.protobuf.message.Message):
     payload: builtins.bytes
     """At most the service's limit (default 64 MiB)."""
     @property
-    def header(self) -> Global___GroupHeader: ...
+    def header(self) -> Global___GroupHeader:
+        """At most 1 MiB; the only part that the service parses."""
+
     def __init__(
         self,
         *,
@@ -360,7 +408,9 @@ class PushGroupsRequest(google.protobuf.message.Message):
     sequence: builtins.int
     """Echoed in the acknowledgement; rises by one from 1 within a stream."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
         """1 to 1,024."""
@@ -387,6 +437,7 @@ class PushAck(google.protobuf.message.Message):
     GROUP_ID_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     outcome: Global___PushOutcome.ValueType
+    """What became of the group."""
     group_id: builtins.str
     """"task_id/generation"."""
     @property
@@ -416,7 +467,9 @@ class PushGroupsResponse(google.protobuf.message.Message):
     ACKS_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     sequence: builtins.int
+    """Echo of the request's sequence."""
     @property
     def acks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PushAck]:
         """In the order of the bundle."""
@@ -447,9 +500,13 @@ class PushGroupRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
-    def group(self) -> Global___Group: ...
+    def group(self) -> Global___Group:
+        """The group as it was pushed, byte for byte."""
+
     def __init__(
         self,
         *,
@@ -470,8 +527,11 @@ class PushGroupResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
-    def ack(self) -> Global___PushAck: ...
+    def ack(self) -> Global___PushAck:
+        """The acknowledgement."""
+
     def __init__(
         self,
         *,

@@ -28,6 +28,7 @@ class _OverflowAction:
 class _OverflowActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_OverflowAction.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     OVERFLOW_ACTION_UNSPECIFIED: _OverflowAction.ValueType  # 0
+    """Not set."""
     OVERFLOW_ACTION_DROP_OLDEST: _OverflowAction.ValueType  # 1
     """The oldest queued groups are dropped (queue-drop; default)."""
     OVERFLOW_ACTION_BLOCK: _OverflowAction.ValueType  # 2
@@ -39,6 +40,7 @@ class OverflowAction(_OverflowAction, metaclass=_OverflowActionEnumTypeWrapper):
     """What a push into a full queue meets."""
 
 OVERFLOW_ACTION_UNSPECIFIED: OverflowAction.ValueType  # 0
+"""Not set."""
 OVERFLOW_ACTION_DROP_OLDEST: OverflowAction.ValueType  # 1
 """The oldest queued groups are dropped (queue-drop; default)."""
 OVERFLOW_ACTION_BLOCK: OverflowAction.ValueType  # 2
@@ -54,6 +56,7 @@ class _StaleAction:
 class _StaleActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StaleAction.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     STALE_ACTION_UNSPECIFIED: _StaleAction.ValueType  # 0
+    """Not set."""
     STALE_ACTION_DROP: _StaleAction.ValueType  # 1
     """Dropped (default)."""
     STALE_ACTION_RECYCLE: _StaleAction.ValueType  # 2
@@ -63,6 +66,7 @@ class StaleAction(_StaleAction, metaclass=_StaleActionEnumTypeWrapper):
     """What happens to a group that is too stale when its batch is assembled."""
 
 STALE_ACTION_UNSPECIFIED: StaleAction.ValueType  # 0
+"""Not set."""
 STALE_ACTION_DROP: StaleAction.ValueType  # 1
 """Dropped (default)."""
 STALE_ACTION_RECYCLE: StaleAction.ValueType  # 2
@@ -104,9 +108,11 @@ class RunPolicy(google.protobuf.message.Message):
     max_queued_bytes: builtins.int
     """Bytes over all queued groups; default 8 GiB, 1 MiB to 2^50."""
     overflow_action: Global___OverflowAction.ValueType
+    """What a push into a full queue meets; default DROP_OLDEST."""
     max_staleness: builtins.int
     """η: groups with train_version - head_version above it never reach a batch. Unset: no gate. 0 to 1,000,000."""
     stale_action: Global___StaleAction.ValueType
+    """What happens to a group above max_staleness; default DROP."""
     max_inflight_groups: builtins.int
     """Cap on groups being generated (leased); 0 (default) is no cap."""
     reserve_queue_space: builtins.bool
@@ -201,9 +207,13 @@ class Amount(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     groups: builtins.int
+    """Number of groups."""
     samples: builtins.int
+    """Number of samples."""
     tokens: builtins.int
+    """Tokens, prompts included."""
     bytes: builtins.int
+    """Stored bytes, headers included."""
     def __init__(
         self,
         *,
@@ -239,27 +249,45 @@ class GroupLedger(google.protobuf.message.Message):
     from what exists, not from counters.
     """
     @property
-    def accepted(self) -> Global___Amount: ...
+    def accepted(self) -> Global___Amount:
+        """Every accepted group."""
+
     @property
-    def queued(self) -> Global___Amount: ...
+    def queued(self) -> Global___Amount:
+        """Waiting for a batch."""
+
     @property
     def forming(self) -> Global___Amount:
         """In a round of a step that is not complete yet."""
 
     @property
-    def delivered(self) -> Global___Amount: ...
+    def delivered(self) -> Global___Amount:
+        """In an assembled step, not committed."""
+
     @property
-    def trained(self) -> Global___Amount: ...
+    def trained(self) -> Global___Amount:
+        """In a committed step."""
+
     @property
-    def dropped_overflow(self) -> Global___Amount: ...
+    def dropped_overflow(self) -> Global___Amount:
+        """Dropped because the queue was full."""
+
     @property
-    def dropped_stale(self) -> Global___Amount: ...
+    def dropped_stale(self) -> Global___Amount:
+        """Dropped because they were too stale at assembly."""
+
     @property
-    def recycled(self) -> Global___Amount: ...
+    def recycled(self) -> Global___Amount:
+        """Too stale at assembly; their tasks were started anew."""
+
     @property
-    def filtered(self) -> Global___Amount: ...
+    def filtered(self) -> Global___Amount:
+        """Filtered by the run's policy."""
+
     @property
-    def discarded(self) -> Global___Amount: ...
+    def discarded(self) -> Global___Amount:
+        """Discarded by a resume."""
+
     @property
     def lost(self) -> Global___Amount:
         """The payload was gone from the store while its index entry lived."""
@@ -299,12 +327,19 @@ class TaskLedger(google.protobuf.message.Message):
     CANCELLED_FIELD_NUMBER: builtins.int
     BALANCED_FIELD_NUMBER: builtins.int
     submitted: builtins.int
+    """Every task ever submitted or made by a push without a lease."""
     pending: builtins.int
+    """Waiting for a lease, backing off included."""
     leased: builtins.int
+    """Being generated."""
     completed: builtins.int
+    """Have a result."""
     failed: builtins.int
+    """Reached the attempt cap."""
     cancelled: builtins.int
+    """Cancelled."""
     balanced: builtins.bool
+    """True when submitted equals the sum of the others, pending and leased counted from what exists."""
     def __init__(
         self,
         *,
@@ -331,9 +366,13 @@ class TaskFailure(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     TIME_MS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
+    """The task."""
     attempts: builtins.int
+    """Leases of its last generation."""
     error: builtins.str
+    """The last error."""
     time_ms: builtins.int
+    """When, milliseconds since 1970."""
     def __init__(
         self,
         *,
@@ -366,17 +405,27 @@ class RunStatistics(google.protobuf.message.Message):
     CONTINUATION_TOKENS_DISCARDED_FIELD_NUMBER: builtins.int
     ASSEMBLED_GROUPS_SPANNING_VERSIONS_FIELD_NUMBER: builtins.int
     leases_granted: builtins.int
+    """Leases given out."""
     leases_expired: builtins.int
+    """Leases that expired."""
     leases_returned: builtins.int
+    """Leases handed back."""
     pushes_duplicate: builtins.int
+    """Pushes answered DUPLICATE."""
     pushes_closed: builtins.int
+    """Pushes answered CLOSED."""
     pushes_rejected: builtins.int
+    """Pushes answered REJECTED_FULL."""
     staleness_sum: builtins.int
     """Over groups of assembled steps: sum of (train_version - head_version), of (tail - head), of (train_version - tail)."""
     pre_queue_staleness_sum: builtins.int
+    """Sum of (tail - head)."""
     in_queue_staleness_sum: builtins.int
+    """Sum of (train_version - tail)."""
     staleness_max: builtins.int
+    """The largest staleness of a group, in versions."""
     assembled_groups: builtins.int
+    """Groups of assembled steps."""
     continuation_tokens_discarded: builtins.int
     """Tokens of continuations that were given up because their head was too stale."""
     assembled_groups_spanning_versions: builtins.int
@@ -425,8 +474,11 @@ class Run(google.protobuf.message.Message):
     ENGINES_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
+    """Creation time, milliseconds since 1970."""
     epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
     next_step: builtins.int
     """Steps below this one are assembled."""
     committed_steps: builtins.int
@@ -436,18 +488,29 @@ class Run(google.protobuf.message.Message):
     world_size: builtins.int
     """0 until the epoch's first pull."""
     cursor: builtins.int
+    """The feeder's position: items consumed so far."""
     paused: builtins.str
     """Empty, or why the run is paused: `store_rolled_back`, `failure_budget_exceeded`."""
     @property
-    def policy(self) -> Global___RunPolicy: ...
+    def policy(self) -> Global___RunPolicy:
+        """The policy; in replies the effective one."""
+
     @property
-    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The published weights."""
+
     @property
-    def groups(self) -> Global___GroupLedger: ...
+    def groups(self) -> Global___GroupLedger:
+        """What became of every accepted group."""
+
     @property
-    def tasks(self) -> Global___TaskLedger: ...
+    def tasks(self) -> Global___TaskLedger:
+        """What became of every submitted task."""
+
     @property
-    def statistics(self) -> Global___RunStatistics: ...
+    def statistics(self) -> Global___RunStatistics:
+        """Other counters."""
+
     @property
     def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.weights_pb2.EngineReport]:
         """In order of engine_id."""
@@ -490,8 +553,11 @@ class CreateRunRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     @property
-    def policy(self) -> Global___RunPolicy: ...
+    def policy(self) -> Global___RunPolicy:
+        """The policy; in replies the effective one."""
+
     def __init__(
         self,
         *,
@@ -513,9 +579,13 @@ class CreateRunResponse(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     created: builtins.bool
+    """False when the run existed with the same policy."""
     @property
-    def run(self) -> Global___Run: ...
+    def run(self) -> Global___Run:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -536,7 +606,9 @@ class GetRunRequest(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -556,8 +628,11 @@ class GetRunResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
-    def run(self) -> Global___Run: ...
+    def run(self) -> Global___Run:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -589,7 +664,9 @@ class ListRunsResponse(google.protobuf.message.Message):
 
     RUN_IDS_FIELD_NUMBER: builtins.int
     @property
-    def run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In order."""
+
     def __init__(
         self,
         *,
@@ -608,7 +685,9 @@ class UpdatePolicyRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def policy(self) -> Global___RunPolicy:
         """Replaces the whole policy."""
@@ -633,6 +712,7 @@ class UpdatePolicyResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The effective policy."""

@@ -28,6 +28,7 @@ class _LeaseWait:
 class _LeaseWaitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LeaseWait.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     LEASE_WAIT_UNSPECIFIED: _LeaseWait.ValueType  # 0
+    """Not set."""
     LEASE_WAIT_NO_TASKS: _LeaseWait.ValueType  # 1
     """Nothing is pending: the worker waits on the trainer's feeder."""
     LEASE_WAIT_AT_CAPACITY: _LeaseWait.ValueType  # 2
@@ -45,6 +46,7 @@ class LeaseWait(_LeaseWait, metaclass=_LeaseWaitEnumTypeWrapper):
     """Why a lease request was answered with nothing, or with less than asked."""
 
 LEASE_WAIT_UNSPECIFIED: LeaseWait.ValueType  # 0
+"""Not set."""
 LEASE_WAIT_NO_TASKS: LeaseWait.ValueType  # 1
 """Nothing is pending: the worker waits on the trainer's feeder."""
 LEASE_WAIT_AT_CAPACITY: LeaseWait.ValueType  # 2
@@ -66,6 +68,7 @@ class _LeaseState:
 class _LeaseStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LeaseState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     LEASE_STATE_UNSPECIFIED: _LeaseState.ValueType  # 0
+    """Not set."""
     LEASE_STATE_LIVE: _LeaseState.ValueType  # 1
     """Still held; its time to live starts anew."""
     LEASE_STATE_LOST: _LeaseState.ValueType  # 2
@@ -75,6 +78,7 @@ class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
     """What became of one lease."""
 
 LEASE_STATE_UNSPECIFIED: LeaseState.ValueType  # 0
+"""Not set."""
 LEASE_STATE_LIVE: LeaseState.ValueType  # 1
 """Still held; its time to live starts anew."""
 LEASE_STATE_LOST: LeaseState.ValueType  # 2
@@ -88,6 +92,7 @@ class _ReturnKind:
 class _ReturnKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReturnKind.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     RETURN_KIND_UNSPECIFIED: _ReturnKind.ValueType  # 0
+    """Not set."""
     RETURN_KIND_INTERRUPTED: _ReturnKind.ValueType  # 1
     """The engine or the worker was stopped cleanly; does not count towards the attempt cap."""
     RETURN_KIND_FAILED: _ReturnKind.ValueType  # 2
@@ -97,6 +102,7 @@ class ReturnKind(_ReturnKind, metaclass=_ReturnKindEnumTypeWrapper):
     """Why a lease is handed back."""
 
 RETURN_KIND_UNSPECIFIED: ReturnKind.ValueType  # 0
+"""Not set."""
 RETURN_KIND_INTERRUPTED: ReturnKind.ValueType  # 1
 """The engine or the worker was stopped cleanly; does not count towards the attempt cap."""
 RETURN_KIND_FAILED: ReturnKind.ValueType  # 2
@@ -110,6 +116,7 @@ class _ReturnOutcome:
 class _ReturnOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReturnOutcome.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     RETURN_OUTCOME_UNSPECIFIED: _ReturnOutcome.ValueType  # 0
+    """Not set."""
     RETURN_OUTCOME_PENDING: _ReturnOutcome.ValueType  # 1
     """Pending again."""
     RETURN_OUTCOME_FAILED: _ReturnOutcome.ValueType  # 2
@@ -121,6 +128,7 @@ class ReturnOutcome(_ReturnOutcome, metaclass=_ReturnOutcomeEnumTypeWrapper):
     """What became of a task that was handed back."""
 
 RETURN_OUTCOME_UNSPECIFIED: ReturnOutcome.ValueType  # 0
+"""Not set."""
 RETURN_OUTCOME_PENDING: ReturnOutcome.ValueType  # 1
 """Pending again."""
 RETURN_OUTCOME_FAILED: ReturnOutcome.ValueType  # 2
@@ -140,6 +148,7 @@ class ChatMessage(google.protobuf.message.Message):
     role: builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: builtins.str
+    """Text of the message."""
     def __init__(
         self,
         *,
@@ -232,7 +241,9 @@ class Task(google.protobuf.message.Message):
         """The prompt as chat messages."""
 
     @property
-    def sampling(self) -> Global___SamplingParams: ...
+    def sampling(self) -> Global___SamplingParams:
+        """How to sample; required."""
+
     def __init__(
         self,
         *,
@@ -274,7 +285,9 @@ class SubmitTasksRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """Identity of this request, 1 to 64 characters: a repeat returns the first one's reply."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
         """1 to 4,096 tasks."""
@@ -306,7 +319,9 @@ class SubmitTasksResponse(google.protobuf.message.Message):
     TASK_IDS_FIELD_NUMBER: builtins.int
     PENDING_TASKS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     cursor: builtins.int
+    """The feeder's position: items consumed so far."""
     pending_tasks: builtins.int
     """Tasks pending now, these included."""
     @property
@@ -346,7 +361,9 @@ class Lease(google.protobuf.message.Message):
     ttl_ms: builtins.int
     """Time to live from the moment the request was SENT, on the worker's own monotonic clock."""
     @property
-    def task(self) -> Global___Task: ...
+    def task(self) -> Global___Task:
+        """What to generate."""
+
     @property
     def continuation(self) -> rollout_buffer.v1.groups_pb2.Group:
         """What an earlier attempt left behind: finished samples, and partial ones with finish reason ABORTED.
@@ -395,7 +412,9 @@ class LeaseTasksRequest(google.protobuf.message.Message):
     wait_ms: builtins.int
     """Longest wait for the first task, 0 to 60,000."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights loaded by that engine."""
@@ -429,12 +448,15 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     PUBLISHED_FIELD_NUMBER: builtins.int
     REQUIRED_VERSION_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     wait: Global___LeaseWait.ValueType
     """Set when fewer leases than asked were given."""
     required_version: builtins.int
     """For LEASE_WAIT_ENGINE_STALE: the oldest version that would be given work."""
     @property
-    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
+    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]:
+        """The leases given, at most max_tasks."""
+
     @property
     def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The published weights; an engine that is behind should reload."""
@@ -464,9 +486,13 @@ class ExtendLeasesRequest(google.protobuf.message.Message):
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     LEASE_IDS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
+    """Stable name of the worker, 1 to 128 characters of [A-Za-z0-9._:-]."""
     instance_id: builtins.str
+    """Identity of the worker's process, 1 to 64 characters."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """1 to 4,096 lease ids."""
@@ -494,7 +520,9 @@ class ExtendLeasesResponse(google.protobuf.message.Message):
     STATES_FIELD_NUMBER: builtins.int
     TTL_MS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     ttl_ms: builtins.int
+    """Time to live from the moment the request was sent, in milliseconds."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___LeaseState.ValueType]:
         """In request order."""
@@ -521,7 +549,9 @@ class LeaseReturn(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     CONTINUATION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
+    """The lease handed back."""
     kind: Global___ReturnKind.ValueType
+    """Why."""
     error: builtins.str
     """For FAILED: what went wrong, at most 2,048 characters; kept with the task."""
     @property
@@ -552,9 +582,13 @@ class ReturnLeasesRequest(google.protobuf.message.Message):
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     RETURNS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
+    """Stable name of the worker, 1 to 128 characters of [A-Za-z0-9._:-]."""
     instance_id: builtins.str
+    """Identity of the worker's process, 1 to 64 characters."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def returns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseReturn]:
         """1 to 256."""
@@ -581,6 +615,7 @@ class ReturnLeasesResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     OUTCOMES_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___ReturnOutcome.ValueType]:
         """In request order."""

@@ -27,23 +27,33 @@ class _EngineState:
 class _EngineStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    """Not set."""
     ENGINE_STATE_STARTING: _EngineState.ValueType  # 1
+    """Started, not serving yet."""
     ENGINE_STATE_READY: _EngineState.ValueType  # 2
+    """Generating or idle."""
     ENGINE_STATE_LOADING: _EngineState.ValueType  # 3
+    """Paused for a reload."""
     ENGINE_STATE_QUARANTINED: _EngineState.ValueType  # 4
     """Failed to load; gets no leases until it has."""
     ENGINE_STATE_STOPPED: _EngineState.ValueType  # 5
+    """Stopped cleanly."""
 
 class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
     """Where an engine stands."""
 
 ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+"""Not set."""
 ENGINE_STATE_STARTING: EngineState.ValueType  # 1
+"""Started, not serving yet."""
 ENGINE_STATE_READY: EngineState.ValueType  # 2
+"""Generating or idle."""
 ENGINE_STATE_LOADING: EngineState.ValueType  # 3
+"""Paused for a reload."""
 ENGINE_STATE_QUARANTINED: EngineState.ValueType  # 4
 """Failed to load; gets no leases until it has."""
 ENGINE_STATE_STOPPED: EngineState.ValueType  # 5
+"""Stopped cleanly."""
 Global___EngineState: typing_extensions.TypeAlias = EngineState
 
 @typing.final
@@ -58,6 +68,7 @@ class WeightFile(google.protobuf.message.Message):
     name: builtins.str
     """Relative path without "..", at most 256 characters."""
     size_bytes: builtins.int
+    """Length in bytes."""
     sha256: builtins.bytes
     """SHA-256 of the content, 32 bytes."""
     def __init__(
@@ -103,7 +114,9 @@ class WeightManifest(google.protobuf.message.Message):
 
     FILES_FIELD_NUMBER: builtins.int
     @property
-    def files(self) -> Global___FilesManifest: ...
+    def files(self) -> Global___FilesManifest:
+        """Files by path or URL."""
+
     def __init__(
         self,
         *,
@@ -127,12 +140,15 @@ class PublishRequest(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
     version: builtins.int
     """Above the published version; or equal to it with the same manifest (a repeat). Otherwise `version_conflict`."""
     commit_through_step: builtins.int
     """Commits every step up to and including this one in the same decision. Unset: commits nothing."""
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
     def manifest(self) -> Global___WeightManifest:
         """At most 1 MiB. Unset: a version without weights to load (engines that share the trainer's memory)."""
@@ -162,9 +178,13 @@ class PublishResponse(google.protobuf.message.Message):
     PUBLISHED_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     committed_steps: builtins.int
+    """Steps committed so far: every step below this one."""
     @property
-    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The published weights."""
+
     def __init__(
         self,
         *,
@@ -185,7 +205,9 @@ class WatchWeightsRequest(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     def __init__(
         self,
         *,
@@ -207,9 +229,13 @@ class WatchWeightsResponse(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     paused: builtins.bool
+    """True when the run is paused."""
     @property
-    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The published weights."""
+
     @property
     def manifest(self) -> Global___WeightManifest:
         """Unset for version 0 of a fresh run."""
@@ -244,7 +270,9 @@ class EngineReport(google.protobuf.message.Message):
     engine_id: builtins.str
     """1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
+    """Stable name of the worker, 1 to 128 characters of [A-Za-z0-9._:-]."""
     state: Global___EngineState.ValueType
+    """Where the engine stands."""
     reloads: builtins.int
     """Successful reloads since the engine was first reported."""
     last_reload_ms: builtins.int
@@ -254,7 +282,9 @@ class EngineReport(google.protobuf.message.Message):
     errors: builtins.int
     """Errors since the engine was first reported."""
     @property
-    def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The weights it has loaded."""
+
     def __init__(
         self,
         *,
@@ -281,9 +311,13 @@ class ReportEngineRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     @property
-    def run(self) -> rollout_buffer.v1.common_pb2.RunRef: ...
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
     @property
-    def report(self) -> Global___EngineReport: ...
+    def report(self) -> Global___EngineReport:
+        """The report."""
+
     def __init__(
         self,
         *,
@@ -304,8 +338,11 @@ class ReportEngineResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     @property
-    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion: ...
+    def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The published weights."""
+
     def __init__(
         self,
         *,

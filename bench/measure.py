@@ -1,0 +1,54 @@
+"""CPU and wall time of other processes, read from /proc, and the statistics of repeated runs."""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """User and system seconds of these processes so far (their threads included, their children not)."""
+    total = 0
+    for pid in pids:
+        # The command name may hold spaces and brackets: the numbers follow the last one.
+        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(numbers[11]) + int(numbers[12])
+    return total / _TICKS_PER_S
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found.extend(descendants(int(child)))
+    return found
+
+
+@dataclass(slots=True)
+class Cost:
+    """What one measured section took. `wall_s` in seconds, `cpu` seconds by name of the process group."""
+
+    wall_s: float = 0.0
+    cpu: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def measured(groups: dict[str, Sequence[int]]) -> Iterator[Cost]:
+    """Measure a section: wall time, and the CPU of each named group of processes."""
+    cost = Cost()
+    before = {name: cpu_s(pids) for name, pids in groups.items()}
+    start = time.perf_counter()
+    yield cost
+    cost.wall_s = time.perf_counter() - start
+    cost.cpu = {name: cpu_s(pids) - before[name] for name, pids in groups.items()}
+
+
+def median(values: Sequence[float]) -> float:
+    """The median, rounded to four significant digits for the report."""
+    return float(f"{statistics.median(values):.4g}")
