@@ -1,0 +1,15 @@
+"""The demo's reward: 1 for exactly the right answer, 0 for anything else.
+
+No credit for form: a number that is wrong, a right number with a character more or less ("+3", "03", "3 "), and a
+response that did not end by itself all get 0. reasoning-gym's own scorer is not used because it tolerates such
+forms. Needs nothing but the vocabulary's tables, for it runs inside the worker.
+"""
+
+from collections.abc import Sequence
+
+from examples.demo import vocabulary
+
+
+def exact_match(response_ids: Sequence[int], answer: str) -> float:
+    """1.0 where the response's tokens (without the prompt, with the end token) spell `answer`, else 0.0."""
+    return float(vocabulary.decode_answer(response_ids) == answer)

@@ -1,0 +1,85 @@
+"""GRPO and Dr. GRPO advantages against numpy, group by group."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from buffer_wire.errors import InvalidField
+from trainer_client.objectives import dr_grpo_advantages, grpo_advantages
+
+Advantage = Callable[..., torch.Tensor]
+REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, -2.0, 0.25, 3.0], [0.0, 0.0, 0.0, 1.0]])
+
+
+@pytest.mark.parametrize(("unbiased", "ddof"), [(True, 1), (False, 0)])
+def test_grpo_is_the_groups_standard_score(unbiased: bool, ddof: int) -> None:
+    advantages = grpo_advantages(torch.tensor(REWARDS), eps=1e-4, unbiased=unbiased)
+    expected = [(group - group.mean()) / (group.std(ddof=ddof) + 1e-4) for group in REWARDS]
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-12)
+
+
+def test_grpo_by_hand() -> None:
+    # mean 1/4, deviations 3/4 and −1/4, variance (9 + 3·1)/16/3 = 1/4.
+    advantages = grpo_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), eps=1e-12)
+    np.testing.assert_allclose(advantages.numpy(), [[1.5, -0.5, -0.5, -0.5]], rtol=1e-6)
+
+
+def test_dr_grpo_is_the_distance_to_the_groups_mean() -> None:
+    advantages = dr_grpo_advantages(torch.tensor(REWARDS))
+    np.testing.assert_allclose(advantages.numpy(), REWARDS - REWARDS.mean(axis=1, keepdims=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("advantage", [grpo_advantages, dr_grpo_advantages])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e8 / 3, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_of_equal_rewards_has_exactly_zero_advantage(
+    advantage: Advantage, value: float, dtype: torch.dtype
+) -> None:
+    rewards = torch.tensor([[value] * 7, [0.0, 1.0] * 3 + [0.0]], dtype=dtype)
+    got = advantage(rewards)
+    assert torch.equal(got[0], torch.zeros(7, dtype=dtype))
+    assert (got[1] != 0).all()
+
+
+@pytest.mark.parametrize("advantage", [grpo_advantages, dr_grpo_advantages])
+def test_ragged_groups_equal_each_group_alone(advantage: Advantage) -> None:
+    groups = [[1.0, 0.0, 0.0], [2.0], [0.0, 4.0, 1.0, 1.0, 0.5], [3.0, 3.0]]
+    flat = torch.tensor([r for group in groups for r in group], dtype=torch.float64)
+    got = advantage(flat, torch.tensor([len(group) for group in groups]))
+    expected = torch.cat([advantage(torch.tensor([group], dtype=torch.float64))[0] for group in groups])
+    np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-12, atol=1e-15)
+    assert got[3] == 0
+    assert torch.equal(got[-2:], torch.zeros(2, dtype=torch.float64))
+
+
+def test_dtype_and_shape_of_the_rewards_are_kept() -> None:
+    assert grpo_advantages(torch.rand(3, 4)).dtype == torch.float32
+    assert dr_grpo_advantages(torch.rand(0, 4)).shape == (0, 4)
+    assert grpo_advantages(torch.rand(5, dtype=torch.float64), torch.tensor([2, 3])).shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sizes", "field"),
+    [
+        (torch.zeros(4), None, "rewards.shape"),
+        (torch.zeros(4, 0), None, "rewards.shape"),
+        (torch.zeros(2, 2, dtype=torch.int64), None, "rewards.dtype"),
+        (torch.zeros(2, 2), torch.tensor([2, 2]), "rewards.shape"),
+        (torch.zeros(4), torch.tensor([2.0, 2.0]), "group_sizes"),
+        (torch.zeros(4), torch.tensor([[2, 2]]), "group_sizes"),
+        (torch.zeros(4), torch.tensor([2, 3]), "group_sizes"),
+        (torch.zeros(4), torch.tensor([4, 0]), "group_sizes"),
+    ],
+)
+def test_bad_rewards_are_named(rewards: torch.Tensor, sizes: torch.Tensor | None, field: str) -> None:
+    for advantage in (grpo_advantages, dr_grpo_advantages):
+        with pytest.raises(InvalidField) as error:
+            advantage(rewards, sizes)
+        assert error.value.attributes["field"] == field
+
+
+def test_eps_must_be_positive() -> None:
+    with pytest.raises(InvalidField, match="eps"):
+        grpo_advantages(torch.zeros(1, 2), eps=0.0)

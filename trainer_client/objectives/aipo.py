@@ -1,0 +1,77 @@
+"""AIPO: asynchronous importance-weighted policy optimisation with a one-sided clip.
+
+Sources: LlamaRL (arXiv:2505.24034), which introduces it, and PRIME-RL's token-level form without entropy and
+KL terms (docs.primeintellect.ai/prime-rl/async):
+
+    J(θ) = 1 / Σ_samples |y| · Σ_t min(ρ_t, δ) · Â_t        ρ_t = π_θ(y_t | y_<t) / μ(y_t | y_<t)
+
+with μ the policy that generated the token. What is returned is the loss −J.
+
+The formula can be read in two ways, which agree in value and on every token with ρ ≤ δ, and differ only in
+the gradient of clipped tokens:
+
+    ratio_detached         ∂J/∂log π_t = min(ρ_t, δ) · Â_t / Σ|y|            clipped: δ · Â_t / Σ|y|
+    ratio_differentiated   ∂J/∂log π_t = ρ_t · Â_t · [ρ_t ≤ δ] / Σ|y|        clipped: 0
+
+The first is LlamaRL's gradient estimator (the ratio is a weight on ∇ log π), the second differentiates J as
+it is written.
+"""
+
+import math
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from buffer_wire.errors import InvalidField
+from trainer_client.objectives.tokens import (
+    LossTokens,
+    check_logprobs,
+    check_positive,
+    check_same_tokens,
+    masked_log_ratio,
+    masked_mean_over,
+    token_advantages,
+    token_mask,
+)
+
+AipoReading: TypeAlias = Literal["ratio_detached", "ratio_differentiated"]
+
+
+def aipo_loss(
+    logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    delta: float,
+    reading: AipoReading = "ratio_detached",
+    loss_tokens: LossTokens | None = None,
+) -> Tensor:
+    """−J of the module's docstring: a scalar in the dtype of `logprobs`, differentiable in `logprobs` only.
+
+    `logprobs`: float32 or float64 [B, T] or [ΣT], log π_θ of each token. `behaviour_logprobs`: floating, same
+    shape, log μ. `advantages`: floating, same shape, or [B] beside [B, T]. `loss_mask`: bool or integer, same
+    shape. `delta`: the clip δ > 0; PRIME-RL's sources use 8, LlamaRL 2 to 10. `loss_tokens`: the denominator,
+    the loss tokens of the whole batch where this call sees a shard or micro-batch of it (losses and gradients
+    then add up to those of one call); default: the tokens of this call.
+
+    Raises `InvalidField`, naming the argument, for another shape, dtype, δ or reading.
+    """
+    check_logprobs("logprobs", logprobs)
+    check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)
+    check_positive("delta", delta)
+    mask = token_mask(loss_mask, logprobs)
+    advantage = token_advantages(advantages, logprobs)
+
+    # The clip comes before exp, so that a ratio beyond the dtype's range leaves no NaN in the gradient.
+    log_ratio = masked_log_ratio(logprobs, behaviour_logprobs.detach(), mask)
+    clipped_ratio = log_ratio.clamp(max=math.log(delta)).exp()
+    if reading == "ratio_detached":
+        # 1 + log π − sg(log π) has value 1 and the gradient of log π.
+        weighted = clipped_ratio.detach() * (1.0 + log_ratio - log_ratio.detach())
+    elif reading == "ratio_differentiated":
+        weighted = clipped_ratio
+    else:
+        raise InvalidField("reading", reading, f"one of {', '.join(get_args(AipoReading))}")
+    return masked_mean_over(loss_tokens, -torch.where(mask, advantage, 0.0) * weighted, mask)

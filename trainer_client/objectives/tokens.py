@@ -1,0 +1,126 @@
+"""What every objective asks of its token tensors: shapes, dtypes, masks, ratios and the denominator.
+
+Invariant: a masked position contributes exactly zero to values and gradients, whatever number stands there,
+because it is replaced before the first exp, never multiplied by zero after it.
+"""
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from buffer_wire.errors import InvalidField
+
+LossTokens: TypeAlias = int | float | Tensor
+"""A batch's total of loss tokens: a positive number or a scalar tensor."""
+
+_LOGPROB_DTYPES = (torch.float32, torch.float64)
+_MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_logprobs(name: str, logprobs: Tensor) -> None:
+    """Refuse what is not a float32 or float64 tensor of shape [B, T] or [ΣT].
+
+    Half precision is refused: at |log π| ≈ 10 bfloat16 is off by up to 0.03, an error of 3 % in every ratio.
+    """
+    if logprobs.ndim not in (1, 2):
+        raise InvalidField(f"{name}.shape", _shape(logprobs), "[B, T] (padded) or [ΣT] (packed)")
+    if logprobs.dtype not in _LOGPROB_DTYPES:
+        raise InvalidField(f"{name}.dtype", logprobs.dtype, "torch.float32 or torch.float64")
+
+
+def check_same_tokens(name: str, other: Tensor, logprobs: Tensor) -> None:
+    """Refuse a floating tensor whose shape is not that of `logprobs`."""
+    if other.shape != logprobs.shape:
+        raise InvalidField(f"{name}.shape", _shape(other), f"{_shape(logprobs)}, the shape of logprobs")
+    if not other.dtype.is_floating_point:
+        raise InvalidField(f"{name}.dtype", other.dtype, "a floating dtype")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a bound that is not a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidField(name, value, "a positive finite number")
+
+
+def token_mask(loss_mask: Tensor, logprobs: Tensor) -> Tensor:
+    """`loss_mask` (bool or integer, shape of `logprobs`; nonzero counts) as bool."""
+    if loss_mask.shape != logprobs.shape:
+        raise InvalidField("loss_mask.shape", _shape(loss_mask), f"{_shape(logprobs)}, the shape of logprobs")
+    if loss_mask.dtype not in _MASK_DTYPES:
+        raise InvalidField("loss_mask.dtype", loss_mask.dtype, "bool or an integer dtype")
+    return loss_mask != 0
+
+
+def token_advantages(advantages: Tensor, logprobs: Tensor) -> Tensor:
+    """`advantages` as a tensor that broadcasts against `logprobs`, in its dtype and cut off from any graph.
+
+    Floating, either of the shape of `logprobs` or [B] where `logprobs` is [B, T]. For packed tokens spread
+    them first with `per_token`.
+    """
+    if not advantages.dtype.is_floating_point:
+        raise InvalidField("advantages.dtype", advantages.dtype, "a floating dtype")
+    advantages = advantages.detach().to(logprobs.dtype)
+    if advantages.shape == logprobs.shape:
+        return advantages
+    if logprobs.ndim == 2 and advantages.shape == logprobs.shape[:1]:
+        return advantages.unsqueeze(1)
+    raise InvalidField("advantages.shape", _shape(advantages), f"{_shape(logprobs)}, or [B] where logprobs is [B, T]")
+
+
+def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """The log ratio, log π_numerator − log π_denominator, in the numerator's dtype; 0 where `mask` is false."""
+    return torch.where(mask, numerator - denominator.to(numerator.dtype), 0.0)
+
+
+def masked_mean_over(total: LossTokens | None, per_token_loss: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `per_token_loss` over `mask`, divided by `total`, else by the number of tokens in `mask`.
+
+    A scalar. With the whole batch's total passed in, values and gradients add up over any sharding of the
+    batch. Tokens of none at all (and no total) give 0, not NaN.
+    """
+    summed = torch.where(mask, per_token_loss, 0.0).sum()
+    if total is None:
+        return summed / mask.sum().clamp(min=1)
+    if isinstance(total, Tensor):
+        if total.ndim != 0:
+            raise InvalidField("loss_tokens.shape", _shape(total), "[] (a scalar)")
+        return summed / total.detach()
+    check_positive("loss_tokens", total)
+    return summed / total
+
+
+def per_token(values: Tensor, token_counts: Tensor) -> Tensor:
+    """Spread one value per sample over the sample's tokens in a packed batch.
+
+    `values`: any dtype [B]. `token_counts`: int64 [B], tokens of each sample. Returns the values' dtype [ΣT].
+    """
+    if values.ndim != 1:
+        raise InvalidField("values.shape", _shape(values), "[B]")
+    if token_counts.shape != values.shape or token_counts.dtype != torch.int64:
+        raise InvalidField(
+            "token_counts", f"{token_counts.dtype} {_shape(token_counts)}", f"torch.int64 {_shape(values)}"
+        )
+    return torch.repeat_interleave(values, token_counts)
+
+
+def selected_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Log-probability of every token given those before it, aligned with the tokens.
+
+    `logits`: floating [B, T, V], position t predicting token t + 1. `token_ids`: int64 [B, T].
+    Returns float32 (float64 for float64 logits) [B, T] where entry t is log π(token t | tokens < t); entry 0,
+    which nothing predicts, is 0.
+    """
+    if logits.ndim != 3 or logits.shape[:2] != token_ids.shape:
+        raise InvalidField("logits.shape", _shape(logits), f"[B, T, V] over token_ids {_shape(token_ids)}")
+    if token_ids.dtype != torch.int64:
+        raise InvalidField("token_ids.dtype", token_ids.dtype, "torch.int64")
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    predicted = torch.log_softmax(wide[:, :-1], dim=-1)
+    chosen = predicted.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return torch.nn.functional.pad(chosen, (1, 0))
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
