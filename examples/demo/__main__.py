@@ -1,8 +1,7 @@
 """`make demo`: a small language model learns arithmetic through the whole asynchronous loop, every part real.
 
-reasoning-gym tasks ─► buffer service (gRPC, Valkey) ─► worker ─► SGLang
-          ▲                    │                          ▲
-          └── torch trainer ◄──┘── weights, every step ───┘
+The parts: tasks from reasoning-gym, the buffer service over a private Valkey, a rollout worker with SGLang servers on
+the CPU, and this process as the trainer, which publishes new weights after every step.
 """
 
 import argparse
@@ -23,6 +22,7 @@ from examples.demo.warmup import warm_up
 from trainer_client.client import BufferClient
 from trainer_client.publish import FilesPublisher
 from trainer_client.session import SessionOptions
+from trainer_client.waiting import Waiting
 
 _WARM_UP_SEED_OFFSET = 10_000
 """The warm-up's tasks are another stream than the ones that are rewarded."""
@@ -73,9 +73,9 @@ def main() -> int:
         )
         display.stage(f"worker starts {options.engines} SGLang server(s) on CPU (about 20 s)")
 
-        def on_wait(text: str) -> None:
+        def on_wait(waiting: Waiting) -> None:
             _check(buffer, worker)
-            display.waiting(text)
+            display.waiting(str(waiting))
 
         client = stack.enter_context(BufferClient(address))
         publisher = stack.enter_context(FilesPublisher(scratch / "weights"))
@@ -121,7 +121,8 @@ def _report(display: Display, out: Path, summary: dict[str, object], steps: list
     display.stage(
         f"reward {summary['reward_first']:.3f} → {summary['reward_last']:.3f} in {summary['steps']} steps; "
         f"{summary['versions_published']} versions published, {summary['engine_reloads']} reloads in flight; "
-        f"staleness {summary['staleness_mean']:.2f} on average, {summary['staleness_max']} at most (η = {summary['eta']})"
+        f"staleness {summary['staleness_mean']:.2f} on average, {summary['staleness_max']} at most "
+        f"(η = {summary['eta']})"
     )
     display.stage(f"both ledgers balance: {summary['ledgers_balanced']}; see {out}/summary.json and {out}/reward.png")
 
