@@ -45,7 +45,10 @@ class Notifications(Protocol):
 class RunStore(Protocol):
     """Runs, tasks, groups, batches and weights, kept by the rules."""
 
-    notifications: Notifications
+    @property
+    def notifications(self) -> Notifications:
+        """Hints of changes on this store."""
+        ...
 
     async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
         """Create a run, or return the existing one when its policy is the same. Raises RunExists."""

@@ -104,7 +104,7 @@ def _worker_arguments(options: argparse.Namespace, address: str, scratch: Path) 
         *("worker", "--address", address, "--run", RUN_ID),
         *("--reward", "examples.demo.worker_reward:reward"),
         *("--launch", str(scratch / "model"), "--engines", str(options.engines)),
-        *("--sglang-python", str(options.sglang_python), "--sglang-flag=--dtype", "--sglang-flag=float32"),
+        *("--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"),
         *("--groups-per-engine", "16", "--weights-dir", str(scratch / "worker-weights")),
     ]
 

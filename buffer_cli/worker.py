@@ -1,0 +1,50 @@
+"""`rollout-buffer worker`: the options of the command line become WorkerOptions."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from buffer_service.observability import logs
+from buffer_wire.errors import InvalidField
+from rollout_workers.main import EXIT_OPTIONS, run_worker
+from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
+
+_LAUNCH = ("sglang_python", "ready_timeout_s")
+_SIMULATED = ("tokens_per_s", "vocab_size", "seed")
+
+
+def run(given: dict[str, Any]) -> int:
+    """Run a worker; returns its exit code."""
+    try:
+        options = to_options(given)
+    except InvalidField as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return EXIT_OPTIONS
+    logs.configure(os.environ.get("RB_LOG_LEVEL", "info"), os.environ.get("RB_LOG_FORMAT", "console"))
+    # A console script does not have the working directory on its path, and reward functions live there.
+    sys.path.insert(0, str(Path.cwd()))
+    return run_worker(options)
+
+
+def to_options(given: dict[str, Any]) -> WorkerOptions:
+    """WorkerOptions of the options that were given. Raises InvalidField."""
+    values = dict(given)
+    engines = values.pop("engines", 1)
+    model, simulate = values.pop("launch", None), values.pop("simulate", False)
+    flags = tuple(values.pop("engine_flag", None) or ())
+    launch_values = {name: values.pop(name) for name in _LAUNCH if name in values}
+    simulated_values = {name: values.pop(name) for name in _SIMULATED if name in values}
+    _refuse_stray({**launch_values, **({"engine_flag": flags} if flags else {})}, needs="--launch", there=bool(model))
+    _refuse_stray(simulated_values, needs="--simulate", there=simulate)
+    return WorkerOptions(
+        engine_urls=tuple(values.pop("engine_urls", None) or ()),
+        launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
+        simulated=SimulatedOptions(engines=engines, **simulated_values) if simulate else None,
+        **values,
+    )
+
+
+def _refuse_stray(values: dict[str, Any], *, needs: str, there: bool) -> None:
+    for name in values if not there else ():
+        raise InvalidField(f"--{name.replace('_', '-')}", values[name], f"given together with {needs}")

@@ -1,0 +1,1 @@
+"""Metrics, probes and a JSON index over HTTP."""

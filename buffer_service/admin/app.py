@@ -1,0 +1,140 @@
+"""The admin page's routes. Everything is read from the store, or asked of the supervisor, when it is requested."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.ports import RunStore
+from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
+from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
+
+STORE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the page knows of its service beside the store."""
+
+    address: str
+    store: str
+    metrics_dir: Path
+    not_ready_because: Callable[[], str]
+    """Empty when the rpc processes serve."""
+
+
+class AdminPage:
+    """Handlers over one store."""
+
+    def __init__(self, store: RunStore, facts: Facts) -> None:
+        self._store = store
+        self._facts = facts
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/", self.index),
+                Route("/livez", self.livez),
+                Route("/readyz", self.readyz),
+                Route("/metrics", self.metrics),
+                Route("/api/runs", self.runs),
+                Route("/api/runs/{run_id}", self.run),
+            ],
+            exception_handlers={RolloutBufferError: _error},
+        )
+
+    async def index(self, _: Request) -> Response:
+        """Where everything is."""
+        return JSONResponse(
+            {
+                "service": "rollout-buffer",
+                "address": self._facts.address,
+                "store": self._facts.store,
+                "runs": [f"/api/runs/{run_id}" for run_id in await self._store.list_runs()],
+                "links": ["/api/runs", "/metrics", "/livez", "/readyz"],
+            }
+        )
+
+    async def livez(self, _: Request) -> Response:
+        """200 while this process answers."""
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, _: Request) -> Response:
+        """200 while the store answers and every rpc process serves; otherwise 503 with the reasons."""
+        reasons = [reason for reason in (self._facts.not_ready_because(), await self._store_silent_because()) if reason]
+        return PlainTextResponse("\n".join([*(reasons or ["ok"]), ""]), 503 if reasons else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        """Runs from the store, RPCs from the files of the rpc processes."""
+        rpcs = CollectorRegistry()
+        multiprocess.MultiProcessCollector(rpcs, path=str(self._facts.metrics_dir))  # type: ignore[no-untyped-call]
+        runs = CollectorRegistry()
+        runs.register(RunCollector(await self._views()))
+        body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+    async def runs(self, _: Request) -> Response:
+        """All runs, in short."""
+        return JSONResponse([_in_short(view) for view in await self._views()])
+
+    async def run(self, request: Request) -> Response:
+        """One run, whole."""
+        view = await self._store.view(request.path_params["run_id"])
+        ledgers = {"groups_balanced": groups_balanced(view), "tasks_balanced": tasks_balanced(view)}
+        return JSONResponse({**asdict(view), **ledgers, "waits_on": waits_on(Standing.of(view))})
+
+    async def _views(self) -> list[RunView]:
+        views = []
+        for run_id in await self._store.list_runs():
+            try:
+                views.append(await self._store.view(run_id))
+            except UnknownRun:
+                continue  # deleted since it was listed
+        return views
+
+    async def _store_silent_because(self) -> str:
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                await self._store.list_runs()
+        except StoreFault as error:
+            return error.message
+        except TimeoutError:
+            return f"the store did not answer within {STORE_TIMEOUT_S:.0f} s"
+        return ""
+
+
+def _in_short(view: RunView) -> dict[str, object]:
+    return {
+        "run_id": view.run_id,
+        "epoch": view.epoch,
+        "published_version": view.published.version,
+        "next_step": view.next_step,
+        "committed_steps": view.committed_steps,
+        "queued_groups": view.groups["queued"].groups,
+        "batch_groups": view.policy.batch_groups,
+        "pending_tasks": view.tasks["pending"],
+        "leased_tasks": view.tasks["leased"],
+        "paused": view.paused,
+        "waits_on": waits_on(Standing.of(view)),
+    }
+
+
+async def _error(_: Request, error: Exception) -> Response:
+    status, reason, message = 500, "internal", str(error)
+    if isinstance(error, RolloutBufferError):
+        reason, message = error.reason, error.message
+    if isinstance(error, UnknownRun):
+        status = 404
+    elif isinstance(error, (StoreFault, NotReady)):
+        status = 503
+    return JSONResponse({"reason": reason, "message": message}, status)

@@ -1,0 +1,148 @@
+"""State of the runs as Prometheus metrics, read from the store once per scrape; labels: run, and small fixed sets."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.policy import UNSET
+
+_UNITS = ("groups", "samples", "tokens", "bytes")
+
+_STATISTICS = {
+    "leases_granted": ("leases_granted", "Leases given to workers."),
+    "leases_expired": ("leases_expired", "Leases that ended without a word of their worker."),
+    "leases_returned": ("leases_returned", "Leases handed back unfinished."),
+    "pushes_duplicate": ("pushes_duplicate", "Pushed groups that had been accepted before."),
+    "pushes_closed": ("pushes_closed", "Pushed groups that were not needed any more."),
+    "pushes_rejected": ("pushes_rejected", "Pushed groups that met a full queue under overflow action reject."),
+    "staleness_sum": ("staleness_versions", "Train version minus head version, over assembled groups."),
+    "pre_queue_staleness_sum": (
+        "pre_queue_staleness_versions",
+        "Tail version minus head version, over assembled groups.",
+    ),
+    "in_queue_staleness_sum": (
+        "in_queue_staleness_versions",
+        "Train version minus tail version, over assembled groups.",
+    ),
+    "assembled_groups": ("assembled_groups", "Groups of assembled steps."),
+    "assembled_groups_spanning_versions": (
+        "assembled_groups_spanning_versions",
+        "Groups of assembled steps whose tokens came from more than one weight version.",
+    ),
+    "continuation_tokens_discarded": (
+        "continuation_discarded_tokens",
+        "Tokens of continuations that were given up because their head was too stale.",
+    ),
+}
+
+_PROGRESS = {
+    "epoch": ("epoch", "Fencing number of the trainer."),
+    "next_step": ("next_step", "Steps below this one are assembled."),
+    "committed_steps": ("committed_steps", "Steps below this one are trained."),
+    "checkpointed_steps": ("checkpointed_steps", "Steps below this one are freed."),
+    "world_size": ("world_size_ranks", "Ranks of the trainer, 0 before its first pull."),
+    "revision": ("revision", "Counts changes of the run."),
+}
+
+
+class RunCollector(Collector):
+    """Metrics of views that were read before: collecting does no I/O."""
+
+    def __init__(self, views: Sequence[RunView]) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """All families."""
+        yield from self._ledgers()
+        yield from self._queues()
+        yield from self._progress()
+        yield from self._statistics()
+        yield from self._engines()
+
+    def _ledgers(self) -> Iterator[GaugeMetricFamily]:
+        for unit in _UNITS:
+            family = GaugeMetricFamily(
+                f"rollout_buffer_ledger_{unit}",
+                f"Accepted groups by what became of them, in {unit}; accepted is the sum of the others.",
+                labels=["run", "disposition"],
+            )
+            for view in self._views:
+                for disposition, amount in view.groups.items():
+                    family.add_metric([view.run_id, disposition], getattr(amount, unit))
+            yield family
+        tasks = GaugeMetricFamily(
+            "rollout_buffer_tasks", "Tasks by state; submitted is the sum of the others.", labels=["run", "state"]
+        )
+        for view in self._views:
+            for state, count in view.tasks.items():
+                tasks.add_metric([view.run_id, state], count)
+        yield tasks
+
+    def _queues(self) -> Iterator[GaugeMetricFamily]:
+        limits = {
+            "groups": "max_queued_groups",
+            "tokens": "max_queued_tokens",
+            "bytes": "max_queued_bytes",
+        }
+        for unit, limit in limits.items():
+            depth = self._gauge(f"queue_{unit}", f"Queued {unit}.")
+            cap = self._gauge(f"queue_limit_{unit}", f"Cap on queued {unit}; absent where there is none.")
+            for view in self._views:
+                depth.add_metric([view.run_id], getattr(view.groups["queued"], unit))
+                if getattr(view.policy, limit):
+                    cap.add_metric([view.run_id], getattr(view.policy, limit))
+            yield depth
+            yield cap
+        batch = self._gauge("batch_groups", "Groups of a batch.")
+        for view in self._views:
+            batch.add_metric([view.run_id], view.policy.batch_groups)
+        yield batch
+
+    def _progress(self) -> Iterator[GaugeMetricFamily]:
+        for attribute, (name, text) in _PROGRESS.items():
+            family = self._gauge(name, text)
+            for view in self._views:
+                family.add_metric([view.run_id], getattr(view, attribute))
+            yield family
+        published = self._gauge("published_version", "The published weight version.")
+        paused = GaugeMetricFamily(
+            "rollout_buffer_paused", "1 where the run is paused, by reason.", labels=["run", "reason"]
+        )
+        limit = self._gauge("staleness_limit_versions", "The gate's max_staleness; absent where there is none.")
+        worst = self._gauge("staleness_max_versions", "Largest staleness of an assembled group so far.")
+        for view in self._views:
+            published.add_metric([view.run_id], view.published.version)
+            if view.paused:
+                paused.add_metric([view.run_id, view.paused], 1)
+            if view.policy.max_staleness != UNSET:
+                limit.add_metric([view.run_id], view.policy.max_staleness)
+            worst.add_metric([view.run_id], view.statistics["staleness_max"])
+        yield from (published, paused, limit, worst)
+
+    def _statistics(self) -> Iterator[CounterMetricFamily]:
+        for key, (name, text) in _STATISTICS.items():
+            family = CounterMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])
+            for view in self._views:
+                family.add_metric([view.run_id], view.statistics[key])
+            yield family
+
+    def _engines(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        states = GaugeMetricFamily("rollout_buffer_engines", "Engines by state.", labels=["run", "state"])
+        lag = self._gauge("engine_lag_max_versions", "Published version minus the oldest loaded by a ready engine.")
+        reloads = CounterMetricFamily("rollout_buffer_engine_reloads", "Successful reloads.", labels=["run"])
+        errors = CounterMetricFamily("rollout_buffer_engine_errors", "Errors of engines.", labels=["run"])
+        for view in self._views:
+            for state, count in sorted(Counter(engine.state for engine in view.engines).items()):
+                states.add_metric([view.run_id, state], count)
+            ready = [engine.loaded.version for engine in view.engines if engine.state == "ready"]
+            if ready:
+                lag.add_metric([view.run_id], max(0, view.published.version - min(ready)))
+            reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
+            errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
+        yield from (states, lag, reloads, errors)
+
+    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])

@@ -1,0 +1,1 @@
+"""One rpc process: gRPC on a port that it shares with its siblings, wired to the store. Started by the supervisor."""

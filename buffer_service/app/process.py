@@ -1,0 +1,52 @@
+"""The life of one rpc process: connect, serve, wait for SIGTERM, drain, close."""
+
+import asyncio
+import signal
+import sys
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from buffer_service.app.assignment import READY, Assignment, die_with
+from buffer_service.observability import logs
+from buffer_service.rpc.server import build
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import RolloutBufferError
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    """Serve the assignment on standard input until SIGTERM."""
+    # Ctrl-C reaches the whole foreground group; the supervisor is the one to act on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assignment = Assignment.from_json(sys.stdin.buffer.readline())
+    die_with(assignment.supervisor_pid)
+    logs.configure(assignment.settings.log_level, assignment.settings.log_format)
+    try:
+        uvloop.run(serve(assignment))
+    except RolloutBufferError as error:
+        log.critical("rpc process cannot serve", reason=error.reason, why=error.message)
+        sys.exit(1)
+
+
+async def serve(assignment: Assignment) -> None:
+    """Serve until SIGTERM; RPCs in progress then have `drain_grace_s`."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    settings = assignment.settings
+    store = await RedisRunStore.connect(assignment.store)
+    try:
+        rpc = build(settings, store, CollectorRegistry())
+        rpc.server.add_insecure_port(assignment.address)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(rpc.janitor.sweep())
+            tasks.create_task(rpc.janitor.delete_abandoned())
+            await rpc.start()
+            sys.stdout.buffer.write(READY)
+            sys.stdout.buffer.flush()
+            await stop.wait()
+            await rpc.stop(settings.drain_grace_s)
+    finally:
+        await store.close()

@@ -1,0 +1,199 @@
+"""Leases: lease, extend, give back, expire.
+
+Invariants: a task has at most one live lease; a lease that is lost can neither be extended nor given back; an attempt
+that fails counts towards max_attempts, one that is interrupted does not.
+"""
+
+from collections.abc import Sequence
+
+from buffer_service.domain.admission import capacity
+from buffer_service.domain.failures import backoff_ms
+from buffer_service.domain.gate import oldest_useful_version, too_stale
+from buffer_service.domain.model.records import Continuation, Lease, Task, Worker
+from buffer_service.domain.model.state import RunState
+from buffer_service.domain.ops import (
+    Extended,
+    LeaseAsk,
+    Leased,
+    LeaseGrant,
+    LeaseReturn,
+    LeaseWait,
+    Returned,
+    ReturnKind,
+    ReturnOutcome,
+    TaskFailure,
+)
+from buffer_service.domain.transitions import TaskState
+
+EXPIRED = "lease expired"
+QUARANTINED = "quarantined"
+
+EXPIRIES_PER_CALL = 100
+
+
+def lease(run: RunState, ask: LeaseAsk) -> Leased:
+    """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
+    expire(run)
+    worker = _worker(run, ask)
+    if ask.request_id and worker.request_id == ask.request_id:
+        still_live = [task for task, lease_id in worker.granted if task.lease and task.lease_id == lease_id]
+        return _reply(run, still_live)
+    refusal = _refusal(run, ask)
+    if refusal is not None:
+        stale = refusal is LeaseWait.ENGINE_STALE
+        required = oldest_useful_version(run.policy, run.train_version) if stale else 0
+        return _reply(run, [], refusal, required)
+    room = capacity(
+        run.policy,
+        published_version=run.published.version,
+        assembled=run.assembled_now,
+        queued=len(run.queue),
+        leased=len(run.leases),
+    )
+    if room is not None and room <= 0:
+        return _reply(run, [], LeaseWait.AT_CAPACITY)
+    wanted = ask.max_tasks if room is None else min(room, ask.max_tasks)
+    granted = _grant(run, ask, wanted)
+    if granted:
+        worker.request_id = ask.request_id
+        worker.granted = [(task, task.lease_id) for task in granted]
+    if len(granted) == ask.max_tasks:
+        return _reply(run, granted)
+    if len(granted) == room:
+        return _reply(run, granted, LeaseWait.AT_CAPACITY)
+    return _reply(run, granted, LeaseWait.BACKING_OFF if len(run.pending) else LeaseWait.NO_TASKS)
+
+
+def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[str]) -> Extended:
+    """Prolong the leases that are live."""
+    live = []
+    for lease_id in lease_ids:
+        task = run.leases.live(lease_id, worker_id, instance_id, run.now)
+        live.append(task is not None)
+        if task is not None:
+            prolong(run, task)
+    return Extended(run.settle(), live, run.policy.lease_ttl_ms)
+
+
+def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence[LeaseReturn]) -> Returned:
+    """Hand leases back, one after another."""
+    outcomes = []
+    for given in returns:
+        task = run.leases.live(given.lease_id, worker_id, instance_id, run.now)
+        outcomes.append(ReturnOutcome.LOST if task is None else _take_back(run, task, given))
+    return Returned(run.settle(), outcomes)
+
+
+def expire(run: RunState, limit: int = EXPIRIES_PER_CALL) -> int:
+    """Take back the leases that are due, earliest expiry first; returns how many."""
+    expired = 0
+    while expired < limit and (task := run.leases.next_due(run.now)) is not None:
+        _fail(run, task, EXPIRED)
+        run.count("leases_expired")
+        expired += 1
+    return expired
+
+
+def prolong(run: RunState, task: Task) -> None:
+    """The task's lease lasts a full time to live from now."""
+    if task.lease is not None:
+        run.leases.prolong(task, task.lease, run.now + run.policy.lease_ttl_ms)
+        run.changed = True
+
+
+def _worker(run: RunState, ask: LeaseAsk) -> Worker:
+    """The record of the asking process; one that replaced another releases its leases."""
+    worker = run.leases.workers.get(ask.worker_id)
+    if worker is None or worker.instance_id != ask.instance_id:
+        for task in list(worker.leased.values()) if worker else []:
+            _interrupt(run, task)
+        worker = run.leases.workers[ask.worker_id] = Worker(ask.instance_id)
+    return worker
+
+
+def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
+    """Why this engine gets nothing, whatever is pending."""
+    report = run.engines.get(ask.engine_id)
+    if run.paused:
+        return LeaseWait.PAUSED
+    if report is not None and report.state == QUARANTINED:
+        return LeaseWait.QUARANTINED
+    loaded = run.timeline.effective(ask.loaded)
+    if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
+        return LeaseWait.ENGINE_STALE
+    return None
+
+
+def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:
+    granted: list[Task] = []
+    for task in run.pending.due(run.now):
+        if len(granted) == wanted:
+            break
+        _drop_stale_continuation(run, task)
+        run.pending.remove(task)
+        run.move_task(task, TaskState.LEASED)
+        task.attempt += 1
+        run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
+        run.count("leases_granted")
+        granted.append(task)
+    return granted
+
+
+def _drop_stale_continuation(run: RunState, task: Task) -> None:
+    """What was generated with weights that are too old by now is generated again."""
+    kept = task.continuation
+    if kept is None or kept.head is None:
+        return
+    if too_stale(run.policy, train_version=run.train_version, head_version=kept.head):
+        run.count("continuation_tokens_discarded", kept.tokens)
+        task.continuation = None
+
+
+def _take_back(run: RunState, task: Task, given: LeaseReturn) -> ReturnOutcome:
+    run.count("leases_returned")
+    if given.continuation:
+        head = None if given.head is None else run.timeline.effective(given.head)
+        task.continuation = Continuation(given.continuation, head, given.tokens)
+    if given.kind is ReturnKind.INTERRUPTED:
+        task.came_back = True
+        run.make_pending(task, run.now)
+        return ReturnOutcome.PENDING
+    return _fail(run, task, given.error)
+
+
+def _interrupt(run: RunState, task: Task) -> None:
+    """The lease ends without a fault of the task; an earlier continuation stays."""
+    run.count("leases_returned")
+    task.came_back = True
+    run.make_pending(task, run.now)
+
+
+def _fail(run: RunState, task: Task, error: str) -> ReturnOutcome:
+    """An attempt failed: back off, or fail for good at the attempt cap."""
+    task.failures += 1
+    if task.failures < run.policy.max_attempts:
+        task.came_back = True
+        run.make_pending(task, run.now + backoff_ms(run.policy, task.failures))
+        return ReturnOutcome.PENDING
+    run.leases.close(task)
+    run.move_task(task, TaskState.FAILED)
+    task.continuation = None
+    run.ended[task.task_id] = task
+    run.failures.append(TaskFailure(task.task_id, task.attempt, error, run.now))
+    run.check_failure_budget()
+    return ReturnOutcome.FAILED
+
+
+def _reply(run: RunState, tasks: Sequence[Task], wait: LeaseWait | None = None, required_version: int = 0) -> Leased:
+    grants = [
+        LeaseGrant(
+            task.lease_id,
+            task.task_id,
+            task.generation,
+            task.attempt,
+            task.spec,
+            task.continuation.body if task.continuation else b"",
+        )
+        for task in tasks
+    ]
+    return Leased(run.settle(), grants, wait, run.published, required_version, run.policy.lease_ttl_ms)

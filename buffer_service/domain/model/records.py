@@ -1,0 +1,157 @@
+"""What a run consists of: tasks, leases, groups, steps, workers, publishes.
+
+Invariants: a task has a lease exactly while it is leased, and an accepted attempt exactly while it is completed;
+heads and tails are versions of the present timeline.
+"""
+
+from dataclasses import dataclass, field
+
+from buffer_service.domain.identity import LeaseId
+from buffer_service.domain.ops import Amount, Buffer, GroupFacts
+from buffer_service.domain.transitions import NEW, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What an interrupted attempt left behind; head None: no tokens yet."""
+
+    body: bytes
+    head: int | None
+    tokens: int
+
+    def clamped(self, version: int) -> "Continuation":
+        """The same in a timeline that forked at `version`."""
+        return self if self.head is None else Continuation(self.body, min(self.head, version), self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who generates a task, and until when (ms, inclusive)."""
+
+    worker_id: str
+    instance_id: str
+    expiry: int
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A prompt on its way to a group. `leaseless` tasks were made by a push and cannot be started anew."""
+
+    task_id: str
+    sequence: int
+    priority: int = 0
+    spec: bytes = b""
+    leaseless: bool = False
+    state: str = NEW
+    generation: int = 0
+    attempt: int = 0
+    failures: int = 0
+    came_back: bool = False
+    """It was leased or completed before; such tasks go ahead of fresh ones."""
+    not_before: int = 0
+    """Earliest time of the next lease, ms."""
+    continuation: Continuation | None = None
+    lease: Lease | None = None
+    accepted_attempt: int | None = None
+    """The attempt whose group was accepted for this generation; 0 without a lease."""
+
+    @property
+    def lease_id(self) -> str:
+        """Id of the present, or last, lease."""
+        return str(LeaseId(self.task_id, self.generation, self.attempt))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a result for its generation would be accepted."""
+        return self.state in {TaskState.PENDING, TaskState.LEASED}
+
+    def clamp(self, version: int) -> None:
+        """The timeline forked at `version`: nothing newer exists any more."""
+        if self.continuation is not None:
+            self.continuation = self.continuation.clamped(version)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """An accepted group; head and tail in the present timeline, payload known by its key."""
+
+    group_id: str
+    facts: GroupFacts
+    task: Task
+    sequence: int
+    head: int
+    tail: int
+    payload_key: str
+    state: str = NEW
+
+    @property
+    def amount(self) -> Amount:
+        """Its entry in the ledger."""
+        facts = self.facts
+        return Amount(groups=1, samples=facts.samples, tokens=facts.tokens, bytes=facts.size_bytes)
+
+    def clamp(self, version: int) -> None:
+        """The timeline forked at `version`: nothing newer exists any more."""
+        self.head = min(self.head, version)
+        self.tail = min(self.tail, version)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """An assembled batch: its groups by rank, and how stale each was at assembly (by group id)."""
+
+    step: int
+    train_version: int
+    shards: list[list[Group]]
+    staleness: dict[str, int]
+    max_staleness: int
+    """η as of assembly."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks it is sharded for."""
+        return len(self.shards)
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups in order of sequence."""
+        return sorted((group for shard in self.shards for group in shard), key=lambda group: group.sequence)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker's process, the leases it holds, and its last request that was given leases."""
+
+    instance_id: str
+    leased: dict[str, Task] = field(default_factory=dict)
+    request_id: str = ""
+    granted: list[tuple[Task, str]] = field(default_factory=list)
+    """The leases of that request: task and lease id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAt:
+    """A publish, at the number of committed steps that its weights include."""
+
+    committed_steps: int
+    version: int
+    manifest: bytes
+
+
+@dataclass(slots=True)
+class Payloads:
+    """Bodies by key: written before they are indexed, deleted when nothing refers to them any more."""
+
+    bodies: dict[str, Buffer] = field(default_factory=dict)
+    written: int = 0
+
+    def put(self, body: Buffer) -> str:
+        """Store a body under a key of its own."""
+        self.written += 1
+        key = f"payload-{self.written}"
+        self.bodies[key] = body
+        return key
+
+    def trash(self, key: str) -> None:
+        """Nothing refers to the body any more."""
+        self.bodies.pop(key, None)

@@ -1,0 +1,185 @@
+"""ReferenceModel: the runs, the clock, and the checks that come before every operation."""
+
+from collections.abc import Callable, Sequence
+
+from buffer_service.domain import ops
+from buffer_service.domain.model import batches, invariants, leasing, progress, pushing, submitting, view
+from buffer_service.domain.model.state import STORE_ROLLED_BACK, RunState
+from buffer_service.domain.policy import RunPolicy
+from buffer_wire.errors import RunExists, RunPaused, StoreRolledBack, UnknownRun
+
+
+class ReferenceModel:
+    """All runs, in memory. Methods mirror RunStore; see there for what each raises."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._runs: dict[str, RunState] = {}
+
+    # ── runs ──
+
+    def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
+        """Create a run, or return the existing one when its policy is the same."""
+        run = self._runs.get(run_id)
+        if run is None:
+            now = self._now_ms()
+            run = self._runs[run_id] = RunState(run_id, policy, created_ms=now, now=now)
+            return view.view(run), True
+        if run.policy != policy:
+            theirs, ours = policy.to_store(), run.policy.to_store()
+            raise RunExists(run_id, ",".join(sorted(name for name in ours if ours[name] != theirs[name])))
+        return view.view(run), False
+
+    def list_runs(self) -> Sequence[str]:
+        """Ids of all runs, sorted."""
+        return sorted(self._runs)
+
+    def view(self, run_id: str) -> ops.RunView:
+        """The whole state of a run."""
+        return view.view(self._known(run_id))
+
+    def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
+        """Replace the policy; returns the revision."""
+        run = self._begin(run_id, seen_revision)
+        if run.policy != policy:
+            run.policy = policy
+            run.check_failure_budget()
+            run.changed = True
+        return run.settle()
+
+    # ── tasks ──
+
+    def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
+        """Add tasks and move the cursor."""
+        return submitting.submit(self._begin(run_id, seen_revision), submit)
+
+    def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
+        """Lease tasks."""
+        return leasing.lease(self._begin(run_id, seen_revision), ask)
+
+    def extend(
+        self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
+    ) -> ops.Extended:
+        """Prolong leases that are live."""
+        return leasing.extend(self._begin(run_id, seen_revision), worker_id, instance_id, lease_ids)
+
+    def give_back(
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        returns: Sequence[ops.LeaseReturn],
+        *,
+        seen_revision: int = 0,
+    ) -> ops.Returned:
+        """Return leases with their continuations."""
+        return leasing.give_back(self._begin(run_id, seen_revision), worker_id, instance_id, returns)
+
+    def expire(self, run_id: str) -> int:
+        """Expire the leases that are due; returns how many."""
+        run = self._begin(run_id)
+        expired = leasing.expire(run)
+        run.settle()
+        return expired
+
+    # ── groups ──
+
+    def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+        """Store payloads and index them."""
+        run = self._begin(run_id, seen_revision)
+        run.require_store()
+        return pushing.push(run, [(group.facts, run.payloads.put(group.body)) for group in groups])
+
+    def retry_push(
+        self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
+    ) -> ops.PushResult:
+        """Try blocked groups again by their payload keys; a refusal ends their push, so the payloads go."""
+        try:
+            return pushing.push(self._begin(run_id, seen_revision), groups)
+        except RunPaused:
+            self.abandon_push(run_id, [payload_key for _, payload_key in groups])
+            raise
+
+    def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
+        """Give up blocked groups."""
+        run = self._known(run_id)
+        for key in payload_keys:
+            run.payloads.trash(key)
+
+    # ── batches ──
+
+    def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
+        """Assemble a step, or return the stored one."""
+        batches.check_rank(pull)
+        return batches.pull(self._begin(run_id, seen_revision), pull)
+
+    def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
+        """Stored bodies, None where one is gone."""
+        bodies = self._known(run_id).payloads.bodies
+        return [bodies.get(key) for key in payload_keys]
+
+    def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
+        """Settle groups of a delivered step as lost and reopen their tasks."""
+        batches.report_lost(self._begin(run_id), step, frozenset(group_ids))
+
+    # ── progress ──
+
+    def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+        """Settle delivered groups as trained; returns (revision, committed_steps)."""
+        return progress.commit(self._begin(run_id, seen_revision), epoch, through_step)
+
+    def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
+        """Publish and commit in one decision."""
+        return progress.publish(self._begin(run_id, seen_revision), publish)
+
+    def checkpoint(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+        """Free replay data and tombstones; returns (revision, checkpointed_steps)."""
+        return progress.checkpoint(self._begin(run_id, seen_revision), epoch, through_step)
+
+    def resume(self, run_id: str, resume: ops.Resume) -> ops.Resumed:
+        """Take the run over; clears a pause."""
+        return progress.resume(self._begin(run_id), resume)
+
+    # ── weights and engines ──
+
+    def weights(self, run_id: str) -> ops.WeightsView:
+        """The published weights."""
+        run = self._known(run_id)
+        return ops.WeightsView(run.revision, run.published, run.manifest, paused=bool(run.paused))
+
+    def report_engine(
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
+    ) -> tuple[int, ops.WeightVersion]:
+        """Record an engine's state; returns (revision, published)."""
+        run = self._begin(run_id, seen_revision)
+        if run.engines.get(report.engine_id) != report:
+            run.engines[report.engine_id] = report
+            run.changed = True
+        return run.settle(), run.published
+
+    # ── oracle ──
+
+    def check_invariants(self, run_id: str) -> None:
+        """Raise BrokenInvariant when the state contradicts a rule."""
+        invariants.check(self._known(run_id))
+
+    def stored_bodies(self, run_id: str) -> int:
+        """How many payloads and continuations something refers to."""
+        run = self._known(run_id)
+        return len(run.payloads.bodies) + sum(task.continuation is not None for task in run.tasks.values())
+
+    def _known(self, run_id: str) -> RunState:
+        run = self._runs.get(run_id)
+        if run is None:
+            raise UnknownRun(run_id)
+        return run
+
+    def _begin(self, run_id: str, seen_revision: int = 0) -> RunState:
+        """The run, at the time of this operation; a caller who has seen more than there is pauses it."""
+        run = self._known(run_id)
+        run.now = max(run.now, self._now_ms())
+        if seen_revision > run.revision:
+            run.paused = STORE_ROLLED_BACK
+            run.seen_revision = max(run.seen_revision, seen_revision)
+            raise StoreRolledBack(run_id, seen_revision, run.revision)
+        return run

@@ -1,0 +1,34 @@
+"""Versions across resumes: what a version of an abandoned timeline counts as in the present one.
+
+When a trainer resumes, its new epoch starts from an older version, the fork. What the abandoned epochs published after
+the fork no longer exists, so tokens made with it count as made with the fork's version.
+Invariant: one fork per epoch after the first, in order of epochs.
+"""
+
+from dataclasses import dataclass, field
+
+from buffer_service.domain.ops import WeightVersion
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The forks of a run: (epoch e, version f) says that epoch e started from version f."""
+
+    forks: list[tuple[int, int]] = field(default_factory=list)
+
+    def fork(self, epoch: int, version: int) -> None:
+        """Epoch `epoch` starts from `version`."""
+        self.forks.append((epoch, version))
+
+    def effective(self, weights: WeightVersion) -> int:
+        """The version that `weights` count as: min(version, f of every fork of a later epoch)."""
+        return min([weights.version, *(version for epoch, version in self.forks if epoch > weights.epoch)])
+
+
+def next_train_version(published_version: int, unpublished_steps: int, batches_per_publish: int) -> int:
+    """Estimate of the version that will train on the next unassembled step.
+
+    `unpublished_steps`: steps assembled since the last publish's commit point. Every batches_per_publish of them raise
+    the version by one before the next step trains.
+    """
+    return published_version + unpublished_steps // batches_per_publish

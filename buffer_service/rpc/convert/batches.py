@@ -1,0 +1,71 @@
+"""Pulls, commits, checkpoints and resumes."""
+
+from buffer_service.domain import ops
+from buffer_service.rpc.convert import fields
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import batches_pb2 as pb
+
+_MODES = {
+    pb.RESUME_MODE_UNSPECIFIED: ops.ResumeMode.REPLAY,
+    pb.RESUME_MODE_REPLAY: ops.ResumeMode.REPLAY,
+    pb.RESUME_MODE_REQUEUE: ops.ResumeMode.REQUEUE,
+    pb.RESUME_MODE_DISCARD: ops.ResumeMode.DISCARD,
+}
+
+
+def pull(request: pb.PullBatchRequest) -> ops.Pull:
+    """A checked pull; its wait is checked too."""
+    fields.number(request.wait_ms, "wait_ms", 0, 3_600_000)
+    world_size = fields.number(request.world_size, "world_size", 1, 4_096)
+    return ops.Pull(
+        epoch=fields.epoch(request.epoch),
+        step=request.step,
+        rank=fields.number(request.rank, "rank", 0, world_size - 1),
+        world_size=world_size,
+        train_version=request.train_version if request.HasField("train_version") else None,
+    )
+
+
+def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
+    """The facts of a step that open a pull stream."""
+    mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
+    return pb.BatchInfo(
+        step=batch.step,
+        train_version=batch.train_version,
+        total_groups=batch.total_groups,
+        total_samples=batch.total_samples,
+        total_tokens=batch.total_tokens,
+        total_loss_tokens=batch.total_loss_tokens,
+        shard_groups=len(batch.shard),
+        shard_tokens=batch.shard_tokens,
+        staleness_mean_milli=mean_milli,
+        staleness_max=batch.staleness_max,
+        replayed=batch.replayed,
+        waited_ms=waited_ms,
+        queued_groups=batch.queued,
+    )
+
+
+def resume(request: pb.ResumeRequest) -> ops.Resume:
+    """A checked resume."""
+    if request.mode not in _MODES:
+        raise InvalidField("mode", request.mode, "one of ResumeMode")
+    return ops.Resume(
+        next_step=request.next_step if request.HasField("next_step") else None,
+        mode=_MODES[request.mode],
+        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        allow_regenerate=request.allow_regenerate,
+    )
+
+
+def to_resumed(result: ops.Resumed) -> pb.ResumeResponse:
+    """The reply of a resume."""
+    return pb.ResumeResponse(
+        revision=result.revision,
+        epoch=result.epoch,
+        next_step=result.next_step,
+        next_unassembled_step=result.next_unassembled_step,
+        version=result.version,
+        cursor=result.cursor,
+        feeder_state=result.feeder_state,
+    )

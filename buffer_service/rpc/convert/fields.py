@@ -1,0 +1,86 @@
+"""Checks that many requests share. Each raises InvalidField naming the field, its value and the limit."""
+
+import re
+from collections.abc import Iterable, Sized
+from typing import TypeVar
+
+from buffer_service.domain.ops import WeightVersion
+from buffer_wire import limits
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import common_pb2
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def run_id(value: str, field: str = "run.run_id") -> str:
+    """A run's id."""
+    if not limits.RUN_ID.fullmatch(value):
+        raise InvalidField(field, value, "1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit")
+    return value
+
+
+def run_ref(run: common_pb2.RunRef) -> tuple[str, int]:
+    """(run_id, seen_revision) of a reference to a run."""
+    return run_id(run.run_id), run.seen_revision
+
+
+def name(value: str, field: str) -> str:
+    """A worker's or an engine's name."""
+    if not _NAME.fullmatch(value):
+        raise InvalidField(field, value, "1 to 128 characters of [A-Za-z0-9._:-]")
+    return value
+
+
+def text(value: str, field: str, low: int, high: int) -> str:
+    """Text of `low` to `high` characters."""
+    if not low <= len(value) <= high:
+        shown = value if len(value) <= 64 else f"{len(value)} characters"
+        raise InvalidField(field, shown, f"{low} to {high} characters" if low else f"at most {high} characters")
+    return value
+
+
+def number(value: int, field: str, low: int, high: int) -> int:
+    """An integer of `low` to `high`."""
+    if not low <= value <= high:
+        raise InvalidField(field, value, f"{low} to {high}")
+    return value
+
+
+def count(values: Sized, field: str, low: int, high: int) -> None:
+    """`low` to `high` entries."""
+    if not low <= len(values) <= high:
+        raise InvalidField(field, f"{len(values)} entries", f"{low} to {high} entries")
+
+
+def size(value: bytes, field: str, high: int) -> bytes:
+    """At most `high` bytes."""
+    if len(value) > high:
+        raise InvalidField(field, f"{len(value)} bytes", f"at most {high} bytes")
+    return value
+
+
+def epoch(value: int, field: str = "epoch") -> int:
+    """A trainer's epoch."""
+    if value < 1:
+        raise InvalidField(field, value, "at least 1")
+    return value
+
+
+def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
+    """A weight version that is set."""
+    return WeightVersion(epoch(value.epoch, f"{field}.epoch"), value.version)
+
+
+def to_version(value: WeightVersion) -> common_pb2.WeightVersion:
+    """The message of a weight version."""
+    return common_pb2.WeightVersion(epoch=value.epoch, version=value.version)
+
+
+def unique(values: Iterable[T], field: str) -> None:
+    """No value twice."""
+    seen: set[T] = set()
+    for i, value in enumerate(values):
+        if value in seen:
+            raise InvalidField(f"{field}[{i}]", str(value), "given once in the request")
+        seen.add(value)

@@ -1,0 +1,135 @@
+"""Groups: only their headers are parsed. The body that is stored is the serialized Group as it came."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from buffer_service.domain import ops
+from buffer_service.rpc.convert import fields
+from buffer_wire import limits
+from buffer_wire.codec import MalformedMessage, PushBundle, split_group
+from buffer_wire.errors import InvalidField, RolloutBufferError, UnknownLease
+from buffer_wire.status import to_detail
+from buffer_wire.validate import check_group
+from rollout_buffer.v1 import common_pb2
+from rollout_buffer.v1 import groups_pb2 as pb
+
+T = TypeVar("T")
+
+_LEASE_ID_CHARS = 160
+_OUTCOMES = {
+    ops.PushKind.QUEUED: pb.PUSH_OUTCOME_QUEUED,
+    ops.PushKind.DUPLICATE: pb.PUSH_OUTCOME_DUPLICATE,
+    ops.PushKind.CLOSED: pb.PUSH_OUTCOME_CLOSED,
+    ops.PushKind.REJECTED_FULL: pb.PUSH_OUTCOME_REJECTED_FULL,
+}
+
+
+def parsed(what: str, parse: Callable[[bytes], T], message: bytes) -> T:
+    """A message that gRPC handed over as bytes. Raises InvalidField."""
+    try:
+        return parse(message)
+    except (MalformedMessage, DecodeError) as error:
+        raise InvalidField("message", f"{len(message)} bytes", f"a serialized {what} ({error})") from None
+
+
+def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:
+    """What makes a bundle unusable as a whole. Raises InvalidField."""
+    fields.run_id(bundle.run.run_id)
+    fields.count(bundle.groups, "groups", 1, limits.MAX_GROUPS_PER_BUNDLE)
+    if bundle.sequence != expected_sequence:
+        raise InvalidField("sequence", bundle.sequence, f"{expected_sequence}: it rises by one from 1 within a stream")
+
+
+def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
+    """A checked group. Raises InvalidField."""
+    try:
+        head, payload = split_group(body)
+        header = pb.GroupHeader.FromString(bytes(head))
+    except (MalformedMessage, DecodeError) as error:
+        raise InvalidField("group", f"{len(body)} bytes", f"a serialized Group ({error})") from None
+    if len(head) > limits.MAX_HEADER_BYTES:
+        raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
+    if len(payload) > max_payload_bytes:
+        raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
+    check_group(header, len(payload))
+    fields.text(header.lease_id, "lease_id", 0, _LEASE_ID_CHARS)
+    return ops.NewGroup(_facts(header, len(body)), body)
+
+
+def entry(body: memoryview, max_payload_bytes: int) -> ops.NewGroup | pb.PushAck:
+    """The group to push, or the acknowledgement that refuses it."""
+    try:
+        return new_group(body, max_payload_bytes)
+    except InvalidField as error:
+        return refusal(error)
+
+
+def _facts(header: pb.GroupHeader, size_bytes: int) -> ops.GroupFacts:
+    tokens = loss_tokens = 0
+    heads, tails = [], []
+    for sample in header.samples:
+        tokens += sample.tokens
+        loss_tokens += sample.loss_tokens
+        spans = sample.spans
+        first, last = spans[0].version, spans[-1].version
+        heads.append((first.epoch, first.version))
+        tails.append((last.epoch, last.version))
+    head, tail = min(heads), max(tails)
+    return ops.GroupFacts(
+        task_id=header.task_id,
+        generation=header.generation,
+        lease_id=header.lease_id,
+        environment=header.environment,
+        samples=len(heads),
+        tokens=tokens,
+        loss_tokens=loss_tokens,
+        size_bytes=size_bytes,
+        head=ops.WeightVersion(*head),
+        tail=ops.WeightVersion(*tail),
+        # Versions do not fall within a sample, so head and tail bound every span.
+        spans_versions=head != tail,
+    )
+
+
+def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.WeightVersion | None, int]:
+    """(head version or None, kept response tokens) of a checked continuation. Raises InvalidField."""
+    header = group.header
+    try:
+        check_group(header, len(group.payload), continuation=True)
+    except InvalidField as error:
+        shown = error.attributes
+        raise InvalidField(f"{at}.{shown['field']}", shown["value"], shown["limit"]) from None
+    if header.task_id != lease_id.partition("/")[0]:
+        raise InvalidField(f"{at}.task_id", header.task_id, f"the task of lease {lease_id}")
+    heads = [sample.spans[0].version for sample in header.samples if sample.spans]
+    tokens = sum(sample.tokens - sample.prompt_len for sample in header.samples)
+    if not heads:
+        return None, 0
+    return ops.WeightVersion(*min((head.epoch, head.version) for head in heads)), tokens
+
+
+# ── acknowledgements ─────────────────────────────────────────────────────────
+
+
+def to_ack(pushed: ops.Pushed, facts: ops.GroupFacts) -> pb.PushAck:
+    """The acknowledgement of a group that the store has judged; BLOCKED ones never get here."""
+    if pushed.kind is ops.PushKind.UNKNOWN_LEASE:
+        return refusal(UnknownLease(facts.lease_id), pushed.group_id)
+    if pushed.kind is ops.PushKind.INVALID:
+        return refusal(InvalidField(pushed.field, pushed.value, pushed.limit), pushed.group_id)
+    return pb.PushAck(outcome=_OUTCOMES[pushed.kind], group_id=pushed.group_id)
+
+
+def refusal(error: RolloutBufferError, group_id: str = "") -> pb.PushAck:
+    """The acknowledgement of a group that breaks a rule."""
+    return pb.PushAck(outcome=pb.PUSH_OUTCOME_INVALID, group_id=group_id, error=to_detail(error))
+
+
+def to_push_response(
+    revision: int, sequence: int, acks: list[pb.PushAck], published: ops.WeightVersion
+) -> pb.PushGroupsResponse:
+    """The acknowledgement of a bundle."""
+    weights = common_pb2.WeightVersion(epoch=published.epoch, version=published.version)
+    return pb.PushGroupsResponse(revision=revision, sequence=sequence, acks=acks, published=weights)

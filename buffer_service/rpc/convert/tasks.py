@@ -1,0 +1,195 @@
+"""Tasks and leases. A task is kept as its serialized message, with the id it was given."""
+
+from math import isfinite
+
+from buffer_service.domain import ops
+from buffer_service.rpc.convert import fields
+from buffer_service.rpc.convert.groups import continuation_facts
+from buffer_wire import limits
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import groups_pb2
+from rollout_buffer.v1 import tasks_pb2 as pb
+
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_WAITS = {
+    None: pb.LEASE_WAIT_UNSPECIFIED,
+    ops.LeaseWait.NO_TASKS: pb.LEASE_WAIT_NO_TASKS,
+    ops.LeaseWait.AT_CAPACITY: pb.LEASE_WAIT_AT_CAPACITY,
+    ops.LeaseWait.ENGINE_STALE: pb.LEASE_WAIT_ENGINE_STALE,
+    ops.LeaseWait.PAUSED: pb.LEASE_WAIT_PAUSED,
+    ops.LeaseWait.BACKING_OFF: pb.LEASE_WAIT_BACKING_OFF,
+    ops.LeaseWait.QUARANTINED: pb.LEASE_WAIT_QUARANTINED,
+}
+_KINDS = {
+    pb.RETURN_KIND_INTERRUPTED: ops.ReturnKind.INTERRUPTED,
+    pb.RETURN_KIND_FAILED: ops.ReturnKind.FAILED,
+}
+_OUTCOMES = {
+    ops.ReturnOutcome.PENDING: pb.RETURN_OUTCOME_PENDING,
+    ops.ReturnOutcome.FAILED: pb.RETURN_OUTCOME_FAILED,
+    ops.ReturnOutcome.LOST: pb.RETURN_OUTCOME_LOST,
+}
+
+# ── submit ───────────────────────────────────────────────────────────────────
+
+
+def submit(request: pb.SubmitTasksRequest) -> ops.Submit:
+    """A checked submit."""
+    if request.cursor < request.expected_cursor:
+        raise InvalidField("cursor", request.cursor, f"at least expected_cursor, {request.expected_cursor}")
+    fields.count(request.tasks, "tasks", 1, limits.MAX_TASKS_PER_SUBMIT)
+    return ops.Submit(
+        epoch=fields.epoch(request.epoch),
+        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        expected_cursor=request.expected_cursor,
+        cursor=request.cursor,
+        feeder_state=fields.size(request.feeder_state, "feeder_state", limits.MAX_FEEDER_STATE_BYTES),
+        tasks=[_task(f"tasks[{i}]", task) for i, task in enumerate(request.tasks)],
+    )
+
+
+def _task(at: str, task: pb.Task) -> ops.NewTask:
+    if task.task_id and not limits.TASK_ID.fullmatch(task.task_id):
+        raise InvalidField(f"{at}.task_id", task.task_id, "empty, or 1 to 128 characters of [A-Za-z0-9._:-]")
+    _check_prompt(at, task)
+    _check_sampling(f"{at}.sampling", task.sampling)
+    if len(task.metadata_json) > limits.MAX_METADATA_BYTES or (
+        len(task.metadata_json.encode()) > limits.MAX_METADATA_BYTES
+    ):
+        raise InvalidField(
+            f"{at}.metadata_json", f"{len(task.metadata_json)} characters", f"at most {limits.MAX_METADATA_BYTES} bytes"
+        )
+    return ops.NewTask(
+        task_id=task.task_id,
+        group_size=fields.number(task.group_size, f"{at}.group_size", 1, limits.MAX_SAMPLES),
+        priority=fields.number(task.priority, f"{at}.priority", 0, 255),
+        environment=fields.text(task.environment, f"{at}.environment", 0, 64),
+        spec=task.SerializeToString(),
+    )
+
+
+def _check_prompt(at: str, task: pb.Task) -> None:
+    if bool(task.prompt_token_ids) == bool(task.messages):
+        which = "both" if task.messages else "neither"
+        raise InvalidField(f"{at}.prompt_token_ids", f"{which} set", "set, or messages, exactly one of the two")
+    if len(task.prompt_token_ids) > limits.MAX_PROMPT_TOKENS:
+        raise InvalidField(
+            f"{at}.prompt_token_ids", f"{len(task.prompt_token_ids)} tokens", f"at most {limits.MAX_PROMPT_TOKENS}"
+        )
+    if task.prompt_token_ids and min(task.prompt_token_ids) < 0:
+        raise InvalidField(f"{at}.prompt_token_ids", min(task.prompt_token_ids), "token ids of at least 0")
+    for j, message in enumerate(task.messages):
+        if message.role not in _ROLES:
+            raise InvalidField(f"{at}.messages[{j}].role", message.role, "system, user, assistant or tool")
+
+
+def _check_sampling(at: str, sampling: pb.SamplingParams) -> None:
+    fields.number(sampling.max_new_tokens, f"{at}.max_new_tokens", 1, limits.MAX_NEW_TOKENS)
+    if sampling.HasField("temperature") and not (isfinite(sampling.temperature) and sampling.temperature > 0):
+        raise InvalidField(f"{at}.temperature", sampling.temperature, "finite and above 0")
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        raise InvalidField(f"{at}.top_p", sampling.top_p, "above 0 and at most 1")
+    if sampling.HasField("top_k"):
+        fields.number(sampling.top_k, f"{at}.top_k", 1, (1 << 32) - 1)
+    fields.count(sampling.stop, f"{at}.stop", 0, 16)
+    fields.count(sampling.stop_token_ids, f"{at}.stop_token_ids", 0, 64)
+
+
+def to_submitted(result: ops.Submitted) -> pb.SubmitTasksResponse:
+    """The reply of a submit."""
+    return pb.SubmitTasksResponse(
+        revision=result.revision, cursor=result.cursor, task_ids=result.task_ids, pending_tasks=result.pending
+    )
+
+
+# ── leases ───────────────────────────────────────────────────────────────────
+
+
+def lease_ask(request: pb.LeaseTasksRequest) -> ops.LeaseAsk:
+    """A checked lease request; its wait is checked too."""
+    fields.number(request.wait_ms, "wait_ms", 0, 60_000)
+    worker_id, instance_id = _worker(request)
+    return ops.LeaseAsk(
+        worker_id=worker_id,
+        instance_id=instance_id,
+        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        engine_id=fields.name(request.engine_id, "engine_id"),
+        loaded=fields.version(request.loaded, "loaded"),
+        max_tasks=fields.number(request.max_tasks, "max_tasks", 1, limits.MAX_LEASES_PER_REQUEST),
+    )
+
+
+def _worker(request: pb.LeaseTasksRequest | pb.ExtendLeasesRequest | pb.ReturnLeasesRequest) -> tuple[str, str]:
+    return fields.name(request.worker_id, "worker_id"), fields.text(request.instance_id, "instance_id", 1, 64)
+
+
+def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
+    """The reply of a lease request."""
+    return pb.LeaseTasksResponse(
+        revision=result.revision,
+        leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
+        wait=_WAITS[result.wait],
+        published=fields.to_version(result.published),
+        required_version=result.required_version,
+    )
+
+
+def _to_lease(grant: ops.LeaseGrant, ttl_ms: int) -> pb.Lease:
+    task = pb.Task.FromString(grant.spec)
+    task.task_id = grant.task_id
+    return pb.Lease(
+        lease_id=grant.lease_id,
+        task=task,
+        generation=grant.generation,
+        attempt=grant.attempt,
+        ttl_ms=ttl_ms,
+        continuation=groups_pb2.Group.FromString(grant.continuation) if grant.continuation else None,
+    )
+
+
+def extend(request: pb.ExtendLeasesRequest) -> tuple[str, str, list[str]]:
+    """(worker_id, instance_id, lease_ids) of a checked heartbeat."""
+    fields.count(request.lease_ids, "lease_ids", 1, 4_096)
+    return (*_worker(request), list(request.lease_ids))
+
+
+def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
+    """The reply of a heartbeat."""
+    return pb.ExtendLeasesResponse(
+        revision=result.revision,
+        states=[pb.LEASE_STATE_LIVE if live else pb.LEASE_STATE_LOST for live in result.live],
+        ttl_ms=result.ttl_ms,
+    )
+
+
+def give_back(request: pb.ReturnLeasesRequest) -> tuple[str, str, list[ops.LeaseReturn]]:
+    """(worker_id, instance_id, returns) of a checked return."""
+    fields.count(request.returns, "returns", 1, limits.MAX_LEASES_PER_REQUEST)
+    fields.unique((ret.lease_id for ret in request.returns), "returns")
+    returns = [_lease_return(f"returns[{i}]", ret) for i, ret in enumerate(request.returns)]
+    return (*_worker(request), returns)
+
+
+def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
+    if message.kind not in _KINDS:
+        raise InvalidField(f"{at}.kind", message.kind, "RETURN_KIND_INTERRUPTED or RETURN_KIND_FAILED")
+    continuation, head, tokens = b"", None, 0
+    if message.HasField("continuation"):
+        head, tokens = continuation_facts(f"{at}.continuation", message.continuation, message.lease_id)
+        # One that holds no token would replace what an earlier attempt left.
+        continuation = message.continuation.SerializeToString() if tokens else b""
+    return ops.LeaseReturn(
+        lease_id=message.lease_id,
+        kind=_KINDS[message.kind],
+        error=fields.text(message.error, f"{at}.error", 0, limits.MAX_ERROR_CHARS),
+        continuation=continuation,
+        head=head,
+        tokens=tokens,
+    )
+
+
+def to_returned(result: ops.Returned) -> pb.ReturnLeasesResponse:
+    """The reply of a return."""
+    return pb.ReturnLeasesResponse(
+        revision=result.revision, outcomes=[_OUTCOMES[outcome] for outcome in result.outcomes]
+    )

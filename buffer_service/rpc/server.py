@@ -1,0 +1,126 @@
+"""The gRPC server of one process: servicers, raw handlers for the payload path, health, reflection, options."""
+
+import asyncio
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from buffer_service.domain.ports import RunStore
+from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc import servicers
+from buffer_service.rpc.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.interceptor import Guard
+from buffer_service.rpc.janitor import Janitor
+from buffer_service.rpc.pull_stream import PullStream
+from buffer_service.rpc.push_stream import PushParts
+from buffer_service.rpc.pushes import Pushes
+from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.settings import Settings
+from buffer_wire.channel import server_options
+from rollout_buffer.v1 import (
+    batches_pb2,
+    groups_pb2,
+    runs_pb2,
+    runs_pb2_grpc,
+    tasks_pb2,
+    tasks_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+
+_CONTRACT: tuple[ModuleType, ...] = (runs_pb2, tasks_pb2, groups_pb2, batches_pb2, weights_pb2)
+SERVICE_NAMES = tuple(
+    service.full_name for module in _CONTRACT for service in module.DESCRIPTOR.services_by_name.values()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcServer:
+    """A server that is built but not started, and what it is drained with."""
+
+    server: grpc.aio.Server
+    drain: Drain
+    janitor: Janitor
+    health: Any
+    """The standard health servicer; grpcio-health-checking has no types for its asyncio one."""
+
+    async def start(self) -> None:
+        """Serve, and say so to health checks."""
+        await self.server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Health off, leases refused, waits ended; RPCs in progress have `grace_s`."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.drain.begin()
+        await self.server.stop(grace_s)
+        self.janitor.close()
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("", *SERVICE_NAMES):
+                tasks.create_task(self.health.set(name, status))
+
+
+def build(settings: Settings, store: RunStore, registry: CollectorRegistry) -> RpcServer:
+    """Put a server together on a store; its port is added by the caller."""
+    metrics = RpcMetrics(registry)
+    server = grpc.aio.server(interceptors=[Guard(metrics)], options=server_options(settings.max_message_bytes))
+    drain, janitor = Drain(), Janitor(store)
+    lines = Lines(store.notifications, drain)
+    slots = StreamSlots(settings.max_streams)
+    pushes = Pushes(store, lines, janitor, metrics)
+    budget = ByteBudget(settings.blocked_bytes)
+    groups = servicers.GroupServicer(
+        PushParts(store, pushes, budget, drain, metrics, settings.max_message_bytes), slots
+    )
+    batches = servicers.BatchServicer(store, PullStream(store, lines, metrics), slots)
+    server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
+    runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store), server)
+    tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain), server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(
+        servicers.WeightServicer(store, WeightsFeed(store, lines)), server
+    )
+    health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return RpcServer(server, drain, janitor, health_servicer)
+
+
+# Handlers without deserializer or serializer are given and give the messages' bytes.
+
+
+def _group_handlers(groups: servicers.GroupServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    return grpc.method_handlers_generic_handler(
+        "rollout_buffer.v1.GroupService",
+        {
+            "PushGroups": grpc.stream_stream_rpc_method_handler(groups.PushGroups),
+            "PushGroup": grpc.unary_unary_rpc_method_handler(groups.PushGroup),
+        },
+    )
+
+
+def _batch_handlers(batches: servicers.BatchServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """By hand, since the generated registration would have PullBatch parsed."""
+    return grpc.method_handlers_generic_handler(
+        "rollout_buffer.v1.BatchService",
+        {
+            "PullBatch": grpc.unary_stream_rpc_method_handler(batches.PullBatch),
+            "Commit": _unary(batches.Commit, batches_pb2.CommitRequest, batches_pb2.CommitResponse),
+            "Checkpoint": _unary(batches.Checkpoint, batches_pb2.CheckpointRequest, batches_pb2.CheckpointResponse),
+            "Resume": _unary(batches.Resume, batches_pb2.ResumeRequest, batches_pb2.ResumeResponse),
+        },
+    )
+
+
+def _unary(behavior: Any, request: type[Message], response: type[Message]) -> Any:  # noqa: ANN401 - the stubs know no asyncio behaviors
+    return grpc.unary_unary_rpc_method_handler(behavior, request.FromString, response.SerializeToString)

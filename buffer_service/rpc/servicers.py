@@ -1,0 +1,199 @@
+"""The RPCs of the contract: parse, call the store, encode. Errors are translated by the interceptor.
+
+PushGroups, PushGroup and PullBatch are handed bytes and hand back bytes, so that no payload is parsed by protobuf.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from buffer_service.domain import ops
+from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.rpc.budget import StreamSlots
+from buffer_service.rpc.convert import batches, fields, groups, runs, tasks, weights
+from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.pull_stream import PullStream
+from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
+from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_wire.codec import split_push_one
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import (
+    batches_pb2,
+    groups_pb2,
+    runs_pb2,
+    runs_pb2_grpc,
+    tasks_pb2,
+    tasks_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RawContext = grpc.aio.ServicerContext[bytes, bytes]
+
+_POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
+"""Reasons that no wait changes: the engine has to act first, and ask again with what it has loaded then."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunServicer(runs_pb2_grpc.RunServiceServicer):
+    """Runs."""
+
+    store: RunStore
+
+    async def CreateRun(self, request: runs_pb2.CreateRunRequest, _: Context) -> runs_pb2.CreateRunResponse:
+        """Create a run, or find it."""
+        view, created = await self.store.create_run(
+            fields.run_id(request.run_id, "run_id"), runs.policy(request.policy)
+        )
+        return runs_pb2.CreateRunResponse(revision=view.revision, run=runs.to_run(view), created=created)
+
+    async def GetRun(self, request: runs_pb2.GetRunRequest, _: Context) -> runs_pb2.GetRunResponse:
+        """The whole state."""
+        view = await self.store.view(fields.run_id(request.run.run_id))
+        return runs_pb2.GetRunResponse(revision=view.revision, run=runs.to_run(view))
+
+    async def ListRuns(self, _request: runs_pb2.ListRunsRequest, _: Context) -> runs_pb2.ListRunsResponse:
+        """Ids of all runs."""
+        return runs_pb2.ListRunsResponse(run_ids=await self.store.list_runs())
+
+    async def UpdatePolicy(self, request: runs_pb2.UpdatePolicyRequest, _: Context) -> runs_pb2.UpdatePolicyResponse:
+        """Replace the policy."""
+        run_id, seen = fields.run_ref(request.run)
+        policy = runs.policy(request.policy)
+        revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
+        return runs_pb2.UpdatePolicyResponse(revision=revision, policy=runs.to_policy(policy))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
+    """Tasks and leases."""
+
+    store: RunStore
+    lines: Lines
+    drain: Drain
+
+    async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
+        """Add tasks."""
+        run_id, seen = fields.run_ref(request.run)
+        return tasks.to_submitted(await self.store.submit(run_id, tasks.submit(request), seen_revision=seen))
+
+    async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, _: Context) -> tasks_pb2.LeaseTasksResponse:
+        """Lease tasks, waiting for the first."""
+        run_id, seen = fields.run_ref(request.run)
+        ask = tasks.lease_ask(request)
+        self.drain.refuse()
+        leased = await self.lines.until(
+            run_id,
+            Topic.TASKS,
+            lambda: self.store.lease(run_id, ask, seen_revision=seen),
+            lambda leased: bool(leased.grants) or leased.wait in _POINTLESS,
+            request.wait_ms / 1000,
+        )
+        return tasks.to_leased(leased)
+
+    async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, _: Context) -> tasks_pb2.ExtendLeasesResponse:
+        """Heartbeat."""
+        run_id, seen = fields.run_ref(request.run)
+        return tasks.to_extended(await self.store.extend(run_id, *tasks.extend(request), seen_revision=seen))
+
+    async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
+        """Hand tasks back."""
+        run_id, seen = fields.run_ref(request.run)
+        return tasks.to_returned(await self.store.give_back(run_id, *tasks.give_back(request), seen_revision=seen))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupServicer:
+    """Groups, as bytes."""
+
+    parts: PushParts
+    slots: StreamSlots
+
+    async def PushGroups(self, _requests: AsyncIterator[bytes], context: RawContext) -> None:
+        """A stream of bundles."""
+        with self.slots.slot():
+            await PushStream(context, self.parts).run()
+
+    async def PushGroup(self, request: bytes, _: RawContext) -> bytes:
+        """One group."""
+        self.parts.metrics.received("PushGroup", len(request))
+        bundle = groups.parsed("PushGroupRequest", split_push_one, request)
+        run_id, seen = fields.run_ref(bundle.run)
+        if not bundle.groups:
+            raise InvalidField("group", "unset", "set")
+        entry = groups.entry(bundle.groups[0], self.parts.max_payload_bytes)
+        revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
+        return groups_pb2.PushGroupResponse(revision=revision, ack=acks[0]).SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchServicer:
+    """Batches; PullBatch as bytes."""
+
+    store: RunStore
+    puller: PullStream
+    slots: StreamSlots
+
+    async def PullBatch(self, message: bytes, context: RawContext) -> None:
+        """One rank's shard of a step."""
+        request = groups.parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
+        with self.slots.slot():
+            await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)
+
+    async def Commit(self, request: batches_pb2.CommitRequest, _: Context) -> batches_pb2.CommitResponse:
+        """Trained through a step."""
+        run_id, seen = fields.run_ref(request.run)
+        revision, steps = await self.store.commit(
+            run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
+        )
+        return batches_pb2.CommitResponse(revision=revision, committed_steps=steps)
+
+    async def Checkpoint(self, request: batches_pb2.CheckpointRequest, _: Context) -> batches_pb2.CheckpointResponse:
+        """Saved through a step."""
+        run_id, seen = fields.run_ref(request.run)
+        revision, steps = await self.store.checkpoint(
+            run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
+        )
+        return batches_pb2.CheckpointResponse(revision=revision, checkpointed_steps=steps)
+
+    async def Resume(self, request: batches_pb2.ResumeRequest, _: Context) -> batches_pb2.ResumeResponse:
+        """Take a run over."""
+        run_id = fields.run_id(request.run.run_id)
+        return batches.to_resumed(await self.store.resume(run_id, batches.resume(request)))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
+    """Weight versions and engines."""
+
+    store: RunStore
+    feed: WeightsFeed
+
+    async def Publish(self, request: weights_pb2.PublishRequest, _: Context) -> weights_pb2.PublishResponse:
+        """Publish and commit."""
+        run_id, seen = fields.run_ref(request.run)
+        result = await self.store.publish(run_id, weights.publish(request), seen_revision=seen)
+        return weights_pb2.PublishResponse(
+            revision=result.revision,
+            published=fields.to_version(result.published),
+            committed_steps=result.committed_steps,
+        )
+
+    async def WatchWeights(  # type: ignore[override]
+        self, request: weights_pb2.WatchWeightsRequest, context: Context
+    ) -> None:
+        """The present weights, then every newer ones."""
+        async for view in self.feed.views(fields.run_id(request.run.run_id)):
+            await context.write(weights.to_watch(view))
+
+    async def ReportEngine(
+        self, request: weights_pb2.ReportEngineRequest, _: Context
+    ) -> weights_pb2.ReportEngineResponse:
+        """What an engine has loaded."""
+        run_id, seen = fields.run_ref(request.run)
+        revision, published = await self.store.report_engine(run_id, weights.report(request.report), seen_revision=seen)
+        return weights_pb2.ReportEngineResponse(revision=revision, published=fields.to_version(published))

@@ -1,0 +1,105 @@
+"""Waits for the state of a run to change: first come, first served, and only the head of a line asks the store.
+
+Notifications are hints. Whoever is at the head takes a ticket, tries, waits for a newer ticket or at most 2 s
+(jittered, so that replicas do not fall into step), and tries again: a lost hint costs time, never an answer.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from buffer_service.domain.ports import Notifications, Topic
+from buffer_service.rpc.drain import Drain
+
+T = TypeVar("T")
+
+
+def recheck_s() -> float:
+    """How long to trust a silence, in seconds."""
+    return random.uniform(1.0, 2.0)  # noqa: S311 - jitter, not a secret
+
+
+@dataclass(slots=True)
+class _Line:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Its waiters are served in the order in which they came."""
+    people: int = 0
+
+
+class Lines:
+    """The lines of one replica, one for each (run, topic)."""
+
+    def __init__(self, notifications: Notifications, drain: Drain) -> None:
+        self._notifications = notifications
+        self._drain = drain
+        self._lines: dict[tuple[str, Topic], _Line] = {}
+
+    def is_empty(self, run_id: str, topic: Topic) -> bool:
+        """True when nobody stands in the line."""
+        return (run_id, topic) not in self._lines
+
+    @asynccontextmanager
+    async def turn(self, run_id: str, topic: Topic, deadline: float | None = None) -> AsyncIterator[bool]:
+        """Wait for the head of the line; False when `deadline` (loop time) passes first. Raises NotReady on drain."""
+        line = self._lines.setdefault((run_id, topic), _Line())
+        line.people += 1
+        try:
+            at_head = await self._enter(line, deadline)
+            try:
+                yield at_head
+            finally:
+                if at_head:
+                    line.turn.release()
+        finally:
+            line.people -= 1
+            if not line.people:
+                del self._lines[run_id, topic]
+
+    async def _enter(self, line: _Line, deadline: float | None) -> bool:
+        async with self._drain.interruptible():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await line.turn.acquire()
+            except TimeoutError:
+                # A drain interrupts from outside this block and is not caught here.
+                return False
+
+    async def hint(self, run_id: str, topic: Topic, ticket: int, deadline: float | None = None) -> None:
+        """Wait for a ticket above `ticket`, at most 2 s and not past the deadline. Raises NotReady on drain."""
+        left = recheck_s()
+        if deadline is not None:
+            left = min(left, max(0.0, deadline - asyncio.get_running_loop().time()))
+        async with self._drain.interruptible():
+            await self._notifications.wait(run_id, topic, ticket, left)
+
+    def ticket(self, run_id: str, topic: Topic) -> int:
+        """The present ticket; take it before looking at the state."""
+        return self._notifications.ticket(run_id, topic)
+
+    async def until(
+        self,
+        run_id: str,
+        topic: Topic,
+        attempt: Callable[[], Awaitable[T]],
+        done: Callable[[T], bool],
+        wait_s: float,
+    ) -> T:
+        """The first result of `attempt` that is `done`, or the last one when `wait_s` has passed.
+
+        The first try is made at once, whoever waits: it may release what the others wait for.
+        """
+        result = await attempt()
+        if wait_s <= 0 or done(result):
+            return result
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        async with self.turn(run_id, topic, deadline) as at_head:
+            while True:
+                ticket = self.ticket(run_id, topic)
+                result = await attempt()
+                if not at_head or done(result) or loop.time() >= deadline:
+                    return result
+                await self.hint(run_id, topic, ticket, deadline)

@@ -1,0 +1,62 @@
+"""Published weights as a stream: the present state first, then every change; superseded ones may be skipped.
+
+However many workers watch a run on this replica, a change is read from the store once.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from buffer_service.domain import ops
+from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.rpc.waiting import Lines
+
+FRESH_S = 0.5
+"""How old a shared reading may be when no hint came since; hints can be lost."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watchers: int = 0
+    view: ops.WeightsView | None = None
+    ticket: int = -1
+    taken_s: float = 0.0
+
+
+class WeightsFeed:
+    """The watches of one replica."""
+
+    def __init__(self, store: RunStore, lines: Lines) -> None:
+        self._store = store
+        self._lines = lines
+        self._readings: dict[str, _Reading] = {}
+
+    async def views(self, run_id: str) -> AsyncIterator[ops.WeightsView]:
+        """Endless. Raises UnknownRun, and NotReady when the process shuts down."""
+        reading = self._readings.setdefault(run_id, _Reading())
+        reading.watchers += 1
+        last: tuple[ops.WeightVersion, bytes, bool] | None = None
+        try:
+            while True:
+                ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
+                view = await self._read(run_id, reading)
+                state = (view.published, view.manifest, view.paused)
+                if state != last:
+                    last = state
+                    yield view
+                await self._lines.hint(run_id, Topic.WEIGHTS, ticket)
+        finally:
+            reading.watchers -= 1
+            if not reading.watchers:
+                del self._readings[run_id]
+
+    async def _read(self, run_id: str, reading: _Reading) -> ops.WeightsView:
+        async with reading.lock:
+            ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
+            if reading.view is None or reading.ticket != ticket or time.monotonic() - reading.taken_s > FRESH_S:
+                reading.view = await self._store.weights(run_id)
+                reading.ticket = ticket
+                reading.taken_s = time.monotonic()
+            return reading.view

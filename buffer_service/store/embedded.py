@@ -1,0 +1,220 @@
+"""EmbeddedStore: a private valkey-server or redis-server child on a unix socket in the data directory.
+
+Invariants: one service per data directory; the child dies with its parent (SIGTERM, so it writes out what it has); what
+was acknowledged survives what the durability level names; `stop` leaves no process and no socket behind. Never imports
+grpc: the supervisor owns it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from buffer_service.store.binary import find_binary
+from buffer_service.store.data_directory import LONGEST_SOCKET_PATH, DataDirectory
+from buffer_wire.errors import StoreUnavailable
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.01
+LOG_TAIL_BYTES = 2_000
+
+
+class Durability(StrEnum):
+    """What acknowledged writes survive."""
+
+    MEMORY = "memory"
+    """Nothing: no append-only file."""
+    PROCESS = "process"
+    """kill -9 of any process; not the loss of the host."""
+    HOST = "host"
+    """Loss of power too: every write is synced before it is acknowledged."""
+
+
+_PERSISTENCE: dict[Durability, tuple[str, ...]] = {
+    Durability.MEMORY: ("--appendonly", "no"),
+    Durability.PROCESS: ("--appendonly", "yes", "--appendfsync", "no"),
+    Durability.HOST: ("--appendonly", "yes", "--appendfsync", "always"),
+}
+
+
+class EmbeddedStore:
+    """A store of one's own. `start`, give `url` to whoever connects, `stop`.
+
+    data_dir: kept between starts. binary: path of the server, None to look for one. maxmemory_bytes: 0 for no limit.
+    rewrite_min_bytes: size from which the append-only file is rewritten when it has doubled.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        durability: Durability = Durability.PROCESS,
+        binary: str | None = None,
+        maxmemory_bytes: int = 0,
+        rewrite_min_bytes: int = 2 << 30,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        self.data_dir = data_dir
+        self.durability = durability
+        self._binary = binary
+        self._maxmemory_bytes = maxmemory_bytes
+        self._rewrite_min_bytes = rewrite_min_bytes
+        self._start_timeout_s = start_timeout_s
+        self._directory: DataDirectory | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket_dir: Path | None = None
+        self.socket_note = ""
+        """Why the socket is not in the data directory, or empty."""
+
+    @property
+    def socket_path(self) -> Path:
+        """Path of the unix socket."""
+        return (self._socket_dir or self.data_dir.absolute()) / "store.sock"
+
+    @property
+    def url(self) -> str:
+        """Address for RedisRunStore.connect."""
+        return f"unix://{self.socket_path}"
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log."""
+        return self.data_dir.absolute() / "store.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the server, None when it does not run."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the server and wait until it has loaded its data.
+
+        The calling thread must live as long as the server shall: the kernel binds the child's death to it. Raises
+        StoreUnsuitable (no binary, folder in use), StoreUnavailable (it did not come up; the log's tail says why).
+        """
+        binary = find_binary(self._binary)
+        deadline = time.monotonic() + self._start_timeout_s
+        self._directory = DataDirectory.acquire(self.data_dir, wait_s=self._start_timeout_s)
+        try:
+            self._place_socket()
+            self._process = await asyncio.create_subprocess_exec(
+                str(binary),
+                *self._settings(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=(self._directory.fileno(),),
+                # A terminal's Ctrl-C is for the service, which stops the store last.
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+            await self._wait_until_ready(deadline)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def restart(self) -> None:
+        """Start the server again after it died, at the same address. Raises what `start` raises."""
+        socket_dir, self._socket_dir = self._socket_dir, None
+        await self.stop()
+        self._socket_dir = socket_dir
+        await self.start()
+
+    async def wait(self) -> int:
+        """Wait until the server ends; returns its exit code (negative: the signal that ended it)."""
+        if self._process is None:
+            return 0
+        return await self._process.wait()
+
+    async def stop(self, timeout_s: float = 20.0) -> None:
+        """End the server cleanly; kill it when it takes longer than `timeout_s`."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), timeout_s)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        self._process = None
+        self.socket_path.unlink(missing_ok=True)
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._socket_dir = None
+        if self._directory is not None:
+            self._directory.release()
+            self._directory = None
+
+    def _place_socket(self) -> None:
+        own = self.data_dir.absolute() / "store.sock"
+        if self._socket_dir is None and len(os.fsencode(own)) > LONGEST_SOCKET_PATH:
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="rollout-buffer-"))
+            self.socket_note = (
+                f"{own} is longer than the {LONGEST_SOCKET_PATH} bytes that a unix socket's path may have; the socket is "
+                f"{self.socket_path}"
+            )
+
+    def _settings(self) -> Sequence[str]:
+        return (
+            *("--port", "0", "--unixsocket", str(self.socket_path), "--unixsocketperm", "700"),
+            *("--dir", str(self.data_dir.absolute()), "--logfile", str(self.log_path), "--daemonize", "no"),
+            *("--databases", "1", "--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"),
+            *("--save", "", *_PERSISTENCE[self.durability]),
+            *("--auto-aof-rewrite-min-size", str(self._rewrite_min_bytes)),
+        )
+
+    async def _wait_until_ready(self, deadline: float) -> None:
+        while True:
+            if self._process is None or self._process.returncode is not None:
+                code = None if self._process is None else self._process.returncode
+                raise StoreUnavailable(self.url, f"the server ended with code {code}; its log: {self._log_tail()}")
+            answer = await self._ping()
+            if answer.startswith(b"+PONG"):
+                return
+            if time.monotonic() > deadline:
+                why = "is still loading its data" if answer.startswith(b"-LOADING") else "does not answer"
+                raise StoreUnavailable(
+                    self.url, f"the server {why} after {self._start_timeout_s:g} s; its log: {self._log_tail()}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _ping(self) -> bytes:
+        try:
+            async with asyncio.timeout(5.0):
+                reader, writer = await asyncio.open_unix_connection(str(self.socket_path))
+                try:
+                    writer.write(b"PING\r\n")
+                    return await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return b""
+
+    def _log_tail(self) -> str:
+        try:
+            return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
+        except OSError:
+            return "(none)"
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """What the child does before it becomes the server: ask for SIGTERM when its parent dies."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

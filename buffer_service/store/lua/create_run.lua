@@ -1,0 +1,50 @@
+-- Creates a run.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {policy}: a map of integers, and the actions by name
+-- Replies {'created'} | {'exists', policy}
+-- Complexity O(1)
+
+-- @include ledger
+
+local request = unpack_msg(ARGV[1])
+
+if load_run() then
+  return reply('exists', policy)
+end
+
+local function states_of(transitions, first)
+  local found = {[first] = true}
+  for _, ways in pairs(transitions) do
+    for name in pairs(ways) do
+      found[name] = true
+    end
+  end
+  return found
+end
+
+policy, stored_now = request[1], 0
+read_clock()
+ledger = {groups = {}, tasks = {}, statistics = {}}
+for name in pairs(states_of(GROUP_TRANSITIONS, 'accepted')) do
+  ledger.groups[name] = {0, 0, 0, 0}
+end
+for name in pairs(states_of(TASK_TRANSITIONS, 'submitted')) do
+  ledger.tasks[name] = 0
+end
+for _, name in ipairs({
+  'leases_granted', 'leases_expired', 'leases_returned', 'pushes_duplicate', 'pushes_closed', 'pushes_rejected',
+  'staleness_sum', 'pre_queue_staleness_sum', 'in_queue_staleness_sum', 'staleness_max', 'assembled_groups',
+  'continuation_tokens_discarded', 'assembled_groups_spanning_versions',
+}) do
+  ledger.statistics[name] = 0
+end
+state = {
+  revision = 1, seen = 0, created_ms = now, paused = '', last_error = '',
+  epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
+  next_step = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0, assembled_now = 0,
+  sequence = 0, ended_sequence = 0, ended_through = 0,
+}
+call('HSET', RUN, 'policy', pack(policy))
+write_run()
+return reply('created')

@@ -1,0 +1,135 @@
+-- Leases pending tasks to a worker.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks}
+-- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants}; a grant is
+--         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
+--       | {'error', 'unknown_run' | 'store_rolled_back', ...}
+-- Complexity O((max_tasks + due) * log tasks)
+
+-- @include tasks
+-- @include timeline
+
+local request = unpack_msg(ARGV[1])
+local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
+local loaded_epoch, loaded_version, max_tasks = request[6], request[7], request[8]
+
+relieve()
+local refusal = open_run(seen)
+if refusal then
+  return refusal
+end
+call('HSET', RUN, 'asked', format('%d', now))
+expire_leases(100)
+
+local held = key('held:' .. worker_id)
+local raw_worker = call('HGET', key('workers'), worker_id)
+local worker = raw_worker and unpack_msg(raw_worker) or {'', '', {}}
+
+local function save_worker()
+  call('HSET', key('workers'), worker_id, pack(worker))
+end
+
+local function answer(wait, required, grants)
+  return reply('leased', close_run(), wait, required, policy.lease_ttl_ms, state.epoch, state.version, grants)
+end
+
+local function grant_of(task_id, task)
+  return {task_id, task.generation, task.attempt, call('HGET', key('specs'), task_id) or '', task.payload}
+end
+
+-- A new process of the worker: what the old one held is returned.
+if worker[1] ~= instance_id then
+  local members = call('SMEMBERS', held)
+  table.sort(members)
+  for _, member in ipairs(members) do
+    local task_id = entry_task_id(member)
+    local task = load_task(task_id)
+    if live_expiry(task_id, task, task.generation, task.attempt) then
+      stat('leases_returned', 1)
+      reopen_task(task_id, task, now)
+    end
+  end
+  worker = {instance_id, '', {}}
+  save_worker()
+end
+
+if request_id ~= '' and worker[2] == request_id then
+  local grants = {}
+  for _, given in ipairs(worker[3]) do
+    local task = load_task(given[1])
+    if task and task.worker == worker_id and live_expiry(given[1], task, given[2], given[3]) then
+      grants[#grants + 1] = grant_of(given[1], task)
+    end
+  end
+  return answer('', 0, grants)
+end
+
+if state.paused ~= '' then
+  return answer('paused', 0, {})
+end
+local engine = call('HGET', key('engines'), engine_id)
+if engine and unpack_msg(engine)[3] == 'quarantined' then
+  return answer('quarantined', 0, {})
+end
+local train_version = next_train_version()
+local gated = policy.max_staleness >= 0
+if gated and effective(loaded_epoch, loaded_version) < train_version - policy.max_staleness then
+  return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
+end
+
+local queued, leased = call('ZCARD', key('queue')), call('ZCARD', LEASES)
+local capacity = math.huge
+if policy.max_inflight_groups > 0 then
+  capacity = math.min(capacity, policy.max_inflight_groups - leased)
+end
+if policy.reserve_queue_space ~= 0 then
+  capacity = math.min(capacity, policy.max_queued_groups - (queued + leased))
+end
+if policy.max_lookahead >= 0 then
+  local groups = (policy.max_lookahead + state.version + 1) * policy.batch_groups * policy.batches_per_publish
+  capacity = math.min(capacity, groups - (state.assembled_now + queued + leased))
+end
+capacity = math.max(0, capacity)
+
+promote_due()
+local members = {}
+if capacity > 0 then
+  members = call('ZRANGE', PENDING, 0, math.min(capacity, max_tasks) - 1)
+end
+local grants, given = {}, {}
+local expiry = format('%d', now + policy.lease_ttl_ms)
+for index, member in ipairs(members) do
+  local task_id = entry_task_id(member)
+  local task = load_task(task_id)
+  if task.head >= 0 and gated
+    and train_version - effective(task.head_epoch, task.head) > policy.max_staleness then
+    stat('continuation_tokens_discarded', task.tokens)
+    drop_continuation(task)
+  end
+  unindex_task(task_id, task)
+  move_task(task, 'leased')
+  task.attempt, task.worker, task.instance = task.attempt + 1, worker_id, instance_id
+  call('ZADD', LEASES, expiry, member)
+  call('SADD', held, member)
+  save_task(task_id, task)
+  grants[index] = grant_of(task_id, task)
+  given[index] = {task_id, task.generation, task.attempt}
+end
+
+local wait = ''
+if #grants > 0 then
+  stat('leases_granted', #grants)
+  worker = {instance_id, request_id, given}
+  save_worker()
+end
+if #grants < max_tasks then
+  if #grants == capacity then
+    wait = 'at_capacity'
+  elseif call('ZCARD', DELAYED) > 0 then
+    wait = 'backing_off'
+  else
+    wait = 'no_tasks'
+  end
+end
+return answer(wait, 0, grants)

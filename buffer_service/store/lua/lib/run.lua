@@ -1,0 +1,132 @@
+-- The run's own record: policy, clock, counters. KEYS[1] is the hash rb:{R}:run; every other index key of the run has
+-- the same hash tag and is made from it with `key`.
+--
+-- Fields of the hash: policy, state and ledger (msgpack), now (ms, the latest time seen), asked (ms, the last lease
+-- request), feeder (bytes), last_submit and last_resume (msgpack, their replies).
+--
+-- state: revision, epoch, version (published), next_step, committed_steps, checkpointed_steps, freed_steps (steps below
+-- are physically gone), published_steps, assembled_now, world_size, cursor, sequence, ended_sequence, ended_through
+-- (tombstones up to it may go), created_ms, paused, seen (highest revision that a caller claimed while the store was
+-- behind it), last_error, last_manifest (version whose manifest is in `manifests`), forks ({{epoch, version}, ...}).
+
+-- @include reply
+-- @include keys
+
+local policy, state, ledger, now
+local stored_now
+local changed = false
+local topics = {}
+
+-- Makes the later writes of this script legal in a store that is out of memory: the check ends with a script's first
+-- write, and HDEL may always run. Only scripts that free memory or grow it by little may call it.
+local function relieve()
+  call('HDEL', RUN, '')
+end
+
+local function read_clock()
+  local test = call('GET', key('test_now'))
+  if test then
+    now = tonumber(test)
+  else
+    local time = call('TIME')
+    now = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  if now < stored_now then
+    now = stored_now
+  end
+end
+
+-- Loads policy, state and ledger; false when there is no such run.
+local function load_run()
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now')
+  if not raw[2] then
+    return false
+  end
+  policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
+  stored_now = tonumber(raw[4])
+  read_clock()
+  return true
+end
+
+local function write_run()
+  call('HSET', RUN, 'state', pack(state), 'ledger', pack(ledger), 'now', format('%d', now))
+end
+
+local function budget_exceeded()
+  return policy.failure_budget >= 0 and ledger.tasks.failed > policy.failure_budget
+end
+
+-- Pauses or releases the run by its failure budget; a rolled-back store outranks it.
+local function recheck_budget()
+  if state.paused == 'store_rolled_back' then
+    return
+  end
+  local paused = budget_exceeded() and 'failure_budget_exceeded' or ''
+  if paused ~= state.paused then
+    state.paused = paused
+    topics.weights, topics.tasks, topics.groups = true, true, true
+  end
+end
+
+-- Loads the run and checks that the store is not behind `seen`. Returns a refusal, or nil.
+local function open_run(seen)
+  if not load_run() then
+    return refuse('unknown_run')
+  end
+  if seen > state.revision then
+    if state.paused ~= 'store_rolled_back' or state.seen < seen then
+      state.paused = 'store_rolled_back'
+      if state.seen < seen then
+        state.seen = seen
+      end
+      write_run()
+      call('PUBLISH', key('notify'), 'weights,tasks,groups,space')
+    end
+    return refuse('store_rolled_back', seen, state.revision)
+  end
+  return nil
+end
+
+local function check_epoch(epoch)
+  if epoch ~= state.epoch then
+    return refuse('stale_epoch', epoch, state.epoch)
+  end
+  return nil
+end
+
+-- Refuses while the store is known to have lost acknowledged writes.
+local function check_rolled_back()
+  if state.paused == 'store_rolled_back' then
+    return refuse('run_paused', state.paused)
+  end
+  return nil
+end
+
+-- Ends the script: raises the revision if anything changed (not for a later call of the same operation), writes the
+-- record, publishes hints.
+local function close_run(again)
+  if changed then
+    if not again then
+      state.revision = state.revision + 1
+    end
+    write_run()
+  elseif now ~= stored_now then
+    call('HSET', RUN, 'now', format('%d', now))
+  end
+  local names = ''
+  for _, name in ipairs({'groups', 'tasks', 'space', 'weights'}) do
+    if topics[name] then
+      names = names == '' and name or (names .. ',' .. name)
+    end
+  end
+  if names ~= '' then
+    call('PUBLISH', key('notify'), names)
+  end
+  return state.revision
+end
+
+local function stat(name, by)
+  local statistics = ledger.statistics
+  statistics[name] = statistics[name] + by
+  changed = true
+end

@@ -1,0 +1,49 @@
+-- Makes (epoch, version) the published weights and commits through a step, in one decision.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {seen_revision, epoch, version, manifest, commit_through (-1: none)}
+-- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict' | 'step_ahead', ...}
+-- Complexity O(steps), and up to 1000 groups beyond retention freed
+
+-- @include commit
+
+local request = unpack_msg(ARGV[1])
+local seen, epoch, version, manifest, commit_through = unpack(request, 1, 5)
+
+relieve()
+local refusal = open_run(seen) or check_epoch(epoch) or check_rolled_back()
+if refusal then
+  return refusal
+end
+local manifests, commits = key('manifests'), key('commits')
+local published_manifest = call('HGET', manifests, format('%d', state.version)) or ''
+local is_repeat = version == state.version and manifest == published_manifest
+if not is_repeat and version <= state.version then
+  return refuse('version_conflict', version, state.version)
+end
+if commit_through >= state.next_step then
+  return refuse('step_ahead', commit_through, state.next_step)
+end
+
+if commit_through >= 0 then
+  commit_steps(commit_through + 1)
+end
+if not is_repeat then
+  local at = format('%d', state.committed_steps)
+  -- A version that no step was committed between is one that no resume goes back to.
+  for _, replaced in ipairs(call('ZRANGEBYSCORE', commits, at, at)) do
+    call('HDEL', manifests, replaced)
+  end
+  call('ZREMRANGEBYSCORE', commits, at, at)
+  call('ZADD', commits, at, format('%d', version))
+  if manifest ~= '' then
+    call('HSET', manifests, format('%d', version), manifest)
+  end
+  state.version = version
+  state.published_steps = state.committed_steps
+  changed = true
+  topics.weights, topics.tasks, topics.groups = true, true, true
+end
+local revision = close_run()
+return reply('published', revision, state.epoch, state.version, state.committed_steps, free_some() and 1 or 0)

@@ -1,0 +1,65 @@
+-- Adds tasks and moves the feeder's cursor, both or neither.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {seen_revision, epoch, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
+--         {task_id ('' asks for one), priority, spec}
+-- Replies {'submitted', revision, cursor, pending, task_ids}
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'cursor_conflict' | 'pending_full', ...}
+--       | {'error', 'task_exists', index, task_id}
+-- Complexity O(tasks * log pending)
+
+-- @include tasks
+
+local request = unpack_msg(ARGV[1])
+local seen, epoch, request_id, expected_cursor, cursor, feeder_state, submitted = unpack(request, 1, 7)
+
+local refusal = open_run(seen) or check_epoch(epoch)
+if refusal then
+  return refusal
+end
+if state.paused ~= '' then
+  return refuse('run_paused', state.paused)
+end
+
+local last = call('HGET', RUN, 'last_submit')
+if last then
+  last = unpack_msg(last)
+  if last[1] == request_id then
+    return reply('submitted', close_run(), last[2], last[3], last[4])
+  end
+end
+
+if expected_cursor ~= state.cursor then
+  return refuse('cursor_conflict', expected_cursor, state.cursor)
+end
+local pending = call('ZCARD', PENDING) + call('ZCARD', DELAYED)
+if pending + #submitted > policy.max_pending_tasks then
+  return refuse('pending_full', pending, policy.max_pending_tasks)
+end
+
+local task_ids, taken = {}, {}
+for index, task in ipairs(submitted) do
+  local task_id = task[1]
+  if task_id == '' then
+    task_id = format('t%08d', state.sequence + index)
+  end
+  if taken[task_id] or call('HEXISTS', TASKS, task_id) == 1 then
+    return refuse('task_exists', index - 1, task_id)
+  end
+  taken[task_id] = true
+  task_ids[index] = task_id
+end
+
+for index, task in ipairs(submitted) do
+  state.sequence = state.sequence + 1
+  local record = new_task(state.sequence, task[2])
+  move_task(record, 'pending')
+  queue_task(task_ids[index], record, now)
+  save_task(task_ids[index], record)
+  call('HSET', key('specs'), task_ids[index], task[3])
+end
+pending = pending + #submitted
+state.cursor = cursor
+changed = true
+call('HSET', RUN, 'feeder', feeder_state, 'last_submit', pack({request_id, cursor, pending, task_ids}))
+return reply('submitted', close_run(), cursor, pending, task_ids)

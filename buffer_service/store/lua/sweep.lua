@@ -1,0 +1,22 @@
+-- Housekeeping of a run: ends leases that are past their expiry, frees what was released, gives up payloads that were
+-- staged and never indexed. Any number of replicas may sweep at once.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {age_ms}: how long a payload may be staged
+-- Replies {'swept', done, more} | {'error', 'unknown_run'}
+-- Complexity O(1000)
+
+-- @include commit
+-- @include staging
+
+local request = unpack_msg(ARGV[1])
+relieve()
+if not load_run() then
+  return refuse('unknown_run')
+end
+local expired = expire_leases(1000)
+close_run()
+local more = free_some()
+local stale = call('ZRANGEBYSCORE', key('staging'), '-inf', format('%d', now - request[1]), 'LIMIT', 0, 1000)
+discard_staged(stale)
+return reply('swept', expired + #stale, (more or expired == 1000 or #stale == 1000) and 1 or 0)

@@ -1,0 +1,47 @@
+"""RedisRunStore: domain.ports.RunStore on Redis or Valkey."""
+
+import asyncio
+import contextlib
+from typing import Self
+
+from buffer_service.store.batch_ops import BatchOps
+from buffer_service.store.connection import StoreConnection
+from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.run_ops import RunOps
+from buffer_service.store.suitability import check_suitable
+from buffer_service.store.task_ops import TaskOps
+
+
+class RedisRunStore(TaskOps, BatchOps, RunOps):
+    """Runs, tasks, groups, batches and weights on one store.
+
+    Use `connect`; `close` ends the listener and the connections. Every decision is one script on the store
+    (lua/), so any number of replicas may work on the same run.
+    """
+
+    def __init__(self, connection: StoreConnection) -> None:
+        super().__init__(connection)
+        self.notifications = StoreNotifications(connection)
+        self._listener: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, store: str, *, timeout_s: float = 30.0) -> Self:
+        """Connect to unix:///path, redis://, rediss:// or valkey://. Raises StoreUnavailable, StoreUnsuitable."""
+        connection = StoreConnection(store, timeout_s=timeout_s)
+        try:
+            await check_suitable(connection)
+            await connection.open()
+        except BaseException:
+            await connection.close()
+            raise
+        self = cls(connection)
+        self._listener = asyncio.create_task(self.notifications.run(), name="store-notifications")
+        return self
+
+    async def close(self) -> None:
+        """See domain.ports.RunStore.close."""
+        if self._listener is not None:
+            self._listener.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listener
+        await self._connection.close()

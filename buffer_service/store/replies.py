@@ -1,0 +1,63 @@
+"""Replies of the scripts: packing of arguments, unpacking of replies, refusals as errors of the contract.
+
+A reply is one msgpack array whose first element is its tag; {'error', reason, data...} is a refusal.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgpack
+
+from buffer_wire import errors
+
+Fields: TypeAlias = list[Any]
+"""Elements of a reply after its tag: integers, bytes, and lists of them."""
+
+
+def pack(*values: object) -> bytes:
+    """Arguments of a script. Bytes go as msgpack strings: cmsgpack does not know the bin types."""
+    packed: bytes = msgpack.packb(values, use_bin_type=False)
+    return packed
+
+
+def unpack(reply: bytes) -> Any:  # noqa: ANN401 - whatever was packed
+    """A msgpack value; strings as bytes, since payload keys, specs and names travel alike."""
+    return msgpack.unpackb(reply, raw=True, strict_map_key=False)
+
+
+def text(value: bytes) -> str:
+    """A string of a reply. Error texts may have been cut inside a character."""
+    return value.decode("utf-8", "replace")
+
+
+_REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
+    "unknown_run": lambda run_id: errors.UnknownRun(run_id),
+    "store_rolled_back": lambda run_id, seen, revision: errors.StoreRolledBack(run_id, seen, revision),
+    "stale_epoch": lambda _run_id, epoch, current: errors.StaleEpoch(epoch, current),
+    "run_paused": lambda run_id, why: errors.RunPaused(run_id, why),
+    "failure_budget_exceeded": lambda _run_id, failed, budget, last_error: errors.FailureBudgetExceeded(
+        failed, budget, last_error
+    ),
+    "cursor_conflict": lambda _run_id, expected, cursor: errors.CursorConflict(expected, cursor),
+    "pending_full": lambda _run_id, pending, limit: errors.PendingFull(pending, limit),
+    "task_exists": lambda _run_id, index, task_id: errors.InvalidField(
+        f"tasks[{index}].task_id", task_id, "new to the run"
+    ),
+    "world_size_mismatch": lambda _run_id, world_size, expected: errors.WorldSizeMismatch(world_size, expected),
+    "replay_gap": lambda _run_id, step, first_retained: errors.ReplayGap(step, first_retained),
+    "step_ahead": lambda _run_id, step, next_step: errors.StepAhead(step, next_step),
+    "train_version": lambda _run_id, value, published: errors.InvalidField(
+        "train_version", value, f"at least the published version {published}"
+    ),
+    "version_conflict": lambda _run_id, version, published: errors.VersionConflict(version, published),
+    "not_committed": lambda _run_id, step, committed: errors.NotCommitted(step, committed),
+}
+
+
+def parse(run_id: str, reply: bytes) -> tuple[str, Fields]:
+    """Tag and fields of a reply. Raises the error that a refusal stands for."""
+    tag, *fields = unpack(reply)
+    if tag == b"error":
+        reason, *data = fields
+        raise _REFUSALS[text(reason)](run_id, *(text(d) if isinstance(d, bytes) else d for d in data))
+    return text(tag), fields

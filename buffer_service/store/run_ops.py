@@ -1,0 +1,131 @@
+"""Operations on runs as a whole: create, view, policy, engines, sweep."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.store.group_ops import GroupOps
+from buffer_service.store.keys import RUNS
+from buffer_service.store.replies import Fields, pack, text, unpack
+from buffer_wire.errors import RunExists, UnknownRun
+
+STAGING_AGE_MS = 600_000
+"""A payload that was staged this long ago and is not indexed belongs to a replica that died, or to nobody."""
+
+
+class RunOps(GroupOps):
+    """Create, list, view, update, engines, sweep."""
+
+    async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
+        """See domain.ports.RunStore.create_run."""
+        await self._connection.command("SADD", RUNS, run_id)
+        tag, fields = await self._call("create_run", run_id, pack(policy.to_store()))
+        self._known.add(run_id)
+        if tag == "exists":
+            existing = _policy(fields[0]).to_store()
+            differs = sorted(name for name, value in policy.to_store().items() if existing[name] != value)
+            if differs:
+                raise RunExists(run_id, ",".join(differs))
+        return await self.view(run_id), tag == "created"
+
+    async def list_runs(self) -> Sequence[str]:
+        """See domain.ports.RunStore.list_runs."""
+        return sorted(text(run_id) for run_id in await self._connection.command("SMEMBERS", RUNS))
+
+    async def view(self, run_id: str) -> ops.RunView:
+        """See domain.ports.RunStore.view."""
+        _, fields = await self._call("view", run_id, pack())
+        return _view(run_id, fields)
+
+    async def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
+        """See domain.ports.RunStore.update_policy."""
+        _, (revision,) = await self._call("update_policy", run_id, pack(seen_revision, policy.to_store()))
+        return int(revision)
+
+    async def report_engine(
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
+    ) -> tuple[int, ops.WeightVersion]:
+        """See domain.ports.RunStore.report_engine."""
+        packed = pack(
+            report.engine_id,
+            report.worker_id,
+            report.state,
+            report.loaded.epoch,
+            report.loaded.version,
+            report.reloads,
+            report.last_reload_ms,
+            report.last_error,
+            report.errors,
+        )
+        _, fields = await self._call("report_engine", run_id, pack(seen_revision, report.engine_id, packed))
+        revision, epoch, version = fields
+        return revision, ops.WeightVersion(epoch, version)
+
+    async def sweep(self) -> int:
+        """See domain.ports.RunStore.sweep."""
+        done = 0
+        for run_id in await self.list_runs():
+            more = 1
+            while more:
+                try:
+                    _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
+                except UnknownRun:
+                    break
+                done += swept
+            done += await self.delete_trash(run_id)
+        return done
+
+
+def _strings(mapping: Any) -> dict[str, Any]:  # noqa: ANN401 - Lua cannot tell an empty map from an empty array
+    return {text(key): value for key, value in dict(mapping).items()}
+
+
+def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
+    values = _strings(packed)
+    return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
+
+
+def _view(run_id: str, fields: Fields) -> ops.RunView:
+    policy, packed_state, packed_ledger, queued, delivered, pending, leased, engines, failures = fields
+    state, ledger = _strings(packed_state), _strings(packed_ledger)
+    groups = {name: ops.Amount(*amount) for name, amount in _strings(ledger["groups"]).items()}
+    tasks = _strings(ledger["tasks"])
+    return ops.RunView(
+        run_id=run_id,
+        policy=_policy(policy),
+        revision=state["revision"],
+        created_ms=state["created_ms"],
+        epoch=state["epoch"],
+        published=ops.WeightVersion(state["epoch"], state["version"]),
+        next_step=state["next_step"],
+        committed_steps=state["committed_steps"],
+        checkpointed_steps=state["checkpointed_steps"],
+        world_size=state["world_size"],
+        cursor=state["cursor"],
+        paused=text(state["paused"]),
+        # Counted from what exists, in place of the counters.
+        groups=groups | {"queued": ops.Amount(*queued), "delivered": ops.Amount(*delivered)},
+        tasks=tasks | {"pending": pending, "leased": leased},
+        statistics=_strings(ledger["statistics"]),
+        engines=sorted((_engine(unpack(report)) for report in engines), key=lambda engine: engine.engine_id),
+        failures=[_failure(*unpack(failure)) for failure in failures],
+    )
+
+
+def _engine(fields: Fields) -> ops.EngineReport:
+    engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors = fields
+    return ops.EngineReport(
+        engine_id=text(engine_id),
+        worker_id=text(worker_id),
+        state=text(state),
+        loaded=ops.WeightVersion(epoch, version),
+        reloads=reloads,
+        last_reload_ms=last_reload_ms,
+        last_error=text(last_error),
+        errors=errors,
+    )
+
+
+def _failure(task_id: bytes, attempts: int, error: bytes, time_ms: int) -> ops.TaskFailure:
+    return ops.TaskFailure(text(task_id), attempts, text(error), time_ms)

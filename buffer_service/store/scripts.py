@@ -1,0 +1,85 @@
+"""Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
+
+Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
+domain/transitions.py. `python -m buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
+"""
+
+import argparse
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
+
+LUA = Path(__file__).parent / "lua"
+
+_INCLUDE = re.compile(r"^-- @include (?P<name>[a-z_]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """An operation's script as the store runs it; `sha` is its SHA-1, the name that EVALSHA knows it by."""
+
+    name: str
+    source: str
+    sha: str
+
+
+def render_table(name: str, transitions: Mapping[str, frozenset[str]]) -> str:
+    """A transition table as a Lua local: state → {next state = true}."""
+    rows = []
+    for state, following in transitions.items():
+        ways = ", ".join(f"{target} = true" for target in sorted(str(t) for t in following))
+        rows.append(f"  {state} = {{{ways}}},")
+    return "\n".join([f"local {name} = {{", *rows, "}"])
+
+
+def _virtual() -> dict[str, str]:
+    tables = [
+        render_table("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
+        render_table("TASK_TRANSITIONS", TASK_TRANSITIONS),
+    ]
+    return {"transitions": "-- Rendered from domain/transitions.py.\n\n" + "\n\n".join(tables) + "\n"}
+
+
+def expand(source: str, libraries: Mapping[str, str]) -> str:
+    """`source` with its includes pasted in, each once, depth first. Raises KeyError for an unknown one."""
+    pasted: set[str] = set()
+
+    def paste(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name in pasted:
+            return ""
+        pasted.add(name)
+        return _INCLUDE.sub(paste, libraries[name])
+
+    return _INCLUDE.sub(paste, source)
+
+
+@cache
+def load_scripts() -> dict[str, Script]:
+    """Every script by name."""
+    libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
+    scripts = {}
+    for path in sorted(LUA.glob("*.lua")):
+        source = expand(path.read_text("utf-8"), libraries)
+        digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        scripts[path.stem] = Script(path.stem, source, digest)
+    return scripts
+
+
+def main() -> None:
+    """Write the expanded scripts."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--expand", type=Path, required=True, metavar="OUTDIR")
+    outdir: Path = parser.parse_args().expand
+    outdir.mkdir(parents=True, exist_ok=True)
+    for script in load_scripts().values():
+        (outdir / f"{script.name}.lua").write_text(script.source, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

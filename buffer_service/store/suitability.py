@@ -1,0 +1,56 @@
+"""Whether a store may be used: it answers, evicts nothing, knows cmsgpack, is new enough, and has our layout."""
+
+from buffer_service.store.connection import StoreConnection
+from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION
+from buffer_service.store.replies import text
+from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
+
+OLDEST = (6, 2)
+
+
+async def check_suitable(connection: StoreConnection) -> None:
+    """Raises StoreUnsuitable, naming the setting and the way to change it; StoreUnavailable."""
+    info = _fields(await connection.command("INFO"))
+    version = info.get("valkey_version") or info.get("redis_version", "")
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if number < OLDEST:
+        raise StoreUnsuitable(connection.name, f"version {version or 'unknown'} is older than 6.2")
+    if info.get("cluster_enabled") == "1":
+        raise StoreUnsuitable(connection.name, "it runs in cluster mode; give the address of a single primary")
+    if info.get("role") not in {None, "master"}:
+        raise StoreUnsuitable(connection.name, "it is a replica; give the address of its primary")
+    policy = info.get("maxmemory_policy", "")
+    if policy != "noeviction":
+        raise StoreUnsuitable(
+            connection.name,
+            f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; set it "
+            "with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
+        )
+    try:
+        packed = await connection.command("EVAL", "return cmsgpack.pack({'ok'})", 0)
+    except (StoreUnavailable, StoreOutOfMemory):
+        raise
+    except StoreFault as error:
+        raise StoreUnsuitable(connection.name, f"its scripts have no cmsgpack library ({error.message})") from error
+    if packed != b"\x91\xa2ok":
+        raise StoreUnsuitable(connection.name, "its cmsgpack library does not pack as msgpack")
+    await _check_schema(connection)
+
+
+async def _check_schema(connection: StoreConnection) -> None:
+    schema = await connection.command("GET", SCHEMA)
+    if schema is None:
+        await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
+    elif text(schema) != str(SCHEMA_VERSION):
+        raise StoreUnsuitable(
+            connection.name,
+            f"its layout ({SCHEMA}) is version {text(schema)}; this service knows version {SCHEMA_VERSION}",
+        )
+
+
+def _fields(info: object) -> dict[str, str]:
+    """Fields of an INFO reply."""
+    if isinstance(info, dict):  # redis-py parses it
+        return {str(name): str(value) for name, value in info.items()}
+    lines = text(info).splitlines() if isinstance(info, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,0 +1,145 @@
+"""The rpc processes: started, kept running, drained.
+
+Invariant: a process that dies is started again on the same address after a back-off that doubles while it keeps
+dying young; after `drain` none is started any more.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import structlog
+from prometheus_client import multiprocess
+
+from buffer_service.app.assignment import METRICS_VARIABLE, READY, Assignment
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
+YOUNG_S = 10.0
+START_TIMEOUT_S = 60.0
+KILL_AFTER_S = 5.0
+
+
+class StartFailed(RuntimeError):
+    """An rpc process ended, or said nothing, before it served; its log says why."""
+
+
+class RpcProcesses:
+    """`count` processes with the same assignment."""
+
+    def __init__(self, assignment: Assignment, count: int, metrics_dir: Path) -> None:
+        self._assignment = assignment
+        self._metrics_dir = metrics_dir
+        self._processes: list[Process | None] = [None] * count
+        self._draining = asyncio.Event()
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that serve."""
+        return [process.pid for process in self._processes if process is not None and process.returncode is None]
+
+    @property
+    def all_up(self) -> bool:
+        """True when every process serves."""
+        return len(self.pids) == len(self._processes)
+
+    async def start(self) -> None:
+        """Start all. Raises StartFailed."""
+        started = await asyncio.gather(*(self._start() for _ in self._processes), return_exceptions=True)
+        for slot, process in enumerate(started):
+            if isinstance(process, Process):
+                self._processes[slot] = process
+        failures = [failure for failure in started if isinstance(failure, BaseException)]
+        if failures:
+            await self.drain(0.0)
+            raise failures[0]
+
+    async def keep_running(self) -> None:
+        """Restart what dies, until drained."""
+        async with asyncio.TaskGroup() as tasks:
+            for slot in range(len(self._processes)):
+                tasks.create_task(self._keep(slot))
+
+    async def drain(self, grace_s: float) -> None:
+        """SIGTERM to all; SIGKILL to those that outlive the grace."""
+        self._draining.set()
+        living = [process for process in self._processes if process is not None and process.returncode is None]
+        for process in living:
+            process.terminate()
+        try:
+            async with asyncio.timeout(grace_s + KILL_AFTER_S):
+                await asyncio.gather(*(process.wait() for process in living))
+        except TimeoutError:
+            for process in living:
+                if process.returncode is None:
+                    log.warning("rpc process outlived its grace", pid=process.pid, grace_s=grace_s)
+                    process.kill()
+                    await process.wait()
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "buffer_service.app",
+            stdin=PIPE,
+            stdout=PIPE,
+            env={**os.environ, METRICS_VARIABLE: str(self._metrics_dir)},
+        )
+        if process.stdin is None or process.stdout is None:
+            raise StartFailed("an rpc process has no pipes")
+        try:
+            process.stdin.write(self._assignment.to_json())
+            await process.stdin.drain()
+            async with asyncio.timeout(START_TIMEOUT_S):
+                word = await process.stdout.readline()
+        except (TimeoutError, ConnectionError):
+            word = b""
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if word != READY:
+            if process.returncode is None:
+                process.kill()
+            status = await process.wait()
+            raise StartFailed(f"an rpc process ended before it served (exit status {status}); its log says why")
+        return process
+
+    async def _keep(self, slot: int) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        loop = asyncio.get_running_loop()
+        while not self._draining.is_set():
+            process = self._processes[slot]
+            if process is not None:
+                born = loop.time()
+                status = await process.wait()
+                multiprocess.mark_process_dead(process.pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]
+                if self._draining.is_set():
+                    return
+                log.warning("rpc process died", pid=process.pid, status=_named(status))
+                self._processes[slot] = None
+                backoff_s = FIRST_BACKOFF_S if loop.time() - born > YOUNG_S else backoff_s
+            try:
+                async with asyncio.timeout(backoff_s):
+                    await self._draining.wait()
+                return
+            except TimeoutError:
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            try:
+                started = await self._start()
+            except StartFailed as failure:
+                log.warning("rpc process does not start", why=str(failure))
+                continue
+            self._processes[slot] = started
+            if self._draining.is_set():
+                # The drain did not see it.
+                started.kill()
+                await started.wait()
+
+
+def _named(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else str(status)

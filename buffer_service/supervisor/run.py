@@ -1,0 +1,93 @@
+"""`rollout-buffer serve`, top to bottom: reserve, start the store, start the rpc processes, wait, drain.
+
+The order of the end: readiness off, rpc processes drain, store closed, admin page last, so that probes see it all.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+
+import structlog
+
+from buffer_service.admin.app import AdminPage, Facts
+from buffer_service.admin.server import AdminServer
+from buffer_service.app.assignment import Assignment
+from buffer_service.observability.addresses import Address
+from buffer_service.settings import Settings, redact_url
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_service.supervisor.address import listening, reserved
+from buffer_service.supervisor.data_dir import DataDir, held
+from buffer_service.supervisor.rpc_processes import RpcProcesses
+from buffer_service.supervisor.store import ServiceStore
+
+log = structlog.get_logger(__name__)
+
+PREDECESSOR_S = 5.0
+"""How long the rpc processes of a killed service may still hold the address."""
+
+
+async def serve(settings: Settings) -> None:
+    """Run the service until SIGTERM or Ctrl-C. Raises AddressRefused, DataDirRefused, StoreFault, StartFailed."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    log.info("settings", **settings.redacted())
+    async with AsyncExitStack() as stack:
+        data_dir = stack.enter_context(held(settings.data_dir))
+        wait_s = PREDECESSOR_S if data_dir.killed_predecessor else 0.0
+        address = stack.enter_context(reserved(Address.parse(settings.listen), wait_s))
+        admin_listener = stack.enter_context(listening(Address.parse(settings.admin)))
+        kept_store = await stack.enter_async_context(ServiceStore(settings))
+        store = await RedisRunStore.connect(kept_store.url)
+        stack.push_async_callback(store.close)
+        service = Service(settings, data_dir, address, kept_store, store)
+        admin = AdminServer(service.admin_page().app())
+        admin_address = Address(Address.parse(settings.admin).host, admin_listener.getsockname()[1])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(admin.serve_on(admin_listener))
+            store_keeper = tasks.create_task(kept_store.keep_running())
+            try:
+                await service.run(tasks, stop, admin_address)
+            finally:
+                store_keeper.cancel()
+                admin.should_exit = True
+    log.info("stopped")
+
+
+class Service:
+    """The rpc processes of a service, and whether it is ready."""
+
+    def __init__(
+        self, settings: Settings, data_dir: DataDir, address: Address, kept_store: ServiceStore, store: RedisRunStore
+    ) -> None:
+        self._settings = settings
+        self._data_dir = data_dir
+        self._address = address
+        self._store = store
+        self._store_name = redact_url(kept_store.url)
+        self._metrics_dir = data_dir.emptied_metrics()
+        assignment = Assignment(os.getpid(), str(address), kept_store.url, settings)
+        self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
+        self._not_ready = "the service is starting"
+
+    def admin_page(self) -> AdminPage:
+        """The admin page of this service."""
+        facts = Facts(str(self._address), self._store_name, self._metrics_dir, self.not_ready_because)
+        return AdminPage(self._store, facts)
+
+    def not_ready_because(self) -> str:
+        """Empty when every rpc process serves."""
+        return self._not_ready or ("" if self._processes.all_up else "not every rpc process is up")
+
+    async def run(self, tasks: asyncio.TaskGroup, stop: asyncio.Event, admin_address: Address) -> None:
+        """Serve until `stop`, then drain. Raises StartFailed."""
+        await self._processes.start()
+        tasks.create_task(self._processes.keep_running())
+        self._not_ready = ""
+        with self._data_dir.announced(address=str(self._address), admin=str(admin_address), store=self._store_name):
+            log.info("serving", address=str(self._address), admin=f"http://{admin_address}", pids=self._processes.pids)
+            await stop.wait()
+            log.info("draining", grace_s=self._settings.drain_grace_s)
+            self._not_ready = "the service is draining"
+            await self._processes.drain(self._settings.drain_grace_s)

@@ -1,0 +1,75 @@
+"""The store of a service: an existing one by its URL, or an embedded child that is started again when it dies."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from buffer_service.settings import Settings
+from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_wire.errors import StoreFault
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "store"
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 5.0
+STABLE_S = 10.0
+
+
+class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
+    """A store that is up inside the context, at an address that does not change."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._external = settings.store
+        self._embedded = EmbeddedStore(
+            settings.data_dir / FOLDER,
+            durability=Durability(settings.durability.value),
+            binary=settings.store_binary or None,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where to connect."""
+        return self._external or self._embedded.url
+
+    @property
+    def pid(self) -> int | None:
+        """Of the embedded server, while it runs."""
+        return self._embedded.pid
+
+    async def __aenter__(self) -> Self:
+        """Raises StoreFault."""
+        if not self._external:
+            await self._embedded.start()
+            log.info("embedded store", pid=self._embedded.pid, durability=self._embedded.durability.value)
+            if self._embedded.socket_note:
+                log.info("embedded store's socket", note=self._embedded.socket_note)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the embedded server; an existing one is left alone."""
+        await self._embedded.stop()
+
+    async def keep_running(self) -> None:
+        """Start the embedded server again on the same data whenever it dies; ends when cancelled."""
+        if self._external:
+            return
+        loop = asyncio.get_running_loop()
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            born = loop.time()
+            status = await self._embedded.wait()
+            log.error("embedded store died", status=status, log=str(self._embedded.log_path))
+            if loop.time() - born > STABLE_S:
+                backoff_s = FIRST_BACKOFF_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            try:
+                await self._embedded.restart()
+                log.info("embedded store", pid=self._embedded.pid, durability=self._embedded.durability.value)
+            except StoreFault as fault:
+                log.warning("embedded store does not start", why=fault.message)

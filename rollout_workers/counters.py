@@ -1,0 +1,42 @@
+"""What a worker has done since it started: plain numbers that every part adds to and the progress line reads."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since the start. Only the event loop's thread writes."""
+
+    pushed: Counter[str] = field(default_factory=Counter)
+    """Answers to pushes: queued, duplicate, closed, filtered, invalid, refused, and rejected_full for each attempt."""
+    returned: Counter[str] = field(default_factory=Counter)
+    """Leases handed back by kind: interrupted, failed."""
+    samples: int = 0
+    """Samples generated to the end."""
+    tokens: int = 0
+    """Tokens generated, those of interrupted samples included."""
+    leases: int = 0
+    leases_lost: int = 0
+    continuations: int = 0
+    """Leases that came with the work of an earlier attempt."""
+    reward_s: float = 0.0
+    """Time spent in reward functions, summed over groups."""
+    last_error: str = ""
+    last_error_at: float = 0.0
+    """On the monotonic clock."""
+
+    def failed(self, error: BaseException) -> str:
+        """Note an error; returns its text, at most 2,048 characters."""
+        self.last_error = describe(error)
+        self.last_error_at = time.monotonic()
+        return self.last_error
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, with its class where it is not one of ours, at most 2,048 characters."""
+    text = str(error) or type(error).__name__
+    if not hasattr(error, "reason"):
+        text = f"{type(error).__name__}: {text}"
+    return text[:2_048]

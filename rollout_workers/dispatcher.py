@@ -1,0 +1,191 @@
+"""Leases tasks for one engine, up to its concurrency, and starts their work.
+
+Invariants: at most `concurrency` groups are being generated and at most `outstanding` leases are held, those being
+scored and pushed included; a lease request has an identity, so that one whose reply was lost is asked again and grants
+the same leases; after `stop` nothing new begins, and what the last request may have granted is handed back.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from buffer_wire.errors import RolloutBufferError
+from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.counters import describe
+from rollout_workers.keeper import LeaseKeeper
+from rollout_workers.service import ServiceClient
+from rollout_workers.slot import EngineSlot
+from rollout_workers.versions import Version
+from rollout_workers.work import Tools, Work
+
+_MAX_PER_REQUEST = 256
+_QUICK_ANSWER_S = 0.05
+_AFTER_QUICK_ANSWER_S = 0.25
+_WARN_AFTER_S = 60.0
+_UNSEEN_S = 2.0
+
+WAITS_ON = {
+    tasks_pb2.LEASE_WAIT_NO_TASKS: "the trainer's feeder: no task is pending",
+    tasks_pb2.LEASE_WAIT_AT_CAPACITY: "the trainer's pulls: the run admits no more work",
+    tasks_pb2.LEASE_WAIT_ENGINE_STALE: "this engine's reload: its weights are too old",
+    tasks_pb2.LEASE_WAIT_PAUSED: "an operator, or a trainer's resume: the run is paused",
+    tasks_pb2.LEASE_WAIT_BACKING_OFF: "time: every pending task is backing off after a failure",
+    tasks_pb2.LEASE_WAIT_QUARANTINED: "this engine's next successful reload: it is quarantined",
+}
+"""On whom an engine without work waits."""
+
+_log = structlog.get_logger()
+
+
+class Dispatcher:
+    """The lease loop of one engine. `outstanding` bounds the leases held."""
+
+    def __init__(
+        self,
+        slot: EngineSlot,
+        service: ServiceClient,
+        keeper: LeaseKeeper,
+        tools: Tools,
+        *,
+        concurrency: int,
+        outstanding: int,
+        lease_wait_s: float,
+    ) -> None:
+        self._slot = slot
+        self._service = service
+        self._keeper = keeper
+        self._tools = tools
+        self._concurrency = concurrency
+        self._outstanding = outstanding
+        self._lease_wait_s = lease_wait_s
+        self._changes = Changes()
+        self._works: set[Work] = set()
+        self._generating = 0
+        self._stopping = False
+        self._requests = 0
+        self._asked = False
+        """True while a request is unanswered."""
+        self._worked_at = time.monotonic()
+        self._warned_at = 0.0
+        self.waiting_on = ""
+        """Why the last lease request brought less than asked; empty when it did not."""
+
+    @property
+    def held(self) -> int:
+        """Leases held now."""
+        return len(self._works)
+
+    @property
+    def generating(self) -> int:
+        """Groups on the engine now."""
+        return self._generating
+
+    async def run(self) -> None:
+        """Lease and work until `stop`; returns when all work has ended. Raises RolloutBufferError."""
+        async with asyncio.TaskGroup() as group:
+            leasing = group.create_task(self._lease_loop(group), name=f"leases of {self._slot.engine_id}")
+            await self._changes.until(lambda: self._stopping)
+            leasing.cancel()
+            await asyncio.wait([leasing])
+            # Before anything goes back, or this would lease it again.
+            await self._return_unseen()
+            for work in list(self._works):
+                group.create_task(work.interrupt())
+
+    def stop(self) -> None:
+        """Lease nothing more, and stop generating."""
+        self._stopping = True
+        self._changes.notify()
+
+    def cut(self) -> None:
+        """Have all work handed back as it is."""
+        for work in list(self._works):
+            work.cut()
+
+    # ── leasing ──────────────────────────────────────────────────────────────
+
+    def _room(self) -> int:
+        return min(self._concurrency - self._generating, self._outstanding - len(self._works), _MAX_PER_REQUEST)
+
+    async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            if not await self._slot.changes.until(lambda: self._slot.leasable, timeout_s=_WARN_AFTER_S):
+                self._idle(f"engine {self._slot.engine_id}: {self._slot.last_error or 'it is being loaded'}")
+                continue
+            await self._changes.until(lambda: self._room() > 0)
+            if not self._slot.leasable:
+                continue
+            began = time.monotonic()
+            reply = await self._ask()
+            if self._stopping:
+                return
+            for lease in reply.leases:
+                self._start(group, lease, began)
+            self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
+            if reply.leases:
+                self._worked_at = time.monotonic()
+                continue
+            self._idle(self.waiting_on)
+            if time.monotonic() - began < _QUICK_ANSWER_S:
+                # Not every wait is waited for at the service.
+                await asyncio.sleep(_AFTER_QUICK_ANSWER_S)
+
+    async def _ask(self) -> tasks_pb2.LeaseTasksResponse:
+        self._requests += 1
+        self._asked = True
+        reply = await self._lease(self._room(), self._slot.loaded, self._lease_wait_s)
+        self._asked = False
+        return reply
+
+    async def _lease(self, room: int, loaded: Version, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
+        return await self._service.lease(
+            self._slot.engine_id, f"r{self._requests}", loaded, max_tasks=room, wait_s=wait_s
+        )
+
+    def _start(self, group: asyncio.TaskGroup, lease: tasks_pb2.Lease, asked_at: float) -> None:
+        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_generated=self._release)
+        self._works.add(work)
+        self._generating += 1
+        self._keeper.hold(lease, asked_at, work.lost)
+        group.create_task(self._see_through(work), name=f"work {lease.lease_id}")
+
+    async def _see_through(self, work: Work) -> None:
+        try:
+            await work.run()
+        finally:
+            self._keeper.release(work.lease.lease_id)
+            self._works.discard(work)
+            self._changes.notify()
+
+    def _release(self) -> None:
+        self._generating -= 1
+        self._changes.notify()
+
+    async def _give_back(self, lease_return: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
+        reply = await self._service.give_back(self._slot.engine_id, [lease_return])
+        return reply.outcomes[0]
+
+    async def _return_unseen(self) -> None:
+        """A request was cut off by `stop`: whatever it granted, or grants now, goes back at once."""
+        if not self._asked:
+            return
+        try:
+            async with asyncio.timeout(_UNSEEN_S):
+                reply = await self._lease(1, self._slot.loaded, 0.0)
+                returns = [
+                    tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)
+                    for lease in reply.leases
+                ]
+                if returns:
+                    await self._service.give_back(self._slot.engine_id, returns)
+        except (RolloutBufferError, TimeoutError) as error:
+            _log.warning("leases of the last request expire by themselves", error=describe(error))
+
+    def _idle(self, waiting_on: str) -> None:
+        now = time.monotonic()
+        if not self._works and now - max(self._worked_at, self._warned_at) >= _WARN_AFTER_S:
+            self._warned_at = now
+            idle_s = round(now - self._worked_at)
+            _log.warning("no work", engine=self._slot.engine_id, for_s=idle_s, waiting_on=waiting_on)

@@ -1,0 +1,29 @@
+"""Time for the simulated engine, injected so that tests and planning need not wait for it."""
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds that never go back, and a way to let some of them pass."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary start."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed on this clock; at once, but not without yielding, for 0 or less."""
+        ...
+
+
+class WallClock:
+    """The real one."""
+
+    def now_s(self) -> float:
+        """See Clock."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """See Clock."""
+        await asyncio.sleep(max(0.0, seconds))

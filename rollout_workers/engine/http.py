@@ -1,0 +1,101 @@
+"""JSON calls to one engine over HTTP, with deadlines, and with failures told apart by what they leave behind.
+
+Invariants: a call ends within its deadline; a call is repeated only if it never left this machine, or if the caller
+says that repeating it is harmless.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from rollout_workers.engine.errors import EngineTimeout, EngineUnavailable
+
+# uvicorn drops a connection that was idle for 5 s (SGLANG_TIMEOUT_KEEP_ALIVE). One that we reuse at that moment fails
+# without a trace of whether the request arrived, and a generation cannot be repeated on that account: let go earlier.
+_IDLE_CONNECTION_S = 2.0
+
+_FIRST_RETRY_S = 0.05
+_LONGEST_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer, whatever its status."""
+
+    status: int
+    body: Any
+    """Parsed JSON, or text where the engine sent none."""
+
+    @property
+    def message(self) -> str:
+        """What the engine said, for an error message."""
+        body = self.body
+        if isinstance(body, dict):
+            error = body.get("error", body.get("message", body.get("detail", body)))
+            body = error.get("message", error) if isinstance(error, dict) else error
+        return str(body)[:500]
+
+
+class HttpConnection:
+    """Connections to one base URL, opened when the first call needs one.
+
+    `reconnect_s`: an engine that cannot be reached for so long is given up, however long the call's deadline is.
+    """
+
+    def __init__(self, base_url: str, *, reconnect_s: float = 5.0, headers: Mapping[str, str] | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._reconnect_s = reconnect_s
+        self._headers = dict(headers or {})
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(
+        self, method: str, path: str, body: object = None, *, doing: str, deadline_s: float, repeatable: bool
+    ) -> Reply:
+        """One call, repeated with growing pauses while the engine cannot be reached.
+
+        `doing` completes "... while". `repeatable`: the call may have arrived and can be made again all the same.
+        Raises EngineTimeout, EngineUnavailable.
+        """
+        deadline = time.monotonic() + deadline_s
+        give_up: float | None = None
+        pause_s = _FIRST_RETRY_S
+        while True:
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    return await self._once(method, path, body)
+            except TimeoutError as error:
+                raise EngineTimeout(self.base_url, doing, deadline_s) from error
+            except (aiohttp.ClientError, ConnectionError) as error:
+                never_sent = isinstance(error, aiohttp.ClientConnectorError)
+                give_up = min(deadline, started + self._reconnect_s) if give_up is None else give_up
+                if not (never_sent or repeatable) or time.monotonic() + pause_s >= give_up:
+                    raise EngineUnavailable(self.base_url, doing, str(error) or type(error).__name__) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+
+    async def _once(self, method: str, path: str, body: object) -> Reply:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                # The number of requests is bounded by the worker's concurrency; deadlines are ours, one per call.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        async with self._session.request(method, self.base_url + path, json=body) as response:
+            raw = await response.read()
+        try:
+            return Reply(response.status, json.loads(raw) if raw else None)
+        except ValueError:
+            return Reply(response.status, raw.decode(errors="replace"))
+
+    async def close(self) -> None:
+        """Drop all connections. The next call would open new ones."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

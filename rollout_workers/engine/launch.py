@@ -1,0 +1,285 @@
+"""SglangLauncher: a local SGLang server as a child process, from its start until nothing of it is left.
+
+SGLang lives in an environment of its own (deploy/sglang-cpu), whose interpreter is named here; the server is reached
+over HTTP on the loopback interface alone.
+
+Invariants:
+- the server and everything it spawned end with `stop`, and also when this process dies in any way, kill -9 included;
+- `start` returns a ready server or raises EngineNotStarted with the end of the server's log, within its deadline.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from rollout_workers.engine.errors import EngineError, EngineNotStarted
+from rollout_workers.engine.http import HttpConnection
+
+# Runs in the child before SGLang: it asks the kernel to be killed when its parent ends (prctl 1 is PR_SET_PDEATHSIG),
+# notices a parent that ended before that, and becomes the server. An exec between fork and SGLang instead of a
+# preexec_fn, which is not safe in a process with threads; SGLang's own children do the same towards the server.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the launching process is gone")
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+# Below the kernel's ephemeral range (from 32768), where any outgoing connection could take the port before SGLang does.
+_PORTS = range(20_000, 32_000)
+_PORT_ATTEMPTS = 3
+_ADDRESS_IN_USE = "address already in use"
+_POLL_S = 0.1
+_LOG_TAIL_LINES = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangServerOptions:
+    """How to start one server. The defaults are those that serve a small model on few CPU cores."""
+
+    python: Path
+    """Interpreter of the environment that has SGLang."""
+    model_path: Path
+    """Directory with config, tokenizer and safetensors."""
+    log_path: Path
+    """What the server prints is appended here."""
+    weight_version: str = "0"
+    """Label of the weights that it starts with."""
+    device: str = "cpu"
+    """"cpu" adds the flags that SGLang needs without CUDA; anything else is passed on as it is."""
+    dtype: str = "auto"
+    """Type that it computes in: auto (the checkpoint's), float32, bfloat16, float16."""
+    context_length: int = 4_096
+    """Most tokens of one request, prompt and answer."""
+    max_total_tokens: int = 65_536
+    """Size of the KV cache in tokens. Without a bound SGLang plans for most of the machine's memory."""
+    max_running_requests: int = 32
+    """Requests decoded at once."""
+    threads: int = 1
+    """OMP_NUM_THREADS. More than one makes small models slower, and starves whatever else runs on the machine."""
+    overlap_schedule: bool = False
+    """SGLang's overlap scheduler. On two cores it costs a factor of ten, and with it an in_place pause credits one
+    token of the old weights to the new version."""
+    sleep_on_idle: bool = True
+    """Do not spin while there is nothing to do."""
+    metrics: bool = False
+    """Serve /metrics."""
+    log_level: str = "warning"
+    extra_flags: Sequence[str] = ()
+    """Further arguments of sglang.launch_server, each flag and each value one entry; the last of a flag wins."""
+    port: int = 0
+    """0: a free one is chosen."""
+    ready_timeout_s: float = 180.0
+    """12 s on a quiet machine, a minute on a busy one."""
+    stop_grace_s: float = 8.0
+    """Between SIGTERM and SIGKILL. SGLang looks for the signal every 5 s, and waits for running requests."""
+
+
+class SglangLauncher:
+    """One local server. `async with` starts and stops it; it can be started again after `stop`.
+
+    Start it from a thread that lives as long as the server should: the kernel ties a child to the thread.
+    """
+
+    def __init__(self, options: SglangServerOptions) -> None:
+        self.options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = options.port
+
+    @property
+    def base_url(self) -> str:
+        """Where the server listens; final once `start` has returned."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, and of its process group; None if it was not started."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the server; None while it runs and before the start."""
+        return self._process.returncode if self._process is not None else None
+
+    async def start(self) -> str:
+        """Start the server and wait until it is ready; its base URL. Raises EngineNotStarted."""
+        if self._process is not None:
+            raise EngineNotStarted(self.base_url, "already started", str(self.options.log_path), "")
+        self._check_python()
+        deadline = time.monotonic() + self.options.ready_timeout_s
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            if self.options.port == 0:
+                self._port = free_port()
+            log_start = await self._spawn()
+            try:
+                await self._wait_ready(deadline)
+                return self.base_url
+            except BaseException as error:
+                await self._kill()
+                taken = _ADDRESS_IN_USE in await asyncio.to_thread(self._log_from, log_start)
+                if not (isinstance(error, EngineNotStarted) and taken) or attempt == _PORT_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def stop(self) -> int | None:
+        """End the server and its whole process group; its exit code. Does nothing if it was not started."""
+        process = self._process
+        if process is None:
+            return None
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), self.options.stop_grace_s)
+        await self._kill()
+        return process.returncode
+
+    async def wait(self) -> int:
+        """Wait until the server ends by itself; its exit code. Raises EngineNotStarted if it was not started."""
+        if self._process is None:
+            raise EngineNotStarted(self.base_url, "not started", str(self.options.log_path), "")
+        return await self._process.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log."""
+        try:
+            with self.options.log_path.open(errors="replace") as log:
+                return "".join(deque(log, maxlen=_LOG_TAIL_LINES)).rstrip()
+        except OSError as error:
+            return f"({error})"
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _check_python(self) -> None:
+        if shutil.which(self.options.python) is None:
+            why = f"no interpreter {self.options.python}; install SGLang there first (deploy/sglang-cpu/install.sh)"
+            raise EngineNotStarted(self.base_url, why, str(self.options.log_path), "")
+
+    async def _spawn(self) -> int:
+        """Start the process; the size that the log had before."""
+        log = await asyncio.to_thread(self._open_log)
+        start = log.tell()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                self.options.python,
+                "-c",
+                _DIE_WITH_PARENT,
+                str(os.getpid()),
+                *self._arguments(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,  # a group of its own: a Ctrl-C at the terminal is the parent's to handle
+            )
+        finally:
+            log.close()
+        return start
+
+    def _open_log(self) -> IO[bytes]:
+        self.options.log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self.options.log_path.open("ab")
+
+    def _log_from(self, start: int) -> str:
+        with self.options.log_path.open("rb") as log:
+            log.seek(start)
+            return log.read().decode(errors="replace")
+
+    def _arguments(self) -> list[str]:
+        options = self.options
+        arguments = ["-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(self._port)]
+        arguments += ["--model-path", str(options.model_path), "--weight-version", options.weight_version]
+        arguments += ["--device", options.device, "--dtype", options.dtype, "--log-level", options.log_level]
+        arguments += ["--context-length", str(options.context_length)]
+        arguments += ["--max-total-tokens", str(options.max_total_tokens)]
+        arguments += ["--max-running-requests", str(options.max_running_requests)]
+        if options.device == "cpu":
+            arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+            arguments += ["--grammar-backend", "none"]
+        if not options.overlap_schedule:
+            arguments.append("--disable-overlap-schedule")
+        if options.sleep_on_idle:
+            arguments.append("--sleep-on-idle")
+        if options.metrics:
+            arguments.append("--enable-metrics")
+        return [*arguments, *options.extra_flags]
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        # Its models are files on this machine: nothing is looked up elsewhere.
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        environment["OMP_NUM_THREADS"] = str(self.options.threads)
+        if self.options.device == "cpu":
+            environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        for inherited in (
+            "PYTHONPATH",  # of this environment, not of that one
+            "PYTHONHOME",
+            "VIRTUAL_ENV",
+            "PYTHONDONTWRITEBYTECODE",  # would cost every later start seven seconds
+            "SGLANG_RETURN_ORIGINAL_LOGPROB",  # would report log-probabilities from before the temperature
+        ):
+            environment.pop(inherited, None)
+        return environment
+
+    async def _wait_ready(self, deadline: float) -> None:
+        process = self._process
+        assert process is not None  # noqa: S101 -- set by _spawn
+        http = HttpConnection(self.base_url, reconnect_s=0)
+        try:
+            while time.monotonic() < deadline:
+                if process.returncode is not None:
+                    raise self._not_started(f"the server ended with exit code {process.returncode} before it was ready")
+                # Not /health: it generates a token, for a second, and marks a server that is slow to answer unhealthy.
+                with contextlib.suppress(EngineError):
+                    reply = await http.call("GET", "/ready", doing="starting", deadline_s=2.0, repeatable=False)
+                    if reply.status == 200:
+                        return
+                await asyncio.sleep(_POLL_S)
+        finally:
+            await http.close()
+        raise self._not_started(
+            f"{self.base_url}/ready did not answer 200 within {self.options.ready_timeout_s:g} s of the start"
+        )
+
+    def _not_started(self, why: str) -> EngineNotStarted:
+        return EngineNotStarted(self.base_url, why, str(self.options.log_path), self.log_tail())
+
+    async def _kill(self) -> None:
+        """SIGKILL what is left of the process group, and wait for the server itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # The group outlives its leader while any of SGLang's children is left.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on now. Raises OSError if all that were tried are taken."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free loopback port among 100 of {_PORTS.start} to {_PORTS.stop - 1}")

@@ -1,0 +1,166 @@
+"""SGLang's JSON for /generate: request bodies from SampleRequests, GeneratedSamples from replies. Pure functions.
+
+What SGLang 0.5.23 does, and what follows for this file:
+- `output_token_logprobs` are taken after temperature but before top-k, top-p and min-p. The log-probability with which
+  a token was really drawn is in `output_token_sampling_logprobs`, which comes with `return_sampling_mask`; that in turn
+  wants a finite top_k, at most the server's --sampling-mask-max-tokens.
+- Greedy (temperature 0) reports the model's log-probability at temperature 1, while its choice is certain: it is asked
+  for with the mask too, and reports 0.
+- `weight_version` is the one at the request's end and would hide every older token; `weight_versions` has the exact
+  spans.
+- The stop token is the last of `output_ids`, with its log-probability.
+- A request that is aborted before it runs, or while it is retracted, answers with what had left the scheduler so far
+  (every 50th token at best, so often nothing), and without mask log-probabilities.
+- Requests of one batch come back in their order; one that is refused takes the whole batch with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire.errors import InvalidField
+from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRequest, VersionSpan
+
+MASK_TOKENS_DEFAULT = 4096
+"""SGLang's default of --sampling-mask-max-tokens."""
+
+ABORTED_IN_QUEUE = "Abort in waiting queue"
+
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Malformed(ValueError):
+    """A reply that breaks SGLang's contract."""
+
+
+def generate_body(
+    requests: Sequence[SampleRequest], *, vocab_size: int, mask_max_tokens: int, cache_key: str
+) -> dict[str, Any]:
+    """The body of one batched /generate call.
+
+    `cache_key` separates prefix caches: only requests of the same key share one.
+    Raises InvalidField if top-k asks for more tokens than the server can report true log-probabilities for.
+    """
+    sampling: list[dict[str, Any]] = []
+    masks: list[bool] = []
+    for request in requests:
+        top_k = _effective_top_k(request, vocab_size)
+        narrowed = _is_narrowed(request, vocab_size)
+        if narrowed and request.temperature > 0:
+            top_k = _top_k_for_mask(request, top_k, vocab_size, mask_max_tokens)
+        parameters: dict[str, Any] = {
+            "max_new_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": top_k or -1,
+            "min_p": request.min_p,
+            "ignore_eos": request.ignore_eos,
+        }
+        if request.stop_token_ids:
+            parameters["stop_token_ids"] = list(request.stop_token_ids)
+        sampling.append(parameters)
+        masks.append(narrowed)
+    return {
+        "rid": [request.rid for request in requests],
+        "input_ids": [request.input_ids.tolist() for request in requests],
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "return_sampling_mask": masks if any(masks) else False,
+        "extra_key": [cache_key] * len(requests),
+        "stream": False,
+    }
+
+
+def _effective_top_k(request: SampleRequest, vocab_size: int) -> int:
+    return request.top_k if request.top_k < vocab_size else 0
+
+
+def _is_narrowed(request: SampleRequest, vocab_size: int) -> bool:
+    """True if some tokens cannot be drawn, so that plain log-probabilities are not those of the draw."""
+    top_k = _effective_top_k(request, vocab_size)
+    return request.top_p < 1 or top_k > 0 or request.min_p > 0 or request.temperature == 0
+
+
+def _top_k_for_mask(request: SampleRequest, top_k: int, vocab_size: int, mask_max_tokens: int) -> int:
+    if top_k == 0 and vocab_size <= mask_max_tokens:
+        return vocab_size  # changes nothing, and is finite as the mask wants it
+    if not 1 <= top_k <= mask_max_tokens:
+        raise InvalidField(
+            "top_k",
+            request.top_k,
+            f"1 to {mask_max_tokens} where top_p, top_k or min_p is on, so that the engine can report behaviour "
+            "log-probabilities (its flag --sampling-mask-max-tokens raises the limit)",
+        )
+    return top_k
+
+
+def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size: int) -> list[GeneratedSample]:
+    """The samples of a /generate reply to `generate_body(requests, ...)`. Raises Malformed."""
+    if not isinstance(reply, list) or len(reply) != len(requests):
+        shape = f"{len(reply)} entries" if isinstance(reply, list) else type(reply).__name__
+        raise Malformed(f"{shape} for a batch of {len(requests)}")
+    try:
+        return [
+            _parse_sample(entry, request, narrowed=_is_narrowed(request, vocab_size))
+            for entry, request in zip(reply, requests, strict=True)
+        ]
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise Malformed(f"{type(error).__name__}: {error}") from error
+
+
+def _parse_sample(entry: dict[str, Any], request: SampleRequest, *, narrowed: bool) -> GeneratedSample:
+    meta = entry["meta_info"]
+    if meta["id"] != request.rid:
+        raise Malformed(f"an answer to {meta['id']} in place of {request.rid}")
+    finish = meta["finish_reason"]
+    reason = _FINISH_REASONS.get(finish["type"])
+    if reason is None:
+        raise Malformed(f"finish reason {finish['type']!r}")
+
+    output_ids = np.asarray(entry["output_ids"], dtype=np.int32)
+    logprobs = _logprobs(meta, narrowed=narrowed)
+    if reason == "abort":
+        # Tokens are never handed on without the log-probability that training needs.
+        kept = min(len(output_ids), len(logprobs))
+        output_ids, logprobs = output_ids[:kept], logprobs[:kept]
+    if len(logprobs) != len(output_ids):
+        raise Malformed(f"{len(logprobs)} log-probabilities for {len(output_ids)} tokens")
+    if not np.isfinite(logprobs).all():
+        raise Malformed("a log-probability that is not finite")
+    return GeneratedSample(
+        rid=request.rid,
+        sample_index=request.sample_index,
+        output_ids=output_ids,
+        logprobs=logprobs,
+        spans=_spans(meta, len(output_ids)),
+        finish_reason=reason,
+        aborted_in_queue=reason == "abort" and finish.get("message") == ABORTED_IN_QUEUE,
+    )
+
+
+def _logprobs(meta: dict[str, Any], *, narrowed: bool) -> npt.NDArray[np.float32]:
+    if narrowed:
+        drawn = meta.get("output_token_sampling_logprobs", [])
+    else:
+        drawn = [entry[0] for entry in meta.get("output_token_logprobs", ())]
+    return np.asarray(drawn, dtype=np.float32)
+
+
+def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
+    """Spans over [0, length), cut where fewer tokens came back than were generated."""
+    spans = []
+    at = 0
+    for span in meta.get("weight_versions") or ():
+        if at == length:
+            break
+        if span["start"] != at or span["end"] < at:
+            raise Malformed(f"version spans that leave a gap at token {at}: {meta['weight_versions']}")
+        end = min(span["end"], length)
+        if end > at:
+            spans.append(VersionSpan(str(span["version"]), at, end))
+        at = end
+    if at != length:
+        raise Malformed(f"version spans for {at} of {length} tokens")
+    return tuple(spans)

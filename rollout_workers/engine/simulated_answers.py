@@ -1,0 +1,58 @@
+"""What the simulated engine answers: tokens, log-probabilities and lengths that depend on the request alone."""
+
+import zlib
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire.errors import InvalidField
+from rollout_workers.engine.types import FinishReason, SampleRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """Distribution of the answers."""
+
+    length_median: float = 64.0
+    """Median of the answers' lengths in tokens; they are lognormal, and capped by max_new_tokens."""
+    length_sigma: float = 0.5
+    """Standard deviation of the logarithm of the lengths; 0 makes all of them equal."""
+    vocab_size: int = 1_024
+    """Token ids are uniform in [0, vocab_size)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.length_median) and self.length_median >= 1):
+            raise InvalidField("length_median", self.length_median, "a finite number of at least 1")
+        if not 0 <= self.length_sigma <= 10:
+            raise InvalidField("length_sigma", self.length_sigma, "0 to 10")
+        if not 2 <= self.vocab_size <= 1 << 31:
+            raise InvalidField("vocab_size", self.vocab_size, "2 to 2^31")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete answer; an interrupted sample is a prefix of it."""
+
+    tokens: npt.NDArray[np.int32]
+    """int32 [t], t >= 1."""
+    logprobs: npt.NDArray[np.float32]
+    """float32 [t]: log of a uniform number in (0, 1]."""
+    finish_reason: FinishReason
+
+
+def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
+    """The answer to `request`: a function of (seed, input_ids, sample_index, max_new_tokens).
+
+    A continuation is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
+    remaining length is drawn anew.
+    """
+    digest = zlib.crc32(request.input_ids.tobytes())
+    rng = np.random.default_rng([options.seed, digest, request.sample_index])
+    drawn = round(options.length_median * float(np.exp(options.length_sigma * rng.standard_normal())))
+    length = min(max(1, drawn), request.max_new_tokens)
+    tokens = rng.integers(options.vocab_size, size=length, dtype=np.int32)
+    logprobs = np.log1p(-rng.random(length)).astype(np.float32)
+    return Answer(tokens, logprobs, "length" if drawn > request.max_new_tokens else "stop")

@@ -1,0 +1,174 @@
+"""What a rollout worker asks of an inference engine, in types of its own.
+
+Responsibility: the vocabulary between the worker's loop and the engines (`SglangEngine`, `SimulatedEngine`). No
+engine's wire format shows here, and nothing here needs an engine to be imported.
+
+Invariants of every engine's answers:
+- spans partition the generated tokens: the first starts at 0, each next one starts where the last ended, the last
+  ends at len(output_ids), none is empty, and neighbours differ in their label;
+- logprobs[i] is the log-probability with which output_ids[i] was really drawn: after temperature, top-k, top-p and
+  min-p, under the weights that its span names;
+- every call ends within its deadline: with a result or with an error of rollout_workers.engine.errors.
+"""
+
+import enum
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+RID_LENGTH = 32
+"""Length of every request id, in characters. SGLang aborts by prefix, so no id may be the prefix of another."""
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def new_rid() -> str:
+    """A fresh request id of RID_LENGTH characters."""
+    return uuid.uuid4().hex
+
+
+class PauseMode(enum.StrEnum):
+    """What happens to the requests that run when an engine is paused for new weights."""
+
+    RETRACT = "retract"
+    """They survive; their KV cache is computed again under the new weights. The cleanest: nothing is stale."""
+    IN_PLACE = "in_place"
+    """They survive on the KV cache of the old weights. The fastest for long contexts, at the price of mixed caches."""
+    ABORT = "abort"
+    """They end now with what they have (finish_reason "abort")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One sample to generate or to continue."""
+
+    sample_index: int
+    """Place of the sample in its group, from 0. Engines hand it back and do not interpret it."""
+    input_ids: npt.NDArray[np.int32]
+    """int32 [n], n >= 1: the prompt, followed by what an interrupted attempt had already generated."""
+    max_new_tokens: int
+    """At most this many new tokens, >= 1."""
+    temperature: float = 1.0
+    """>= 0; 0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 is off."""
+    top_k: int = 0
+    """>= 0; 0 is off."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is off."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the sample, besides the model's own end-of-sequence token. The token itself is kept."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence token."""
+    rid: str = field(default_factory=new_rid)
+    """Request id, unique among live requests of the engine, RID_LENGTH characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Generated tokens [start, end) came from the weights labelled `version_label`."""
+
+    version_label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GeneratedSample:
+    """What one request produced, complete or not."""
+
+    rid: str
+    sample_index: int
+    output_ids: npt.NDArray[np.int32]
+    """int32 [t]: the new tokens only; a stop token is the last of them."""
+    logprobs: npt.NDArray[np.float32]
+    """float32 [t]: behaviour log-probability of each new token."""
+    spans: tuple[VersionSpan, ...]
+    """Partition of [0, t); empty if t is 0."""
+    finish_reason: FinishReason
+    aborted_in_queue: bool = False
+    """True if the engine gave the request up before it ran, or while it was retracted: what came back, if
+    anything, may be less than what was generated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine says about itself when it is connected."""
+
+    name: str
+    """Kind of engine: "sglang" or "simulated"."""
+    version: str
+    address: str
+    model_path: str
+    vocab_size: int
+    """Token ids lie in [0, vocab_size)."""
+    max_input_tokens: int
+    """Longest input_ids, in tokens."""
+    context_length: int
+    """Largest len(input_ids) + max_new_tokens, in tokens."""
+    max_running_requests: int
+    """Requests decoded at once; further ones wait inside the engine."""
+
+
+class Engine(Protocol):
+    """An inference engine as a rollout worker sees it.
+
+    Every method takes at most its deadline (the engine's configured one, or `deadline_s` where a call has it) and
+    raises EngineTimeout beyond it, EngineUnavailable if the engine cannot be reached, EngineRejected if it refuses.
+    """
+
+    async def generate(
+        self, requests: Sequence[SampleRequest], *, deadline_s: float | None = None
+    ) -> list[GeneratedSample]:
+        """Generate one sample per request, in the order of the requests; groups belong in one call.
+
+        Requests that arrive while the engine is paused wait for `resume`. At the deadline, what runs is aborted and
+        comes back as it is (finish_reason "abort"); EngineTimeout only if not even that comes back. Cancelling the
+        call aborts its requests in the engine. Raises InvalidField for what the engine must not be sent.
+        """
+        ...
+
+    async def abort(self, rids: Sequence[str]) -> None:
+        """End these requests; their `generate` returns what they have. Unknown ids are ignored."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating, and let nothing new start, until `resume`. Pausing a paused engine is allowed."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on. Resuming an engine that runs is allowed."""
+        ...
+
+    async def load_files(self, path: Path, version_label: str) -> None:
+        """Load the weights of model directory `path` and name them `version_label`; verified when it returns.
+
+        Loading the same files under the same label again is allowed. Raises EngineLoadFailed, whose `weights` says
+        whether the old weights are still in place.
+        """
+        ...
+
+    async def loaded_version(self) -> str:
+        """The label of the weights that generate now."""
+        ...
+
+    async def ready(self) -> bool:
+        """True if the engine can be reached, is healthy and not paused. Raises nothing; costs no generation."""
+        ...
+
+    async def vocab_size(self) -> int:
+        """Number of token ids the model knows."""
+        ...
+
+    async def info(self) -> EngineInfo:
+        """What the engine says about itself."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections. Requests still running are aborted; the engine itself is left running."""
+        ...

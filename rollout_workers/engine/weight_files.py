@@ -1,0 +1,87 @@
+"""Checks a directory of safetensors before an engine is told to load it.
+
+SGLang's update from disk trusts its files more than it should:
+- a file that is cut short, or a tensor of another shape, ends the server process: the loader raises, the announced
+  rollback reads the same bad file again and raises in the scheduler's loop;
+- a tensor that is missing is no error: the old values stay, and the engine generates with a mixture of two versions.
+
+Both show in the headers of the files, which cost a few KB to read. The format: 8 bytes little-endian length n, n bytes
+of JSON {name: {dtype, shape, data_offsets}}, data (https://github.com/huggingface/safetensors#format).
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Layout = Mapping[str, tuple[int, ...]]
+"""Shape of every tensor of a model, by name."""
+
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+
+
+class UnloadableWeights(ValueError):
+    """The files are not complete, or not of the model that the engine serves."""
+
+
+def read_layout(directory: Path) -> Layout:
+    """Shapes of all tensors in the model at `directory`. Raises UnloadableWeights."""
+    try:
+        files = _weight_files(directory)
+        layout: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            layout.update(_read_header(file))
+    except OSError as error:
+        raise UnloadableWeights(f"{error.filename or directory}: {error.strerror or error}") from error
+    return layout
+
+
+def check_same_model(new: Layout, served: Layout) -> None:
+    """Raise UnloadableWeights unless `new` has every tensor of `served` in its shape.
+
+    Further tensors are allowed: a tied output layer may be written out, and the engine skips what it does not know.
+    """
+    missing = sorted(served.keys() - new.keys())
+    if missing:
+        raise UnloadableWeights(f"{len(missing)} tensors are missing, the first is {missing[0]}")
+    for name, shape in served.items():
+        if new[name] != shape:
+            raise UnloadableWeights(f"{name} has shape {list(new[name])}, the engine's model has {list(shape)}")
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise UnloadableWeights(f"{directory} is not a directory")
+    index = directory / INDEX_FILE
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UnloadableWeights(f"{index} cannot be read: {error}") from error
+        return sorted(directory / name for name in names)
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise UnloadableWeights(f"{directory} holds no .safetensors file")
+    return files
+
+
+def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise UnloadableWeights(f"{file} is cut short or is no safetensors file ({size} bytes)")
+        raw = stream.read(length)
+    try:
+        header: dict[str, Any] = json.loads(raw)
+        header.pop("__metadata__", None)
+        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in header.items()}
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        raise UnloadableWeights(f"{file} has an unreadable header: {error}") from error
+    if size != end:
+        raise UnloadableWeights(f"{file} has {size} bytes, its header promises {end}")
+    return shapes

@@ -1,0 +1,195 @@
+"""Where the engines of a worker come from: running servers, servers that the worker starts, or simulated ones.
+
+A host opens its engine, opens it again after a failure, and closes what it owns.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from rollout_workers.engine.errors import EngineUnavailable
+from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.types import Engine
+from rollout_workers.options import WorkerOptions
+from rollout_workers.slot import EngineSlot
+
+_POLL_S = 0.25
+
+
+class EngineHost(Protocol):
+    """Owner of one engine."""
+
+    base_model: str | None
+    """What holds version 0; None when only the engine can say."""
+
+    @property
+    def ended(self) -> bool:
+        """True when a process that the worker owns has ended."""
+        ...
+
+    async def open(self) -> Engine:
+        """Start if need be, and connect. Raises EngineError."""
+        ...
+
+    async def revive(self) -> Engine:
+        """After a failure: one attempt to have it running and connected again. Raises EngineError."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; end what the worker started."""
+        ...
+
+
+class RemoteHost:
+    """A server that somebody else runs."""
+
+    ended = False
+
+    def __init__(self, url: str, options: WorkerOptions) -> None:
+        self.base_model = options.base_model
+        self._engine = SglangEngine(url, options=_sglang_options(options))
+        self._url = url
+        self._timeout_s = options.engine_timeout_s
+
+    async def open(self) -> Engine:
+        """Wait until the server is ready."""
+        deadline = time.monotonic() + self._timeout_s
+        while not await self._engine.ready():
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(self._url, "starting", f"not ready after {self._timeout_s:g} s")
+            await asyncio.sleep(_POLL_S)
+        return self._engine
+
+    async def revive(self) -> Engine:
+        """Look whether the server is there."""
+        # A server that was left paused is there, but not ready: it is reached by going on.
+        await self._engine.resume()
+        if not await self._engine.ready():
+            raise EngineUnavailable(self._url, "reconnecting", "not ready")
+        return self._engine
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._engine.close()
+
+
+class LaunchedHost:
+    """A server that the worker starts and ends."""
+
+    def __init__(self, index: int, options: WorkerOptions) -> None:
+        launch = options.launch
+        if launch is None:
+            raise TypeError("options.launch is not set")
+        self.base_model: str | None = options.base_model or str(launch.model_path.absolute())
+        self._sglang = _sglang_options(options)
+        self._launcher = SglangLauncher(
+            SglangServerOptions(
+                python=launch.sglang_python,
+                model_path=launch.model_path.absolute(),
+                log_path=(launch.log_dir or options.weights_dir) / f"{options.worker_id}.e{index}.log",
+                extra_flags=launch.extra_flags,
+                ready_timeout_s=launch.ready_timeout_s,
+            )
+        )
+        self._engine: SglangEngine | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True when the server's process has ended."""
+        return self._launcher.returncode is not None
+
+    async def open(self) -> Engine:
+        """Start the server."""
+        url = await self._launcher.start()
+        self._engine = SglangEngine(url, options=self._sglang)
+        return self._engine
+
+    async def revive(self) -> Engine:
+        """Start the server anew, whatever is left of it."""
+        await self.close()
+        return await self.open()
+
+    async def close(self) -> None:
+        """End the server."""
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+        await self._launcher.stop()
+
+
+class SimulatedHost:
+    """A simulated engine."""
+
+    ended = False
+    base_model: str | None = None
+
+    def __init__(self, index: int, options: WorkerOptions) -> None:
+        simulated = options.simulated
+        if simulated is None:
+            raise TypeError("options.simulated is not set")
+        self.engine = SimulatedEngine(
+            SimulatedEngineOptions(
+                tokens_per_s=simulated.tokens_per_s,
+                slots=simulated.slots,
+                generate_timeout_s=options.generate_timeout_s,
+                answers=AnswerOptions(
+                    length_median=simulated.length_median,
+                    length_sigma=simulated.length_sigma,
+                    vocab_size=simulated.vocab_size,
+                    seed=simulated.seed + index,
+                ),
+            ),
+            address=f"simulated://{index}",
+        )
+
+    async def open(self) -> Engine:
+        """The engine."""
+        return self.engine
+
+    async def revive(self) -> Engine:
+        """The engine, if it lives. Raises EngineUnavailable."""
+        await self.engine.loaded_version()
+        return self.engine
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self.engine.close()
+
+
+def hosts_of(options: WorkerOptions) -> list[EngineHost]:
+    """One host for each engine that the options name."""
+    if options.launch is not None:
+        return [LaunchedHost(i, options) for i in range(options.launch.engines)]
+    if options.simulated is not None:
+        return [SimulatedHost(i, options) for i in range(options.simulated.engines)]
+    return [RemoteHost(url, options) for url in options.engine_urls]
+
+
+@asynccontextmanager
+async def open_engines(hosts: Sequence[EngineHost], worker_id: str) -> AsyncIterator[list[EngineSlot]]:
+    """All engines, started side by side; closed again whatever happens. Raises the EngineErrors as a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            opening = [group.create_task(_open(f"{worker_id}.e{i}", host)) for i, host in enumerate(hosts)]
+        yield [opened.result() for opened in opening]
+    finally:
+        await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
+
+
+async def _open(engine_id: str, host: EngineHost) -> EngineSlot:
+    engine = await host.open()
+    info = await engine.info()
+    slot = EngineSlot(engine_id, engine, info, base_model=host.base_model)
+    await slot.refresh()
+    if slot.base_model is None and slot.pristine and info.model_path:
+        slot.base_model = info.model_path
+    return slot
+
+
+def _sglang_options(options: WorkerOptions) -> SglangOptions:
+    return SglangOptions(generate_timeout_s=options.generate_timeout_s, load_timeout_s=options.reload_timeout_s)

@@ -1,0 +1,86 @@
+"""What can go wrong inside a worker, besides the errors of the wire contract and of the engines.
+
+    WorkerError
+    ├── WeightsInvalid       the files are not those of the manifest; nothing was replaced
+    ├── WeightsUnavailable   the files cannot be had now
+    ├── RewardFailed         the reward function raised, took too long, or gave no finite number
+    ├── PromptRefused        the task's prompt cannot become token ids here
+    ├── GenerationFailed     the engine answered, and the answers do not make a group
+    └── EnginesLost          no engine could be started or reached
+
+Invariants: `reason` is stable and unique; constructors take the error's data and build the message.
+"""
+
+from typing import ClassVar
+
+
+class WorkerError(Exception):
+    """Base of this tree."""
+
+    reason: ClassVar[str] = "worker_error"
+    retryable: ClassVar[bool] = False
+
+
+class WeightsInvalid(WorkerError):
+    """A file breaks its manifest entry."""
+
+    reason = "weights_invalid"
+
+    def __init__(self, label: str, file: str, why: str) -> None:
+        super().__init__(f"weights {label}: {file}: {why}")
+        self.label = label
+        self.file = file
+        self.why = why
+
+
+class WeightsUnavailable(WorkerError):
+    """The source does not give the files."""
+
+    reason = "weights_unavailable"
+    retryable = True
+
+    def __init__(self, label: str, source: str, why: str) -> None:
+        super().__init__(f"weights {label} cannot be had from {source}: {why}")
+        self.label = label
+        self.source = source
+
+
+class RewardFailed(WorkerError):
+    """No reward for a sample."""
+
+    reason = "reward_failed"
+
+    def __init__(self, function: str, sample_index: int | None, why: str) -> None:
+        where = "" if sample_index is None else f" for sample {sample_index}"
+        super().__init__(f"reward function {function} failed{where}: {why}")
+        self.function = function
+        self.sample_index = sample_index
+
+
+class PromptRefused(WorkerError):
+    """The prompt cannot be used by this worker."""
+
+    reason = "prompt_refused"
+
+    def __init__(self, task_id: str, why: str) -> None:
+        super().__init__(f"task {task_id}: {why}")
+        self.task_id = task_id
+
+
+class GenerationFailed(WorkerError):
+    """What was generated is not a group."""
+
+    reason = "generation_failed"
+
+    def __init__(self, lease_id: str, why: str) -> None:
+        super().__init__(f"lease {lease_id}: {why}")
+        self.lease_id = lease_id
+
+
+class EnginesLost(WorkerError):
+    """No engine to work with."""
+
+    reason = "engines_lost"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)

@@ -1,0 +1,82 @@
+"""Watches over one engine: notices when it is gone, has it started again if the worker owns it, and connects it anew.
+
+Invariants: a suspect engine gets no new work until it has answered a probe; an engine that comes back is taken for one
+with unknown weights, so that the loader brings it to the published version before it works again.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from buffer_wire.retry import Backoff
+from rollout_workers.engine.errors import EngineError
+from rollout_workers.engines import EngineHost
+from rollout_workers.errors import EnginesLost
+from rollout_workers.service import WaitLog
+from rollout_workers.slot import EngineSlot
+
+PROBE_S = 5.0
+_SECOND_PROBE_S = 0.2
+_BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
+_log = structlog.get_logger()
+
+
+class EngineGuard:
+    """Guards one engine; `all_slots` are those of the worker."""
+
+    def __init__(
+        self, slot: EngineSlot, host: EngineHost, all_slots: Sequence[EngineSlot], *, timeout_s: float
+    ) -> None:
+        self._slot = slot
+        self._host = host
+        self._all_slots = all_slots
+        self._timeout_s = timeout_s
+
+    async def run(self) -> None:
+        """Guard until cancelled. Raises EnginesLost when no engine of the worker was reachable for `timeout_s`."""
+        slot = self._slot
+        while True:
+            await slot.changes.until(lambda: slot.suspect, timeout_s=PROBE_S)
+            if self._host.ended:
+                await self._reconnect("its process has ended")
+            elif slot.loading:
+                # A paused engine is not ready by design.
+                await slot.changes.until(lambda: not slot.loading, timeout_s=1.0)
+            elif await self._answers():
+                if slot.suspect:
+                    slot.suspect = False
+                    slot.changes.notify()
+            elif not slot.loading:
+                await self._reconnect("it does not answer")
+
+    async def _answers(self) -> bool:
+        if await self._slot.engine.ready():
+            return True
+        await asyncio.sleep(_SECOND_PROBE_S)
+        # A pause may have begun in between; then the next round asks again.
+        return self._slot.loading or await self._slot.engine.ready()
+
+    async def _reconnect(self, why: str) -> None:
+        slot, began, delays = self._slot, time.monotonic(), _BACKOFF.delays()
+        slot.reachable, slot.current = False, False
+        slot.changes.notify()
+        _log.error("engine lost", engine=slot.engine_id, address=slot.info.address, why=why)
+        log = WaitLog(f"reach engine {slot.engine_id}")
+        while True:
+            try:
+                slot.engine = await self._host.revive()
+                slot.info = await slot.engine.info()
+                await slot.refresh()
+                break
+            except EngineError as error:
+                slot.failed(error)
+                log.say(f"the engine at {slot.info.address}", str(error))
+            nobody = not any(other.reachable for other in self._all_slots)
+            if nobody and time.monotonic() - began > self._timeout_s:
+                raise EnginesLost(f"no engine was reachable for {self._timeout_s:g} s; last error: {slot.last_error}")
+            await asyncio.sleep(next(delays))
+        slot.reachable, slot.suspect, slot.loading = True, False, False
+        slot.changes.notify()
+        _log.info("engine is back", engine=slot.engine_id, after_s=round(time.monotonic() - began, 1))

@@ -1,0 +1,107 @@
+"""Keeps the leases of one engine alive, and says which were lost.
+
+Heartbeats go out every third of the time to live. A lease's time counts on this process's own clock from before the
+request that granted or extended it was sent, so the worker never believes a lease to live longer than the service does.
+Only the service's answer ends a lease: while the service cannot be reached, work goes on, for its result counts as long
+as nobody else has delivered one.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from buffer_wire.errors import RolloutBufferError
+from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.service import ServiceClient, on_whom, worth_waiting
+
+_MAX_PER_REQUEST = 4_096
+_SHORTEST_BEAT_S = 0.05
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Held:
+    on_lost: Callable[[], None]
+    renewed_at: float
+    """Monotonic time before the request that granted or last extended it."""
+
+
+class LeaseKeeper:
+    """Heartbeats for the leases of one holder."""
+
+    def __init__(self, holder: str, service: ServiceClient) -> None:
+        self._holder = holder
+        self._service = service
+        self._held: dict[str, _Held] = {}
+        self._ttl_s = 60.0
+        self._changes = Changes()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, lease: tasks_pb2.Lease, asked_at: float, on_lost: Callable[[], None]) -> None:
+        """Keep a lease; `asked_at` is the monotonic time before its request, `on_lost` is called at most once."""
+        self._ttl_s = lease.ttl_ms / 1000
+        self._held[lease.lease_id] = _Held(on_lost, asked_at)
+        self._changes.notify()
+
+    def release(self, lease_id: str) -> None:
+        """The lease has ended one way or another."""
+        self._held.pop(lease_id, None)
+
+    def expires_in_s(self, lease_id: str) -> float:
+        """Time to live by this worker's clock; below 0 after its end, and for leases that are not held."""
+        held = self._held.get(lease_id)
+        return held.renewed_at + self._ttl_s - time.monotonic() if held else -1.0
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled. Raises RolloutBufferError for errors that no repeat can mend."""
+        while True:
+            await self._changes.until(lambda: bool(self._held))
+            await self._until_due()
+            for batch in self._batches():
+                await self._beat(batch)
+
+    async def _until_due(self) -> None:
+        """Wait for the end of the first third of the oldest lease's time."""
+        await asyncio.sleep(_SHORTEST_BEAT_S)
+        while (wait := self._due_in_s()) > 0:
+            # A lease that was long in coming may be due earlier than those that were there.
+            await self._changes.until(self._is_due, wait)
+
+    def _due_in_s(self) -> float:
+        oldest = min((held.renewed_at for held in self._held.values()), default=float("-inf"))
+        return oldest + self._ttl_s / 3 - time.monotonic()
+
+    def _is_due(self) -> bool:
+        return self._due_in_s() <= 0
+
+    def _batches(self) -> list[list[str]]:
+        ids = list(self._held)
+        return [ids[at : at + _MAX_PER_REQUEST] for at in range(0, len(ids), _MAX_PER_REQUEST)]
+
+    async def _beat(self, lease_ids: list[str]) -> None:
+        asked_at = time.monotonic()
+        try:
+            reply = await self._service.extend(self._holder, lease_ids, timeout_s=self._ttl_s / 3)
+        except RolloutBufferError as error:
+            if not worth_waiting(error):
+                raise
+            self._service.wait_log("extend leases").say(on_whom(error, self._service.address), str(error))
+            return
+        if reply.ttl_ms:
+            self._ttl_s = reply.ttl_ms / 1000
+        for lease_id, state in zip(lease_ids, reply.states, strict=True):
+            held = self._held.get(lease_id)
+            if held is None:
+                continue
+            if state == tasks_pb2.LEASE_STATE_LIVE:
+                held.renewed_at = asked_at
+            else:
+                del self._held[lease_id]
+                _log.warning("lease lost", lease=lease_id)
+                held.on_lost()

@@ -1,0 +1,94 @@
+"""Entry point of a worker process: event loop, signals, exit codes.
+
+The first SIGTERM or SIGINT drains, the second ends at once.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import structlog
+
+from buffer_wire.errors import InvalidRequest, RolloutBufferError
+from rollout_workers.counters import describe
+from rollout_workers.engine.errors import EngineError
+from rollout_workers.errors import EnginesLost
+from rollout_workers.options import WorkerOptions
+from rollout_workers.worker import Worker
+
+EXIT_OK = 0
+"""Stopped by a signal, drained."""
+EXIT_FAULT = 1
+"""A bug, or an operating system error."""
+EXIT_OPTIONS = 2
+"""Options that cannot work: a reward function that is not there, say."""
+EXIT_SERVICE = 3
+"""The service was not to be reached, or refused this worker."""
+EXIT_ENGINES = 4
+"""An engine did not start, or all were lost."""
+EXIT_KILLED = 130
+"""A second signal."""
+
+_log = structlog.get_logger()
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """Run one worker to its end; returns the exit code. Call it from the main thread."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            return runner.run(_run(options))
+        except asyncio.CancelledError:
+            _log.error("ended by a second signal")
+            return EXIT_KILLED
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - optional: the worker extra does not bring it
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _run(options: WorkerOptions) -> int:
+    try:
+        worker = Worker(options)
+    except InvalidRequest as error:
+        _log.error("worker cannot start", error=str(error))
+        return EXIT_OPTIONS
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def on_signal() -> None:
+        if worker.stopping and task is not None:
+            task.cancel()
+        worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    _log.info("worker starts", worker=options.worker_id, run=options.run_id, service=options.address)
+    try:
+        await worker.run()
+    except Exception as error:  # noqa: BLE001 - the last stop: every fault becomes an exit code
+        return _report(error)
+    _log.info("worker ends", groups_queued=worker.counters.pushed["queued"])
+    return EXIT_OK
+
+
+def _report(error: Exception) -> int:
+    """Log the faults behind an error; returns the exit code of the first."""
+    faults = list(_leaves(error))
+    for fault in faults:
+        known = isinstance(fault, RolloutBufferError | EngineError | EnginesLost)
+        _log.error("worker ends", error=describe(fault), exc_info=None if known else fault)
+        for note in getattr(fault, "__notes__", ()):
+            _log.error("worker ends", note=note)
+    if isinstance(faults[0], RolloutBufferError):
+        return EXIT_SERVICE
+    return EXIT_ENGINES if isinstance(faults[0], EngineError | EnginesLost) else EXIT_FAULT
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for child in error.exceptions for leaf in _leaves(child)]
+    return [error]

@@ -1,0 +1,210 @@
+"""Options of a rollout worker: one frozen value, checked when it is made, that every part reads and none changes.
+
+Invariant: exactly one source of engines is named (URLs, launch, or simulated).
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+from buffer_wire import limits
+from buffer_wire.errors import InvalidField
+
+PAUSE_MODES = ("retract", "in_place", "abort")
+"""How an engine treats running requests while weights are loaded; see docs of the engine."""
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def default_worker_id() -> str:
+    """`hostname-pid`, reduced to the characters that a worker id may have."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
+    return f"{host or 'worker'}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """SGLang servers that the worker starts itself and ends with itself."""
+
+    model_path: Path
+    """Directory of the model, with its tokenizer unless tasks carry token ids."""
+
+    engines: int = 1
+    """Servers to start, 1 to 64, all with the same model."""
+
+    sglang_python: Path = Path(".venv-sglang/bin/python")
+    """Interpreter of the environment that SGLang is installed in."""
+
+    extra_flags: tuple[str, ...] = ()
+    """Passed on to SGLang's launch_server, each flag and each value one entry."""
+
+    ready_timeout_s: float = 300.0
+    """Longest time from start to ready."""
+
+    log_dir: Path | None = None
+    """Where the servers' logs go; default: weights_dir."""
+
+    def __post_init__(self) -> None:
+        _check("launch.engines", self.engines, lambda n: 1 <= n <= 64, "1 to 64")
+        _check("launch.ready_timeout_s", self.ready_timeout_s, _positive, "a finite number of seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedOptions:
+    """Engines that only keep SGLang's timing and bookkeeping: for load tests, without any model."""
+
+    engines: int = 1
+    """1 to 1,024."""
+
+    tokens_per_s: float = 200.0
+    """Decoding speed of one sample."""
+
+    slots: int = 256
+    """Samples decoded at once by one engine."""
+
+    length_median: float = 64.0
+    """Median length of a response in tokens, capped by the task's max_new_tokens."""
+
+    length_sigma: float = 0.5
+    """Spread of the logarithm of the lengths; 0 makes all equal."""
+
+    vocab_size: int = 1_024
+    """Token ids are drawn from 0 to this, exclusive."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check("simulated.engines", self.engines, lambda n: 1 <= n <= 1_024, "1 to 1,024")
+        _check("simulated.tokens_per_s", self.tokens_per_s, _positive, "a finite number above 0")
+        _check("simulated.vocab_size", self.vocab_size, lambda n: 2 <= n <= 1 << 31, "2 to 2^31")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Everything a worker is told. Durations are seconds. Raises InvalidField."""
+
+    address: str
+    """host:port of the service."""
+
+    run_id: str
+    """The run to work for; the worker waits until it exists."""
+
+    reward: str
+    """`module:function`, loaded once; its signature is documented in rollout_workers.rewards."""
+
+    engine_urls: tuple[str, ...] = ()
+    """Base URLs (http://host:port) of running SGLang servers, one engine each."""
+
+    launch: LaunchOptions | None = None
+
+    simulated: SimulatedOptions | None = None
+
+    worker_id: str = field(default_factory=default_worker_id)
+    """1 to 100 characters of [A-Za-z0-9._:-]; a restarted worker of the same name releases its old leases at once."""
+
+    groups_per_engine: int = 8
+    """Groups in flight on each engine, 1 to 256."""
+
+    reward_timeout_s: float = 60.0
+    """Longest time for the rewards of one group."""
+
+    reward_threads: int = 4
+    """Threads for reward functions that are not coroutines, 1 to 256."""
+
+    weights_dir: Path = Path("worker_weights")
+    """Where weights are fetched to: one directory a version. Workers on one host may share it."""
+
+    keep_versions: int = 2
+    """Fetched versions kept on disk, 1 to 1,000; a loaded one is never deleted by its own worker."""
+
+    base_model: str | None = None
+    """Model that belongs to version 0, as the engine would load it. Default: the launched model, or what the engine
+    reports at the start."""
+
+    tokenizer: str | None = None
+    """Directory of the tokenizer for prompts given as chat messages. Default: the launched model, or what the engine
+    reports. Needs the package transformers; tasks with token ids need none."""
+
+    pause_mode: str = "retract"
+    """`retract` (running requests are recomputed), `in_place` (they go on over the old cache), `abort` (they come back
+    as continuations)."""
+
+    reload_timeout_s: float = 120.0
+    """Longest time to fetch and load a version before the engine is quarantined."""
+
+    lease_wait_s: float = 10.0
+    """How long one lease request waits at the service, 0 to 60."""
+
+    drain_grace_s: float = 20.0
+    """From the first SIGTERM to the end: partial work is collected and handed back, finished groups are pushed."""
+
+    service_timeout_s: float = 900.0
+    """The worker ends with an error when the service, or the run, was not to be reached for so long."""
+
+    generate_timeout_s: float = 1_800.0
+    """Longest time for the samples of one group on an engine."""
+
+    engine_timeout_s: float = 300.0
+    """Longest wait for an engine that was given by URL to be ready at the start; the worker ends with an error when all
+    its engines were lost for so long."""
+
+    progress_every_s: float = 10.0
+    """Interval of the progress lines; 0 turns them off."""
+
+    bundle_bytes: int = 1 << 20
+    """A push bundle is sent when it holds so many bytes ..."""
+
+    bundle_wait_s: float = 0.02
+    """... or when its first group has waited so long."""
+
+    def __post_init__(self) -> None:
+        _check("address", self.address, lambda a: ":" in a or "/" in a, "host:port")
+        _check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
+        _check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+        _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
+        _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
+        _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
+        _check("pause_mode", self.pause_mode, lambda m: m in PAUSE_MODES, f"one of {', '.join(PAUSE_MODES)}")
+        _check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
+        _check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
+        _check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")
+        _check("bundle_wait_s", self.bundle_wait_s, lambda s: 0 <= s <= 10, "0 to 10 seconds")
+        for name in (
+            "reward_timeout_s",
+            "reload_timeout_s",
+            "drain_grace_s",
+            "service_timeout_s",
+            "generate_timeout_s",
+            "engine_timeout_s",
+        ):
+            _check(name, getattr(self, name), _positive, "a finite number of seconds above 0")
+        for url in self.engine_urls:
+            _check("engine_urls", url, lambda u: u.startswith(("http://", "https://")), "http://host:port")
+        sources = [bool(self.engine_urls), self.launch is not None, self.simulated is not None]
+        if sum(sources) != 1:
+            raise InvalidField("engines", f"{sum(sources)} sources", "one of engine_urls, launch and simulated")
+
+    @property
+    def engine_count(self) -> int:
+        """Engines that this worker drives."""
+        if self.launch is not None:
+            return self.launch.engines
+        return self.simulated.engines if self.simulated is not None else len(self.engine_urls)
+
+
+def _positive(value: float) -> bool:
+    return isfinite(value) and value > 0
+
+
+def _check(name: str, value: T, holds: Callable[[T], bool], limit: str) -> None:
+    if not holds(value):
+        raise InvalidField(name, value, limit)

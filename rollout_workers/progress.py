@@ -1,0 +1,76 @@
+"""The line that says every few seconds how a worker is doing."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from rollout_workers.counters import Counters
+from rollout_workers.dispatcher import Dispatcher
+from rollout_workers.pusher import Pusher
+from rollout_workers.slot import EngineSlot
+
+_SLOW_PUSH_S = 60.0
+_log = structlog.get_logger()
+
+
+class Progress:
+    """Logs rates since its last line."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        slots: Sequence[EngineSlot],
+        dispatchers: Sequence[Dispatcher],
+        pusher: Pusher,
+        *,
+        every_s: float,
+    ) -> None:
+        self._counters = counters
+        self._slots = slots
+        self._dispatchers = dispatchers
+        self._pusher = pusher
+        self._every_s = every_s
+        self._last = (time.monotonic(), 0, 0)
+
+    async def run(self) -> None:
+        """Log until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            self.line()
+
+    def line(self) -> None:
+        """One line now."""
+        counters, now = self._counters, time.monotonic()
+        then, samples, tokens = self._last
+        self._last = (now, counters.samples, counters.tokens)
+        spent = max(now - then, 1e-9)
+        waiting = sorted({dispatcher.waiting_on for dispatcher in self._dispatchers} - {""})
+        _log.info(
+            "progress",
+            groups_queued=counters.pushed["queued"],
+            samples_per_s=round((counters.samples - samples) / spent, 1),
+            tokens_per_s=round((counters.tokens - tokens) / spent, 1),
+            loaded=" ".join(slot.loaded.label if slot.leasable else _state(slot) for slot in self._slots),
+            reloads=sum(slot.reloads for slot in self._slots),
+            leases=sum(dispatcher.held for dispatcher in self._dispatchers),
+            generating=sum(dispatcher.generating for dispatcher in self._dispatchers),
+            unanswered=len(self._pusher),
+            **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
+            **{f"returned_{name}": count for name, count in counters.returned.items()},
+            **({"waiting_on": "; ".join(waiting)} if waiting else {}),
+            **({"last_error": counters.last_error} if now - counters.last_error_at < 2 * self._every_s else {}),
+        )
+        if self._pusher.oldest_s > _SLOW_PUSH_S:
+            _log.warning(
+                "no answer to a push",
+                for_s=round(self._pusher.oldest_s),
+                waiting_on="the service, or with a full queue the trainer's pulls",
+            )
+
+
+def _state(slot: EngineSlot) -> str:
+    if slot.quarantined:
+        return f"{slot.loaded}(quarantined)"
+    return f"{slot.loaded}(starting)" if slot.reachable else "(lost)"

@@ -1,0 +1,247 @@
+"""Carries finished groups to the service: one stream of bundles for the whole worker, one answer per group.
+
+Invariants: a group leaves only with a final answer (queued, duplicate, closed, filtered, invalid, refused) or by
+`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent; what waits
+and what is under way stays within `window_bytes` and `window_groups`, so a full queue at the service stops the engines
+instead of filling this process's memory.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from buffer_wire.codec import join_group, join_push
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
+from buffer_wire.retry import Backoff, rpc_error
+from buffer_wire.status import Unauthorized, from_detail
+from rollout_buffer.v1 import groups_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.counters import Counters
+from rollout_workers.service import BACKOFF, PushStream, ServiceClient, on_whom, worth_waiting
+
+_REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """The final answer to a group; `error` where the outcome is invalid or refused."""
+
+    outcome: str
+    error: RolloutBufferError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One group on its way."""
+
+    header: groups_pb2.GroupHeader
+    payload: bytes
+    size_bytes: int
+    result: asyncio.Future[PushResult]
+    rejections: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+
+class Pusher:
+    """One worker's push stream."""
+
+    def __init__(
+        self,
+        service: ServiceClient,
+        counters: Counters,
+        *,
+        bundle_bytes: int = 1 << 20,
+        bundle_wait_s: float = 0.02,
+        window_bytes: int = 256 << 20,
+        window_groups: int = 1_024,
+    ) -> None:
+        self._service = service
+        self._counters = counters
+        self._bundle_bytes = bundle_bytes
+        self._bundle_wait_s = bundle_wait_s
+        self._window_bytes = window_bytes
+        self._window_groups = window_groups
+        self._waiting: deque[Parcel] = deque()
+        self._sent: deque[tuple[int, list[Parcel]]] = deque()
+        self._open: set[Parcel] = set()
+        self._open_bytes = 0
+        self._changes = Changes()
+        self._one_by_one = False
+        """After the service has refused a whole bundle: one group at a time, until the culprit is found."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest group without an answer, in seconds; 0 when there is none."""
+        return max((time.monotonic() - parcel.since for parcel in self._open), default=0.0)
+
+    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+        """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group."""
+        size = header.ByteSize() + len(payload) + 32
+        if size > MAX_MESSAGE_BYTES:
+            error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
+            return self._settled("refused", error)
+        await self._changes.until(lambda: self._has_room(size))
+        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
+        self._open.add(parcel)
+        self._open_bytes += size
+        self._waiting.append(parcel)
+        self._changes.notify()
+        try:
+            return await parcel.result
+        finally:
+            self._open.discard(parcel)
+            self._open_bytes -= size
+            self._changes.notify()
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled. Raises RolloutBufferError when the service is gone for too long."""
+        delays, trouble_since = BACKOFF.delays(), float("inf")
+        log = self._service.wait_log("push groups")
+        while True:
+            await self._changes.until(lambda: bool(self._waiting))
+            answered = sum(self._counters.pushed.values())
+            error = await self._stream()
+            self._requeue()
+            if sum(self._counters.pushed.values()) > answered:
+                delays, trouble_since = BACKOFF.delays(), float("inf")
+            if error is not None:
+                if worth_waiting(error):
+                    trouble_since = min(trouble_since, time.monotonic())
+                    if time.monotonic() - trouble_since > self._service.timeout_s:
+                        raise error
+                    log.say(on_whom(error, self._service.address), str(error))
+                elif isinstance(error, Unauthorized):
+                    raise error
+                else:
+                    self._counters.failed(error)
+                    self._suspect(error)
+            await asyncio.sleep(next(delays))
+
+    # ── one stream ───────────────────────────────────────────────────────────
+
+    async def _stream(self) -> RolloutBufferError | None:
+        """Use one stream until it ends; returns its error, None when the service ended it in order."""
+        stream = self._service.push()
+        sender = asyncio.create_task(self._send(stream), name="push sender")
+        try:
+            async for reply in stream:
+                self._take(reply)
+        except grpc.RpcError as raised:
+            return rpc_error(raised)
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            stream.cancel()
+        return None
+
+    async def _send(self, stream: PushStream) -> None:
+        sequence = 0
+        while True:
+            await self._changes.until(self._may_send)
+            if not self._one_by_one and sum(p.size_bytes for p in self._waiting) < self._bundle_bytes:
+                await self._changes.until(self._is_bundle, timeout_s=self._bundle_wait_s)
+            parcels = self._next_bundle()
+            if not parcels:
+                continue
+            sequence += 1
+            self._sent.append((sequence, parcels))
+            message = join_push(
+                self._service.ref(), sequence, [join_group(parcel.header, parcel.payload) for parcel in parcels]
+            )
+            try:
+                await stream.write(message)
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                return  # The reader learns why.
+
+    def _may_send(self) -> bool:
+        return bool(self._waiting) and not (self._one_by_one and self._sent)
+
+    def _is_bundle(self) -> bool:
+        return sum(parcel.size_bytes for parcel in self._waiting) >= self._bundle_bytes
+
+    def _next_bundle(self) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        size = 0
+        most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
+        while self._waiting and len(parcels) < most:
+            parcel = self._waiting[0]
+            if parcels and size + parcel.size_bytes > self._bundle_bytes:
+                break
+            self._waiting.popleft()
+            if parcel.result.done():
+                continue
+            parcels.append(parcel)
+            size += parcel.size_bytes
+        return parcels
+
+    # ── answers ──────────────────────────────────────────────────────────────
+
+    def _take(self, reply: groups_pb2.PushGroupsResponse) -> None:
+        self._service.note(reply)
+        while self._sent and self._sent[0][0] <= reply.sequence:
+            sequence, parcels = self._sent.popleft()
+            if sequence == reply.sequence and len(parcels) == len(reply.acks):
+                for parcel, ack in zip(parcels, reply.acks, strict=True):
+                    self._answer(parcel, ack)
+                self._one_by_one = False
+            else:
+                self._waiting.extendleft(reversed(parcels))
+        self._changes.notify()
+
+    def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
+        name = groups_pb2.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        if ack.outcome == groups_pb2.PUSH_OUTCOME_REJECTED_FULL:
+            self._counters.pushed[name] += 1
+            self._again_later(parcel)
+            return
+        self._settle(parcel, name, from_detail(ack.error) if ack.HasField("error") else None)
+
+    def _again_later(self, parcel: Parcel) -> None:
+        delays = _REJECTED.delays()
+        for _ in range(min(parcel.rejections, 8)):
+            next(delays)
+        parcel.rejections += 1
+        asyncio.get_running_loop().call_later(next(delays), self._again, parcel)
+
+    def _again(self, parcel: Parcel) -> None:
+        if not parcel.result.done():
+            self._waiting.append(parcel)
+            self._changes.notify()
+
+    def _settle(self, parcel: Parcel, outcome: str, error: RolloutBufferError | None) -> None:
+        if not parcel.result.done():
+            parcel.result.set_result(self._settled(outcome, error))
+
+    def _settled(self, outcome: str, error: RolloutBufferError | None) -> PushResult:
+        self._counters.pushed[outcome] += 1
+        return PushResult(outcome, error)
+
+    # ── after a failure ──────────────────────────────────────────────────────
+
+    def _requeue(self) -> None:
+        """Everything unanswered goes to the head of the line again, in order."""
+        for _, parcels in reversed(self._sent):
+            self._waiting.extendleft(reversed(parcels))
+        self._sent.clear()
+
+    def _suspect(self, error: RolloutBufferError) -> None:
+        """The service refused a whole request: find the group that it cannot take, and give that one up."""
+        if self._one_by_one and self._waiting:
+            culprit = self._waiting.popleft()
+            self._settle(culprit, "refused", error)
+            _log.error("group refused", task=culprit.header.task_id, error=str(error))
+        self._one_by_one = True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if not self._open:
+            return True
+        return len(self._open) < self._window_groups and self._open_bytes + size_bytes <= self._window_bytes

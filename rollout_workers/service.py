@@ -1,0 +1,193 @@
+"""The worker's calls to the service: two channels, every request repeated until it is answered.
+
+Invariants: a request carries the highest revision this worker has seen; repeats are byte-identical apart from that; a
+call gives up only after `timeout_s` without an answer, or on an error that no repeat can mend.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+import grpc
+import structlog
+
+from buffer_wire.channel import client_options
+from buffer_wire.errors import RolloutBufferError, RunPaused, UnknownRun
+from buffer_wire.retry import Backoff, retry_async
+from buffer_wire.revisions import Revisions
+from rollout_buffer.v1 import (
+    common_pb2,
+    groups_pb2,
+    tasks_pb2,
+    tasks_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+from rollout_workers.versions import Version
+
+
+class _Reply(Protocol):
+    @property
+    def revision(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Reply)
+
+PushStream = grpc.aio.StreamStreamCall[bytes, groups_pb2.PushGroupsResponse]
+WatchStream = grpc.aio.UnaryStreamCall[weights_pb2.WatchWeightsRequest, weights_pb2.WatchWeightsResponse]
+
+CALL_TIMEOUT_S = 15.0
+"""Longest wait for one attempt, beyond what the request itself asks the service to wait."""
+
+BACKOFF = Backoff(first_s=0.05, ceiling_s=2.0)
+
+_log = structlog.get_logger()
+
+
+def worth_waiting(error: RolloutBufferError) -> bool:
+    """True for errors that end by themselves, or when a trainer creates or resumes the run."""
+    return error.retryable or isinstance(error, RunPaused | UnknownRun)
+
+
+def on_whom(error: RolloutBufferError, address: str) -> str:
+    """Who has to act before the error goes away."""
+    if isinstance(error, UnknownRun):
+        return "the trainer, which creates the run"
+    if isinstance(error, RunPaused):
+        return "an operator, or a trainer's resume"
+    return f"the service at {address}"
+
+
+class WaitLog:
+    """Says at most every `every_s` what is waited for; one per kind of wait."""
+
+    def __init__(self, what: str, every_s: float = 10.0) -> None:
+        self._what = what
+        self._every_s = every_s
+        self._said_at = float("-inf")
+
+    def say(self, waiting_on: str, why: str) -> None:
+        """Log a warning unless one was logged just now."""
+        now = time.monotonic()
+        if now - self._said_at >= self._every_s:
+            self._said_at = now
+            _log.warning("waiting", to=self._what, waiting_on=waiting_on, why=why)
+
+
+class ServiceClient:
+    """One worker's connection to one run of the service."""
+
+    def __init__(self, address: str, run_id: str, *, instance_id: str, timeout_s: float) -> None:
+        self.address = address
+        self.run_id = run_id
+        self.instance_id = instance_id
+        self.timeout_s = timeout_s
+        self.revisions = Revisions()
+        self._control = grpc.aio.insecure_channel(address, options=client_options())
+        self._bulk = grpc.aio.insecure_channel(address, options=client_options())
+        self._tasks = tasks_pb2_grpc.TaskServiceStub(self._control)
+        self._bulk_tasks = tasks_pb2_grpc.TaskServiceStub(self._bulk)
+        self._weights = weights_pb2_grpc.WeightServiceStub(self._control)
+        self._push = self._bulk.stream_stream(
+            "/rollout_buffer.v1.GroupService/PushGroups",
+            # Requests are built by buffer_wire.codec: bytes already.
+            request_serializer=None,
+            response_deserializer=groups_pb2.PushGroupsResponse.FromString,
+        )
+        self._waits: dict[str, WaitLog] = {}
+
+    def ref(self) -> common_pb2.RunRef:
+        """The run, with the highest revision seen."""
+        return self.revisions.ref(self.run_id)
+
+    def note(self, reply: _Reply) -> None:
+        """Take the revision of a streamed reply into account."""
+        self.revisions.note(self.run_id, reply.revision)
+
+    def wait_log(self, what: str) -> WaitLog:
+        """The log of waits to `what`."""
+        return self._waits.setdefault(what, WaitLog(what))
+
+    async def lease(
+        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float
+    ) -> tasks_pb2.LeaseTasksResponse:
+        """Up to `max_tasks` leases for engine `holder`; waits up to `wait_s` at the service for the first one."""
+
+        def attempt() -> Awaitable[tasks_pb2.LeaseTasksResponse]:
+            request = tasks_pb2.LeaseTasksRequest(
+                run=self.ref(),
+                worker_id=holder,
+                instance_id=self.instance_id,
+                request_id=request_id,
+                engine_id=holder,
+                loaded=loaded.wire(),
+                max_tasks=max_tasks,
+                wait_ms=round(wait_s * 1000),
+            )
+            return self._tasks.LeaseTasks(request, timeout=CALL_TIMEOUT_S + wait_s)
+
+        return await self._repeat("lease tasks", attempt, self.timeout_s)
+
+    async def extend(
+        self, holder: str, lease_ids: Sequence[str], *, timeout_s: float
+    ) -> tasks_pb2.ExtendLeasesResponse:
+        """Heartbeat for leases of `holder`; gives up after `timeout_s`, so that the next one can begin."""
+
+        def attempt() -> Awaitable[tasks_pb2.ExtendLeasesResponse]:
+            request = tasks_pb2.ExtendLeasesRequest(
+                run=self.ref(), worker_id=holder, instance_id=self.instance_id, lease_ids=lease_ids
+            )
+            return self._tasks.ExtendLeases(request, timeout=min(CALL_TIMEOUT_S, timeout_s))
+
+        return await self._repeat("extend leases", attempt, timeout_s)
+
+    async def give_back(
+        self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn], *, timeout_s: float | None = None
+    ) -> tasks_pb2.ReturnLeasesResponse:
+        """Hand leases of `holder` back; on the bulk channel, for continuations can be large."""
+
+        def attempt() -> Awaitable[tasks_pb2.ReturnLeasesResponse]:
+            request = tasks_pb2.ReturnLeasesRequest(
+                run=self.ref(), worker_id=holder, instance_id=self.instance_id, returns=returns
+            )
+            return self._bulk_tasks.ReturnLeases(request, timeout=CALL_TIMEOUT_S)
+
+        return await self._repeat("return leases", attempt, timeout_s or self.timeout_s)
+
+    async def report(self, report: weights_pb2.EngineReport, *, timeout_s: float | None = None) -> Version:
+        """Say where an engine stands; returns the published version."""
+
+        def attempt() -> Awaitable[weights_pb2.ReportEngineResponse]:
+            request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report)
+            return self._weights.ReportEngine(request, timeout=CALL_TIMEOUT_S)
+
+        reply = await self._repeat("report an engine", attempt, timeout_s or self.timeout_s)
+        return Version.of(reply.published)
+
+    def watch(self) -> WatchStream:
+        """A stream of the published weights, the present state first."""
+        return self._weights.WatchWeights(weights_pb2.WatchWeightsRequest(run=self.ref()))
+
+    def push(self) -> PushStream:
+        """A push stream on the bulk channel; takes serialized PushGroupsRequests."""
+        return cast("PushStream", self._push())  # type: ignore[call-arg]  # written to, not iterated
+
+    async def close(self) -> None:
+        """Close both channels."""
+        await self._control.close(None)
+        await self._bulk.close(None)
+
+    async def _repeat(self, what: str, attempt: Callable[[], Awaitable[R]], timeout_s: float) -> R:
+        def waiting(error: RolloutBufferError, _attempts: int, _wait_s: float) -> None:
+            self.wait_log(what).say(on_whom(error, self.address), str(error))
+
+        reply: Any = await retry_async(
+            attempt,
+            deadline_s=timeout_s,
+            waiting_on=f"the service at {self.address}, to {what}",
+            backoff=BACKOFF,
+            retry_on=worth_waiting,
+            on_retry=waiting,
+        )
+        self.note(reply)
+        return cast("R", reply)

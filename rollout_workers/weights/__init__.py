@@ -1,0 +1,1 @@
+"""Weights on their way into the engines: watched, fetched, verified, loaded in flight."""

@@ -1,0 +1,125 @@
+"""Puts the files of a version on the local disk, whole and verified, or not at all.
+
+Files arrive under a temporary directory; after the last checksum it is renamed to its place. So a directory that exists
+is complete, a wrong file replaces nothing, and a crash leaves only what the next start sweeps. The place's name holds
+the manifest's digest: a version of another content never meets it. Several workers of one host may share the root.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import aiohttp
+
+from rollout_buffer.v1 import weights_pb2
+from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.versions import Version
+from rollout_workers.weights.copy import take_file
+from rollout_workers.weights.download import Download
+from rollout_workers.weights.files import check_manifest, digest, file_url, source_directory
+
+_STALL_S = 30.0
+_ABANDONED_S = 3_600.0
+_PARTIAL = ".part-"
+
+
+class WeightFetcher:
+    """Fetches into `root`, one version at a time; used by all loaders of a worker."""
+
+    def __init__(self, root: Path, *, owner: str, keep: int, stall_s: float = _STALL_S) -> None:
+        self._root = root.absolute()
+        self._owner = owner
+        self._keep = keep
+        self._stall_s = stall_s
+        self._lock = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+        self._in_use: dict[str, Path] = {}
+
+    async def fetch(self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float) -> Path:
+        """Directory with the verified files of `version`.
+
+        Raises WeightsInvalid (the source's content is wrong), WeightsUnavailable (not to be had within `deadline_s`).
+        """
+        deadline_at = time.monotonic() + deadline_s
+        label = version.label
+        check_manifest(label, manifest)
+        place = self._root / f"{label}-{digest(manifest)}"
+        try:
+            async with asyncio.timeout(deadline_s), self._lock:
+                if not place.is_dir():
+                    await self._bring(label, manifest, place, deadline_at)
+        except TimeoutError:
+            raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
+        except OSError as error:
+            raise WeightsUnavailable(label, str(self._root), error.strerror or str(error)) from error
+        return place
+
+    def hold(self, engine_id: str, place: Path) -> None:
+        """Note that an engine uses a directory now, in place of the one before; then drop what is too old."""
+        self._in_use[engine_id] = place
+        self._retain()
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def sweep(self) -> None:
+        """Remove what fetches of this owner, or of anybody an hour ago, left unfinished."""
+        for path in self._root.glob(f".*{_PARTIAL}*"):
+            with contextlib.suppress(OSError):
+                mine = path.name.endswith(f"{_PARTIAL}{self._owner}")
+                if mine or time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    async def _bring(self, label: str, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float) -> None:
+        partial = self._root / f".{place.name}{_PARTIAL}{self._owner}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            source = source_directory(label, manifest.base_url)
+            for file in manifest.files:
+                target = partial / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if source is not None:
+                    await asyncio.to_thread(take_file, label, source, file, target)
+                else:
+                    download = Download(
+                        label, file_url(manifest.base_url, file.name), file, target, stall_s=self._stall_s
+                    )
+                    await download.run(self._http(), deadline_at)
+            with contextlib.suppress(FileExistsError):
+                # Another worker of this host may have been faster: its directory is as good.
+                self._rename(partial, place)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    @staticmethod
+    def _rename(partial: Path, place: Path) -> None:
+        try:
+            os.rename(partial, place)  # noqa: PTH104 - raises for a directory that is not empty, and says which
+        except OSError:
+            if not place.is_dir():
+                raise
+            raise FileExistsError(str(place)) from None
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False)
+        return self._session
+
+    def _retain(self) -> None:
+        held = set(self._in_use.values())
+        places: list[tuple[Version, Path]] = []
+        for path in self._root.iterdir() if self._root.is_dir() else ():
+            version = Version.parse(path.name.rpartition("-")[0])
+            if version is not None:
+                places.append((version, path))
+        places.sort(reverse=True)
+        for _, path in places[self._keep :]:
+            if path not in held:
+                shutil.rmtree(path, ignore_errors=True)

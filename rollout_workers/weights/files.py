@@ -1,0 +1,84 @@
+"""A files manifest checked, and files checked against it.
+
+Names come from the network and become paths: nothing outside the version's own directory can be named.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote, urlsplit
+
+from rollout_buffer.v1 import weights_pb2
+from rollout_workers.errors import WeightsInvalid
+
+MAX_FILES = 4_096
+MAX_NAME_CHARS = 256
+CHUNK_BYTES = 4 << 20
+
+
+def check_manifest(label: str, manifest: weights_pb2.FilesManifest) -> None:
+    """Raise WeightsInvalid for a manifest that cannot be fetched safely."""
+    if not 1 <= len(manifest.files) <= MAX_FILES:
+        raise WeightsInvalid(label, "manifest", f"{len(manifest.files)} files; it must be 1 to {MAX_FILES}")
+    seen: set[str] = set()
+    for file in manifest.files:
+        name = PurePosixPath(file.name)
+        if (
+            not file.name
+            or len(file.name) > MAX_NAME_CHARS
+            or name.is_absolute()
+            or "\\" in file.name
+            or "\0" in file.name
+            or any(part in ("", ".", "..") for part in file.name.split("/"))
+        ):
+            raise WeightsInvalid(label, repr(file.name), "the name must be a relative path without '..'")
+        if file.name in seen:
+            raise WeightsInvalid(label, file.name, "named twice")
+        seen.add(file.name)
+        if len(file.sha256) != 32:
+            raise WeightsInvalid(label, file.name, f"sha256 has {len(file.sha256)} bytes; it must be 32")
+
+
+def source_directory(label: str, base_url: str) -> Path | None:
+    """The directory that a path or file:// URL names; None for http and https."""
+    url = urlsplit(base_url)
+    if url.scheme in ("http", "https"):
+        return None
+    path = Path(unquote(url.path)) if url.scheme == "file" and url.netloc in ("", "localhost") else Path(base_url)
+    if not path.is_absolute():
+        raise WeightsInvalid(label, base_url, "base_url must be file:///…, an absolute path, or http(s)://…")
+    return path
+
+
+def file_url(base_url: str, name: str) -> str:
+    """Where a file of the manifest is served."""
+    return f"{base_url.rstrip('/')}/{quote(name)}"
+
+
+def digest(manifest: weights_pb2.FilesManifest) -> str:
+    """Identity of the content, wherever it comes from: 12 hex digits."""
+    state = hashlib.sha256()
+    for file in sorted(manifest.files, key=lambda file: file.name):
+        state.update(f"{file.name}\0{file.size_bytes}\0".encode() + file.sha256)
+    return state.hexdigest()[:12]
+
+
+def hash_into(path: Path, state: "hashlib._Hash", take: Callable[[bytes], object] = lambda _: None) -> int:
+    """Feed a file to the hash and to `take`; returns its size in bytes. Blocking."""
+    size = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            state.update(chunk)
+            take(chunk)
+            size += len(chunk)
+    return size
+
+
+def check_content(label: str, file: weights_pb2.WeightFile, size_bytes: int, sha256: bytes) -> None:
+    """Raise WeightsInvalid, naming the file, when size or checksum is not the manifest's."""
+    if size_bytes != file.size_bytes:
+        raise WeightsInvalid(label, file.name, f"it has {size_bytes} bytes, the manifest says {file.size_bytes}")
+    if sha256 != file.sha256:
+        raise WeightsInvalid(
+            label, file.name, f"its SHA-256 is {sha256.hex()[:16]}…, the manifest says {file.sha256.hex()[:16]}…"
+        )

@@ -1,0 +1,205 @@
+"""One lease from its grant to its end: prompt → generate → score → push, or back to the service.
+
+Every lease ends in exactly one way: its group has a final answer; or it is handed back (INTERRUPTED when the worker or
+the engine stopped, FAILED when something went wrong), with whatever was generated as its continuation; or it was lost,
+and nobody is told anything.
+"""
+
+import asyncio
+import enum
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.limits import MAX_ERROR_CHARS, MAX_MESSAGE_BYTES
+from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.counters import Counters, describe
+from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
+from rollout_workers.errors import WorkerError
+from rollout_workers.prompts import Prompts
+from rollout_workers.pusher import Pusher
+from rollout_workers.rewards import Scorer
+from rollout_workers.rollout import SingleTurn
+from rollout_workers.samples import GroupProgress
+from rollout_workers.slot import EngineSlot
+
+ENDED_WELL = frozenset({"queued", "duplicate", "closed", "filtered"})
+
+GiveBack = Callable[[tasks_pb2.LeaseReturn], Awaitable["tasks_pb2.ReturnOutcome.ValueType"]]
+
+_log = structlog.get_logger()
+
+
+class Stage(enum.StrEnum):
+    """How far a piece of work is."""
+
+    PREPARING = enum.auto()
+    GENERATING = enum.auto()
+    SCORING = enum.auto()
+    PUSHING = enum.auto()
+    RETURNING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all work of a worker shares."""
+
+    worker_id: str
+    prompts: Prompts
+    scorer: Scorer
+    pusher: Pusher
+    counters: Counters
+    generate_timeout_s: float
+
+
+class Work:
+    """The work of one lease. `on_generated` is called once, when the engine is free for other work."""
+
+    def __init__(
+        self,
+        lease: tasks_pb2.Lease,
+        slot: EngineSlot,
+        tools: Tools,
+        *,
+        give_back: GiveBack,
+        on_generated: Callable[[], None],
+    ) -> None:
+        self.lease = lease
+        self.stage = Stage.PREPARING
+        self._slot = slot
+        self._tools = tools
+        self._give_back = give_back
+        self._on_generated = on_generated
+        self._progress: GroupProgress | None = None
+        self._turn: SingleTurn | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lost = False
+        self._interrupted = False
+
+    async def run(self) -> None:
+        """Do the work. Raises only what no repeat of a request to the service can mend."""
+        self._task = asyncio.current_task()
+        try:
+            # An engine that was lost while the lease request waited gets nothing that would only fail on it.
+            ready = self._slot.leasable and not self._interrupted
+            if not (ready and await self._make_and_push()):
+                await self._hand_back(tasks_pb2.RETURN_KIND_INTERRUPTED)
+        except asyncio.CancelledError:
+            if self._lost:
+                return
+            if not self._interrupted:
+                raise
+            # Out of time while draining: what is there goes back.
+            await self._hand_back(tasks_pb2.RETURN_KIND_INTERRUPTED)
+        except (InvalidField, WorkerError, EngineError) as error:
+            suspect = isinstance(error, EngineUnavailable | EngineTimeout)
+            if isinstance(error, EngineError):
+                self._slot.failed(error, suspect=suspect)
+            await self._fail(error)
+        finally:
+            self._generated()
+
+    def lost(self) -> None:
+        """The lease is somebody else's: stop generating.
+
+        A group that is made already is pushed all the same: the first result of an open task counts, whoever made it.
+        """
+        if self.stage in (Stage.PREPARING, Stage.GENERATING) and self._task is not None:
+            self._lost = True
+            self._tools.counters.leases_lost += 1
+            self._task.cancel()
+
+    async def interrupt(self) -> None:
+        """Stop generating and hand back what there is; work that is past generating goes on."""
+        self._interrupted = True
+        if self._turn is not None and self.stage is Stage.GENERATING:
+            try:
+                await self._turn.stop()
+            except EngineError as error:
+                _log.warning("abort failed", lease=self.lease.lease_id, error=str(error))
+
+    def cut(self) -> None:
+        """Time is up: hand back what there is now, finished groups without an answer included."""
+        self._interrupted = True
+        if self._task is not None and self.stage is not Stage.RETURNING:
+            self._task.cancel()
+
+    # ── stages ───────────────────────────────────────────────────────────────
+
+    async def _make_and_push(self) -> bool:
+        """False when generation was interrupted."""
+        tools = self._tools
+        prompt = await tools.prompts.token_ids(self.lease.task)
+        progress = self._progress = self._begin(GroupProgress(self.lease, prompt))
+        before = progress.tokens
+        self._turn = SingleTurn(progress, self._slot, timeout_s=tools.generate_timeout_s)
+        self.stage = Stage.GENERATING
+        try:
+            finished = not self._interrupted and await self._turn.run()
+        finally:
+            tools.counters.tokens += progress.tokens - before
+        if not finished:
+            return False
+        self._generated()
+        tools.counters.samples += len(progress.samples)
+
+        self.stage = Stage.SCORING
+        began = time.monotonic()
+        rewards = await tools.scorer.score(progress)
+        tools.counters.reward_s += time.monotonic() - began
+
+        self.stage = Stage.PUSHING
+        header, payload = progress.to_group(rewards, tools.worker_id)
+        result = await tools.pusher.push(header, payload)
+        if result.outcome not in ENDED_WELL:
+            why = str(result.error) if result.error is not None else result.outcome
+            await self._fail(result.error or RolloutBufferError(f"the service answered {why}"), keep=False)
+        return True
+
+    def _begin(self, progress: GroupProgress) -> GroupProgress:
+        self._tools.counters.leases += 1
+        if self.lease.HasField("continuation"):
+            refused = progress.take_continuation()
+            if refused is None:
+                self._tools.counters.continuations += 1
+            else:
+                _log.warning("continuation not used", lease=self.lease.lease_id, why=refused)
+        return progress
+
+    def _generated(self) -> None:
+        release, self._on_generated = self._on_generated, _nothing
+        release()
+
+    # ── ways back ────────────────────────────────────────────────────────────
+
+    async def _fail(self, error: BaseException, *, keep: bool = True) -> None:
+        text = self._tools.counters.failed(error)
+        _log.warning("task failed", lease=self.lease.lease_id, stage=str(self.stage), error=text)
+        await self._hand_back(tasks_pb2.RETURN_KIND_FAILED, describe(error), keep=keep)
+
+    async def _hand_back(self, kind: "tasks_pb2.ReturnKind.ValueType", error: str = "", *, keep: bool = True) -> None:
+        name = "failed" if kind == tasks_pb2.RETURN_KIND_FAILED else "interrupted"
+        self.stage = Stage.RETURNING
+        continuation = self._continuation() if keep else None
+        await self._give_back(
+            tasks_pb2.LeaseReturn(
+                lease_id=self.lease.lease_id, kind=kind, error=error[:MAX_ERROR_CHARS], continuation=continuation
+            )
+        )
+        self._tools.counters.returned[name] += 1
+
+    def _continuation(self) -> groups_pb2.Group | None:
+        if self._progress is None:
+            return None
+        continuation = self._progress.to_continuation(self._tools.worker_id)
+        if continuation is not None and continuation.ByteSize() > MAX_MESSAGE_BYTES - (1 << 20):
+            _log.warning("continuation is too large to keep", lease=self.lease.lease_id)
+            return None
+        return continuation
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,197 @@
+"""A run on the reference model with short words for what happens to it; invariants are checked after every word."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from buffer_service.domain import ops
+from buffer_service.domain.model import ReferenceModel
+from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
+
+RUN = "run"
+START_MS = 1_000_000
+
+_T = TypeVar("_T")
+
+
+def actions(policy: dict[str, Any]) -> dict[str, Any]:
+    """The actions of a policy by their names."""
+    kinds = {"overflow_action": OverflowAction, "stale_action": StaleAction}
+    return {name: kind(policy[name]) for name, kind in kinds.items() if name in policy}
+
+
+class World:
+    """One run, its clock, a trainer of epoch `epoch`, workers by name."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.now = START_MS
+        self.epoch = 1
+        self.requests = 0
+        self.model = ReferenceModel(lambda: self.now)
+        self.model.create_run(RUN, RunPolicy(**{**policy, **actions(policy)}))
+
+    def do(self, operation: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        try:
+            return operation(RUN, *args, **kwargs)
+        finally:
+            self.model.check_invariants(RUN)
+
+    # ── what is there ──
+
+    @property
+    def view(self) -> ops.RunView:
+        return self.model.view(RUN)
+
+    def groups(self, state: str) -> int:
+        return self.view.groups[state].groups
+
+    def tasks(self, state: str) -> int:
+        return self.view.tasks[state]
+
+    def statistic(self, name: str) -> int:
+        return self.view.statistics[name]
+
+    # ── feeder ──
+
+    def submit(self, *task_ids: str, priority: int = 0, request_id: str | None = None) -> ops.Submitted:
+        tasks = [ops.NewTask(name, 2, priority, "math", f"spec of {name}".encode()) for name in task_ids]
+        cursor = self.view.cursor
+        request = ops.Submit(self.epoch, request_id or self.new_request(), cursor, cursor + len(tasks), b"state", tasks)
+        return self.do(self.model.submit, request)
+
+    def new_request(self) -> str:
+        self.requests += 1
+        return f"request-{self.requests}"
+
+    # ── workers ──
+
+    def lease(
+        self,
+        max_tasks: int = 1,
+        *,
+        worker: str = "worker",
+        instance: str = "process-1",
+        request_id: str | None = None,
+        engine: str = "engine",
+        loaded: ops.WeightVersion | None = None,
+    ) -> ops.Leased:
+        weights = self.view.published if loaded is None else loaded
+        request = request_id or self.new_request()
+        return self.do(self.model.lease, ops.LeaseAsk(worker, instance, request, engine, weights, max_tasks))
+
+    def lease_one(self, *, worker: str = "worker", instance: str = "process-1") -> ops.LeaseGrant:
+        (grant,) = self.lease(worker=worker, instance=instance).grants
+        return grant
+
+    def extend(self, *lease_ids: str, worker: str = "worker", instance: str = "process-1") -> list[bool]:
+        return list(self.do(self.model.extend, worker, instance, lease_ids).live)
+
+    def interrupt(
+        self, lease_id: str, *, continuation: bytes = b"", head: int = 0, tokens: int = 0, instance: str = "process-1"
+    ) -> ops.ReturnOutcome:
+        weights = ops.WeightVersion(self.epoch, head) if continuation else None
+        given = ops.LeaseReturn(lease_id, ops.ReturnKind.INTERRUPTED, "", continuation, weights, tokens)
+        return self.do(self.model.give_back, "worker", instance, [given]).outcomes[0]
+
+    def fail(self, lease_id: str, error: str = "reward crashed") -> ops.ReturnOutcome:
+        given = ops.LeaseReturn(lease_id, ops.ReturnKind.FAILED, error, b"", None, 0)
+        return self.do(self.model.give_back, "worker", "process-1", [given]).outcomes[0]
+
+    def fail_for_good(self, *, worker: str = "worker") -> None:
+        """Lease one task under max_attempts 1 and fail it."""
+        assert self.fail(self.lease_one(worker=worker).lease_id) is ops.ReturnOutcome.FAILED
+
+    def expire(self) -> int:
+        return self.do(self.model.expire)
+
+    # ── pushes ──
+
+    def facts(
+        self,
+        source: ops.LeaseGrant | str,
+        *,
+        head: int | ops.WeightVersion = 0,
+        tail: int | ops.WeightVersion | None = None,
+        tokens: int = 10,
+        size_bytes: int = 100,
+        spans: bool = False,
+        generation: int = 0,
+    ) -> ops.GroupFacts:
+        """Facts of a group made under a lease, or without one for a task of that name."""
+        tail = head if tail is None else tail
+        lease_id, task_id = ("", source) if isinstance(source, str) else (source.lease_id, source.task_id)
+        return ops.GroupFacts(
+            task_id=task_id,
+            generation=generation if isinstance(source, str) else source.generation,
+            lease_id=lease_id,
+            environment="math",
+            samples=2,
+            tokens=tokens,
+            loss_tokens=tokens // 2,
+            size_bytes=size_bytes,
+            head=self.weights(head),
+            tail=self.weights(tail),
+            spans_versions=spans,
+        )
+
+    def weights(self, version: int | ops.WeightVersion) -> ops.WeightVersion:
+        return version if isinstance(version, ops.WeightVersion) else ops.WeightVersion(self.epoch, version)
+
+    def push_facts(self, *facts: ops.GroupFacts) -> list[ops.Pushed]:
+        groups = [ops.NewGroup(fact, f"{fact.task_id}/{fact.lease_id}".encode()) for fact in facts]
+        return list(self.do(self.model.push, groups).outcomes)
+
+    def push(self, source: ops.LeaseGrant | str, **facts: Any) -> ops.PushKind:
+        return self.push_facts(self.facts(source, **facts))[0].kind
+
+    def queue(self, count: int, **facts: Any) -> list[str]:
+        """Push `count` groups of new tasks, without leases; their group ids."""
+        names = [f"own-{self.new_request()}" for _ in range(count)]
+        for name in names:
+            assert self.push(name, **facts) is ops.PushKind.QUEUED
+        return [f"{name}/0" for name in names]
+
+    # ── trainer ──
+
+    def pull(
+        self, step: int | None = None, *, rank: int = 0, world_size: int = 1, train_version: int | None = None
+    ) -> ops.Batch | ops.Short:
+        step = self.view.next_step if step is None else step
+        return self.do(self.model.pull, ops.Pull(self.epoch, step, rank, world_size, train_version))
+
+    def batch(self, step: int | None = None, **kwargs: Any) -> ops.Batch:
+        pulled = self.pull(step, **kwargs)
+        assert isinstance(pulled, ops.Batch), pulled
+        return pulled
+
+    def names(self, step: int | None = None, **kwargs: Any) -> list[str]:
+        return [group.group_id for group in self.batch(step, **kwargs).shard]
+
+    def commit(self, through_step: int) -> int:
+        return self.do(self.model.commit, self.epoch, through_step)[1]
+
+    def publish(self, version: int, *, manifest: bytes | None = None, commit: int | None = None) -> ops.Published:
+        content = f"manifest {version}".encode() if manifest is None else manifest
+        return self.do(self.model.publish, ops.Publish(self.epoch, version, content, commit))
+
+    def train(self, steps: int = 1, **facts: Any) -> None:
+        """Fill, pull, and publish with a commit, `steps` times."""
+        for _ in range(steps):
+            self.queue(self.view.policy.batch_groups, **facts)
+            step = self.batch().step
+            self.publish(self.view.published.version + 1, commit=step)
+
+    def checkpoint(self, through_step: int) -> int:
+        return self.do(self.model.checkpoint, self.epoch, through_step)[1]
+
+    def resume(
+        self,
+        next_step: int | None = None,
+        mode: ops.ResumeMode = ops.ResumeMode.REPLAY,
+        *,
+        request_id: str | None = None,
+        allow_regenerate: bool = False,
+    ) -> ops.Resumed:
+        request = ops.Resume(next_step, mode, request_id or self.new_request(), allow_regenerate)
+        resumed = self.do(self.model.resume, request)
+        self.epoch = resumed.epoch
+        return resumed

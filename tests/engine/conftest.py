@@ -1,0 +1,59 @@
+"""One real SGLang server for all tests of this folder that ask for it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from tests.support.sglang_python import sglang_python
+from tests.support.tiny_model import TinyModelShape, write_constant_model, write_random_model
+
+SHAPE = TinyModelShape()
+CONSTANT_TOKENS = (100, 101, 102)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Model directories; `constant[i]` always emits CONSTANT_TOKENS[i]."""
+
+    random: tuple[Path, Path]
+    constant: tuple[Path, ...]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    at = tmp_path_factory.mktemp("models")
+    return Models(
+        random=(
+            write_random_model(at / "random-0", seed=0, shape=SHAPE),
+            write_random_model(at / "random-1", seed=1, shape=SHAPE),
+        ),
+        constant=tuple(write_constant_model(at / f"constant-{t}", t, shape=SHAPE) for t in CONSTANT_TOKENS),
+    )
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sglang_url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    options = SglangServerOptions(
+        python=sglang_python(),
+        model_path=models.random[0],
+        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
+        weight_version="1.0",
+        dtype="float32",
+        stop_grace_s=0.5,
+    )
+    async with SglangLauncher(options) as launcher:
+        yield launcher.base_url
+
+
+@pytest_asyncio.fixture
+async def engine(sglang_url: str) -> AsyncIterator[SglangEngine]:
+    """An engine on the real server, left unpaused."""
+    engine = SglangEngine(sglang_url, options=SglangOptions(generate_timeout_s=60))
+    yield engine
+    await engine.resume()
+    await engine.close()

@@ -1,0 +1,123 @@
+"""A real service as a child process, on free ports, with a data directory of its own.
+
+    with running_service(tmp_path) as service:
+        channel = grpc.insecure_channel(service.address)
+
+The context waits until RPCs are served and ends the service with SIGTERM; its log is printed when it fails to start
+and lies in `service.log`. `kill`, `stop` and `start` are for tests of restarts: the address stays the same.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 40.0
+POLL_S = 0.02
+
+
+class ServiceFailed(AssertionError):
+    """The service ended, or did not serve in time; the message holds its log."""
+
+
+class ServiceProcess:
+    """One service. `settings` are flags of `rollout-buffer serve` without dashes: {"rpc_processes": 1}."""
+
+    def __init__(self, data_dir: Path, settings: Mapping[str, object] | None = None) -> None:
+        self.data_dir = data_dir
+        self.settings = dict(settings or {})
+        self.listen = "127.0.0.1:0"
+        self.admin_listen = "127.0.0.1:0"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._state: dict[str, str] = {}
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of every start."""
+        return self.data_dir.parent / f"{self.data_dir.name}.service.log"
+
+    @property
+    def address(self) -> str:
+        """host:port of gRPC."""
+        return self._state["address"]
+
+    @property
+    def admin(self) -> str:
+        """Base URL of the admin page."""
+        return f"http://{self._state['admin']}"
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start, or start again at the same addresses, and wait until RPCs are served."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        before = self._written()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "buffer_cli", "serve", *self._flags()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={k: v for k, v in os.environ.items() if not k.startswith("RB_")},
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (written := self._written()) is None or written == before:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise ServiceFailed(f"the service does not serve; its log:\n{self.log.read_text()}")
+            time.sleep(POLL_S)
+        self._state = written
+        self.listen, self.admin_listen = self._state["address"], self._state["admin"]
+
+    def stop(self) -> int:
+        """SIGTERM, and wait; returns the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServiceFailed(f"the service does not stop; its log:\n{self.log.read_text()}") from None
+
+    def kill(self) -> None:
+        """kill -9 of the supervisor: its children die with it."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def _flags(self) -> list[str]:
+        flags = {"listen": self.listen, "admin": self.admin_listen, "data_dir": self.data_dir, **self.settings}
+        given = []
+        for name, value in flags.items():
+            option = f"--{name.replace('_', '-')}"
+            given += [option] if value is True else [option, str(value)]
+        return given
+
+    def _written(self) -> dict[str, str] | None:
+        try:
+            state: dict[str, str] = json.loads((self.data_dir / "service.json").read_text())
+        except FileNotFoundError:
+            return None
+        return state
+
+
+@contextlib.contextmanager
+def running_service(folder: Path, **settings: object) -> Iterator[ServiceProcess]:
+    """A service with its data in `folder`/data; one rpc process unless `settings` say otherwise."""
+    service = ServiceProcess(folder / "data", {"rpc_processes": 1, "drain_grace_s": 5, **settings})
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()

@@ -1,0 +1,225 @@
+"""Batches by step, at once and ahead: order, versions, bounds, ends and errors."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from buffer_wire.errors import BatchNotReady, FailureBudgetExceeded, InvalidField, StaleEpoch
+from buffer_wire.status import ServiceUnreachable
+from tests.trainer_client.stand_ins import Shelf, batch_of
+from trainer_client.clock import TrainClock
+from trainer_client.prefetch import Prefetcher
+from trainer_client.puller import Puller, PullSource
+from trainer_client.waiting import OnWait, Waiting
+
+pytestmark = pytest.mark.matrix
+
+
+class Rig:
+    """A shelf, a clock and a puller, and a training loop's moves."""
+
+    def __init__(
+        self, prefetch: int = 0, *, timeout_s: float = 10, max_bytes: int = 1 << 30, per_publish: int = 1
+    ) -> None:
+        self.shelf = Shelf()
+        self.clock = TrainClock(version=0, next_step=0, batches_per_publish=per_publish)
+        self.ended = False
+        self.waits: list[Waiting] = []
+        self.on_wait: OnWait = self.waits.append
+        self.background: Exception | None = None
+        self.prefetch = prefetch
+        self.timeout_s = timeout_s
+        self.max_bytes = max_bytes
+        self._puller: Puller | Prefetcher | None = None
+
+    @property
+    def puller(self) -> Puller | Prefetcher:
+        if self._puller is None:
+            source = PullSource(
+                pull=self.shelf.pull,
+                published=lambda: self.shelf.published_version,
+                exhausted=lambda: self.ended,
+                check=self._check,
+                service="there",
+                on_wait=self.on_wait,
+            )
+            if self.prefetch == 0:
+                self._puller = Puller(source, self.clock, self.timeout_s)
+            else:
+                self._puller = Prefetcher(
+                    source, self.clock, self.timeout_s, prefetch=self.prefetch, max_bytes=self.max_bytes
+                )
+        return self._puller
+
+    def _check(self) -> None:
+        if self.background is not None:
+            raise self.background
+
+    def next(self) -> int | None:
+        """Take the next batch as the session does; its step."""
+        self.clock.train()
+        batch = self.puller.take(self.clock.handed_out)
+        if batch is None:
+            return None
+        self.clock.hand_out(batch.step)
+        return batch.step
+
+    def publish(self) -> None:
+        self.shelf.published_version += 1
+        self.clock.published(self.shelf.published_version)
+
+
+@pytest.fixture
+def rigs() -> Iterator[list[Rig]]:
+    made: list[Rig] = []
+    yield made
+    for rig in made:
+        rig.puller.stop()
+
+
+@pytest.fixture(params=[0, 1, 3])
+def rig(request: pytest.FixtureRequest, rigs: list[Rig]) -> Rig:
+    rigs.append(Rig(request.param))
+    return rigs[0]
+
+
+def test_steps_come_in_order_each_for_the_version_that_trains_on_it(rig: Rig) -> None:
+    for step in range(8):
+        assert rig.next() == step
+        rig.publish()
+    assert rig.shelf.pulls[:8] == [(step, step) for step in range(8)]
+
+
+def test_versions_follow_the_batches_of_a_publish(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=2, per_publish=3))
+    rig = rigs[0]
+    for step in range(9):
+        assert rig.next() == step
+        if step % 3 == 2:
+            rig.publish()
+    assert rig.shelf.pulls[:9] == [(step, step // 3) for step in range(9)]
+
+
+def test_no_more_is_pulled_ahead_than_asked_for(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=2))
+    rig = rigs[0]
+    rig.next()
+    rig.shelf.wait_for_pulls(3)
+    with rig.shelf.changed:
+        assert not rig.shelf.changed.wait_for(lambda: len(rig.shelf.attempts) > 3, 0.2)
+
+
+def test_no_more_is_held_than_the_bytes_allow(rigs: list[Rig]) -> None:
+    size = batch_of(0).received_bytes
+    rigs.append(Rig(prefetch=10, max_bytes=round(2.5 * size)))
+    rig = rigs[0]
+    assert isinstance(rig.puller, Prefetcher)
+    rig.shelf.wait_for_pulls(2)
+    with rig.shelf.changed:
+        assert not rig.shelf.changed.wait_for(lambda: len(rig.shelf.attempts) > 2, 0.2)
+    assert rig.next() == 0
+    rig.shelf.wait_for_pulls(3)
+
+
+def test_one_batch_is_pulled_however_large(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=2, max_bytes=1))
+    assert [rigs[0].next() for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_version_that_is_too_low_is_asked_for_again(rig: Rig) -> None:
+    rig.shelf.published_version = 5
+    assert rig.next() == 0
+    assert rig.shelf.pulls[0] == (0, 5)
+
+
+def test_the_end_of_the_tasks_ends_the_steps(rig: Rig) -> None:
+    rig.shelf.ready, rig.shelf.pending = 2, 0
+    rig.ended = True
+    assert [rig.next(), rig.next(), rig.next(), rig.next()] == [0, 1, None, None]
+
+
+def test_tasks_still_at_work_are_waited_for(rigs: list[Rig]) -> None:
+    rigs.append(Rig(timeout_s=0.1))
+    rig = rigs[0]
+    rig.shelf.ready, rig.shelf.pending, rig.ended = 0, 1, True
+    with pytest.raises(BatchNotReady):
+        rig.next()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_trainer_that_waits_too_long_hears_on_whom(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch, timeout_s=0.3))
+    rig = rigs[0]
+    rig.shelf.ready = 1
+    assert rig.next() == 0
+    with pytest.raises(BatchNotReady) as raised:
+        rig.next()
+    assert raised.value.attributes["waits_on"] == "the workers"
+    rig.shelf.ready = 5
+    assert rig.next() == 1
+
+
+def test_a_trainer_that_waits_is_told_on_whom(rigs: list[Rig]) -> None:
+    rigs.append(Rig(timeout_s=0.3))
+    rigs[0].shelf.ready = 0
+    with pytest.raises(BatchNotReady):
+        rigs[0].next()
+    assert {(waiting.doing, waiting.on) for waiting in rigs[0].waits} == {("pulling step 0", "the workers")}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_service_that_is_away_for_longer_than_one_try_is_waited_for(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch))
+    rig = rigs[0]
+    away = iter([ServiceUnreachable("UNAVAILABLE", status="UNAVAILABLE")] * 3)
+
+    def make(step: int, version: int) -> object:
+        for error in away:
+            raise error
+        return batch_of(step, version)
+
+    rig.shelf.make = make  # type: ignore[assignment]
+    assert rig.next() == 0
+
+
+@pytest.mark.parametrize("error", [StaleEpoch(1, 2), FailureBudgetExceeded(3, 2, "boom")], ids=lambda e: e.reason)
+def test_errors_that_nothing_cures_end_the_loop(rig: Rig, error: Exception) -> None:
+    rig.shelf.failure = error
+    with pytest.raises(type(error)):
+        rig.next()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_what_goes_wrong_elsewhere_ends_a_wait(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch))
+    rigs[0].shelf.ready = 0
+    rigs[0].background = OSError("the feeder died")
+    with pytest.raises(OSError, match="the feeder died"):
+        rigs[0].next()
+
+
+def test_a_batch_that_is_there_is_given_before_a_later_error(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1))
+    rig = rigs[0]
+    assert isinstance(rig.puller, Prefetcher)
+    rig.shelf.wait_for_pulls(1)
+    rig.shelf.failure = StaleEpoch(1, 2)
+    assert rig.next() == 0
+    with pytest.raises(StaleEpoch) as raised:
+        rig.next()
+    assert "raised while prefetching step 1" in raised.value.__notes__
+
+
+def test_stopping_ends_a_wait_in_the_background(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1))
+    rigs[0].shelf.ready = 0
+    puller = rigs[0].puller
+    assert isinstance(puller, Prefetcher)
+    puller.stop()
+    assert not puller._thread.is_alive()
+
+
+def test_a_prefetch_of_nothing_is_refused() -> None:
+    clock = TrainClock(0, 0, 1)
+    with pytest.raises(InvalidField):
+        Prefetcher(None, clock, 1, prefetch=0, max_bytes=1)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""Policies, tasks and manifests on their way into messages and back."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import runs_pb2
+from trainer_client import FilesManifest, Policy, SamplingParams, Task, WeightFile, manifest_of
+from trainer_client.tasks import tasks_to_wire
+
+pytestmark = pytest.mark.matrix
+
+FULL = Policy(
+    batch_groups=8,
+    max_queued_groups=16,
+    max_queued_tokens=1000,
+    max_queued_bytes=1 << 30,
+    overflow_action="block",
+    max_staleness=0,
+    stale_action="recycle",
+    max_inflight_groups=3,
+    reserve_queue_space=False,
+    max_lookahead=2,
+    lease_ttl_ms=5000,
+    max_attempts=2,
+    retry_backoff_ms=0,
+    failure_budget=0,
+    max_pending_tasks=9,
+    prefetch_batches=1,
+    batches_per_publish=2,
+    retained_steps=4,
+)
+
+
+def test_every_field_of_the_wire_policy_can_be_stated() -> None:
+    assert {field.name for field in fields(Policy)} == set(runs_pb2.RunPolicy.DESCRIPTOR.fields_by_name)
+
+
+def test_a_policy_survives_the_way_there_and_back() -> None:
+    assert Policy.from_wire(FULL.to_wire()) == FULL
+    assert None not in [getattr(FULL, field.name) for field in fields(FULL)]
+
+
+def test_what_is_unset_is_not_sent() -> None:
+    assert Policy().to_wire().ListFields() == []
+    assert Policy.from_wire(runs_pb2.RunPolicy()) == Policy()
+    # Zero is a value, not an absence.
+    assert Policy(max_staleness=0).to_wire().HasField("max_staleness")
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        (Policy(batch_groups=-1), "policy.batch_groups"),
+        (Policy(max_staleness="two"), "policy.max_staleness"),  # type: ignore[arg-type]
+        (Policy(overflow_action="explode"), "policy.overflow_action"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_no_message_can_hold_is_refused_by_field(policy: Policy, field: str) -> None:
+    with pytest.raises(InvalidField) as raised:
+        policy.to_wire()
+    assert raised.value.attributes["field"] == field
+
+
+def test_a_task_becomes_a_message() -> None:
+    task = Task(
+        group_size=4,
+        sampling=SamplingParams(max_new_tokens=9, temperature=0.5, stop=["\n"], stop_token_ids=[2]),
+        prompt_token_ids=np.array([1, 2, 3]),
+        task_id="a",
+        environment="sums",
+        priority=3,
+        metadata={"answer": "12", "hard": True},
+    )
+    (wire,) = tasks_to_wire([task])
+    assert list(wire.prompt_token_ids) == [1, 2, 3]
+    assert (wire.task_id, wire.group_size, wire.environment, wire.priority) == ("a", 4, "sums", 3)
+    assert wire.metadata_json == '{"answer":"12","hard":true}'
+    assert wire.sampling.HasField("temperature")
+    assert not wire.sampling.HasField("top_p")
+    assert not wire.sampling.HasField("top_k")
+
+
+def test_a_chat_task_becomes_a_message() -> None:
+    sampling = SamplingParams(max_new_tokens=1)
+    (wire,) = tasks_to_wire([Task(group_size=1, sampling=sampling, messages=[{"role": "user", "content": "hi"}])])
+    assert [(message.role, message.content) for message in wire.messages] == [("user", "hi")]
+    assert wire.metadata_json == ""
+
+
+SAMPLING = SamplingParams(max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Task(group_size=-1, sampling=SAMPLING),
+        Task(group_size=1, sampling=SAMPLING, metadata={"x": float("nan")}),
+        Task(group_size=1, sampling=SAMPLING, metadata={"x": object()}),
+        Task(group_size=1, sampling=SAMPLING, messages=[{"role": "user"}]),
+        {"prompt": "hi"},
+    ],
+)
+def test_a_task_that_no_message_can_hold_is_refused_by_position(bad: Task) -> None:
+    with pytest.raises(InvalidField) as raised:
+        tasks_to_wire([Task(group_size=1, sampling=SAMPLING), bad])
+    assert raised.value.attributes["field"] == "tasks[1]"
+
+
+def test_the_same_manifest_gives_the_same_bytes() -> None:
+    manifest = FilesManifest("/w/v1", (WeightFile("a", 1, b"x" * 32), WeightFile("b/c", 2, b"y" * 32)))
+    assert manifest.to_wire().SerializeToString() == manifest.to_wire().SerializeToString()
+    assert [file.name for file in manifest.to_wire().files.files] == ["a", "b/c"]
+
+
+def test_a_directory_becomes_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.bin").write_bytes(b"two")
+    (tmp_path / "a.bin").write_bytes(b"")
+    manifest = manifest_of(tmp_path)
+    assert manifest.base_url == str(tmp_path)
+    assert [(file.name, file.size_bytes) for file in manifest.files] == [("a.bin", 0), ("sub/b.bin", 3)]
+    assert manifest.files[0].sha256.hex().startswith("e3b0c442")
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_directory_without_files_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidField):
+        manifest_of(tmp_path / name)

@@ -1,0 +1,16 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.workers.fake_service import FakeService
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeService]:
+    service = FakeService()
+    await service.start()
+    yield service
+    await service.stop()
+    # gRPC finishes cancelled handlers in the next turns of the loop.
+    await asyncio.sleep(0)

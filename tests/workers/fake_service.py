@@ -1,0 +1,286 @@
+"""A fake of the service's task, group and weight RPCs, in this process, for tests of the worker alone.
+
+It is not the service: leases never expire by themselves, nothing is stored, and every answer can be scripted. State
+survives `stop` and `start`, as the service's does in its store.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from buffer_wire.channel import server_options
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.layout import read_payload
+from buffer_wire.status import status_of, to_detail
+from rollout_buffer.v1 import (
+    common_pb2,
+    groups_pb2,
+    groups_pb2_grpc,
+    tasks_pb2,
+    tasks_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
+
+Outcome = int
+
+
+@dataclass
+class FakeTask:
+    task: tasks_pb2.Task
+    attempt: int = 0
+    leased_to: str = ""
+    continuation: groups_pb2.Group | None = None
+    result: groups_pb2.Group | None = None
+    failed: bool = False
+
+    @property
+    def lease_id(self) -> str:
+        return f"{self.task.task_id}/0/{self.attempt}"
+
+
+@dataclass
+class FakeService:
+    ttl_ms: int = 60_000
+    tasks: dict[str, FakeTask] = field(default_factory=dict)
+    returns: list[tasks_pb2.LeaseReturn] = field(default_factory=list)
+    reports: list[weights_pb2.EngineReport] = field(default_factory=list)
+    lease_requests: list[tasks_pb2.LeaseTasksRequest] = field(default_factory=list)
+    extends: list[list[str]] = field(default_factory=list)
+    bundles: list[int] = field(default_factory=list)
+    """Groups of each received bundle."""
+    outcomes: deque[Outcome] = field(default_factory=deque)
+    """Answers to the next pushes, in place of the right ones."""
+    refuse_pushes: deque[RolloutBufferError] = field(default_factory=deque)
+    """Errors that end the next push streams, at their first bundle."""
+    swallow_acks: int = 0
+    """So many bundles are accepted, but their acknowledgement is lost with the stream."""
+    lose_lease_replies: int = 0
+    """So many lease requests grant, but the reply is lost."""
+    lost_leases: set[str] = field(default_factory=set)
+    """Lease ids that heartbeats are told to be lost."""
+    hold_pushes: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: pushes wait, as in a full queue that blocks."""
+    refuse_task_ids: set[str] = field(default_factory=set)
+    """A bundle with one of them ends its stream with an error that no repeat can mend."""
+    wait: "tasks_pb2.LeaseWait.ValueType" = tasks_pb2.LEASE_WAIT_NO_TASKS
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.hold_pushes.set()
+        self.published = common_pb2.WeightVersion(epoch=1)
+        self.manifest: weights_pb2.WeightManifest | None = None
+        self.revision = 1
+        self._last: dict[str, tuple[str, list[str]]] = {}
+        self._server: grpc.aio.Server | None = None
+        self._changed = asyncio.Condition()
+
+    # ── the test's side ──────────────────────────────────────────────────────
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=server_options())
+        tasks_pb2_grpc.add_TaskServiceServicer_to_server(_Tasks(self), server)
+        groups_pb2_grpc.add_GroupServiceServicer_to_server(_Groups(self), server)
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(_Weights(self), server)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """At once, as by kill -9: whatever runs is cut off."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def submit(self, *tasks: tasks_pb2.Task) -> None:
+        async with self._changed:
+            for task in tasks:
+                self.tasks[task.task_id] = FakeTask(task)
+            self._changed.notify_all()
+
+    async def publish(self, epoch: int, version: int, manifest: weights_pb2.WeightManifest | None = None) -> None:
+        async with self._changed:
+            self.published = common_pb2.WeightVersion(epoch=epoch, version=version)
+            self.manifest = manifest
+            self.revision += 1
+            self._changed.notify_all()
+
+    async def until(self, holds: "object", timeout_s: float = 20.0) -> None:
+        """Wait until `holds()`; looked at after every request."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(holds)  # type: ignore[arg-type]
+
+    def results(self) -> dict[str, groups_pb2.Group]:
+        return {task_id: task.result for task_id, task in self.tasks.items() if task.result is not None}
+
+    def tokens(self, task_id: str) -> list[list[int]]:
+        """Token ids of each sample of a result."""
+        group = self.results()[task_id]
+        ids, at, rows = read_payload(group.header, group.payload)["token_ids"], 0, []
+        for sample in group.header.samples:
+            rows.append([int(token) for token in ids[at : at + sample.tokens]])
+            at += sample.tokens
+        return rows
+
+    # ── the rules, roughly ───────────────────────────────────────────────────
+
+    async def changed(self) -> None:
+        async with self._changed:
+            self.revision += 1
+            self._changed.notify_all()
+
+    async def lease(self, request: tasks_pb2.LeaseTasksRequest) -> tasks_pb2.LeaseTasksResponse:
+        self.lease_requests.append(request)
+        holder = f"{request.worker_id}@{request.instance_id}"
+        last_id, last_leases = self._last.get(holder, ("", []))
+        if last_id == request.request_id and last_leases:
+            granted = [
+                task for task in self.tasks.values() if task.lease_id in last_leases and task.leased_to == holder
+            ]
+        else:
+            try:
+                async with asyncio.timeout(request.wait_ms / 1000), self._changed:
+                    await self._changed.wait_for(lambda: bool(self._pending()))
+            except TimeoutError:
+                pass
+            granted = self._pending()[: request.max_tasks]
+            for task in granted:
+                task.attempt += 1
+                task.leased_to = holder
+            self._last[holder] = (request.request_id, [task.lease_id for task in granted])
+        await self.changed()
+        return tasks_pb2.LeaseTasksResponse(
+            revision=self.revision,
+            leases=[
+                tasks_pb2.Lease(
+                    lease_id=task.lease_id,
+                    task=task.task,
+                    attempt=task.attempt,
+                    ttl_ms=self.ttl_ms,
+                    continuation=task.continuation,
+                )
+                for task in granted
+            ],
+            wait=tasks_pb2.LEASE_WAIT_UNSPECIFIED if granted else self.wait,
+            published=self.published,
+        )
+
+    def _pending(self) -> list[FakeTask]:
+        return [t for t in self.tasks.values() if not t.leased_to and t.result is None and not t.failed]
+
+    def live(self, lease_id: str) -> FakeTask | None:
+        if lease_id in self.lost_leases:
+            return None
+        task = self.tasks.get(lease_id.split("/")[0])
+        return task if task is not None and task.leased_to and task.lease_id == lease_id else None
+
+    def take(self, group: groups_pb2.Group) -> groups_pb2.PushAck:
+        outcome = self.outcomes.popleft() if self.outcomes else None
+        task = self.tasks[group.header.task_id]
+        if outcome is None:
+            outcome = groups_pb2.PUSH_OUTCOME_QUEUED
+            if task.result is not None:
+                same = task.result.header.lease_id == group.header.lease_id
+                outcome = groups_pb2.PUSH_OUTCOME_DUPLICATE if same else groups_pb2.PUSH_OUTCOME_CLOSED
+        if outcome == groups_pb2.PUSH_OUTCOME_QUEUED:
+            task.result, task.leased_to = group, ""
+        error = None
+        if outcome == groups_pb2.PUSH_OUTCOME_INVALID:
+            error = to_detail(RolloutBufferError("the group breaks a rule"))
+        return groups_pb2.PushAck(outcome=outcome, group_id=f"{group.header.task_id}/0", error=error)  # type: ignore[arg-type]
+
+
+class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
+    def __init__(self, fake: FakeService) -> None:
+        self.fake = fake
+
+    async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, context: grpc.aio.ServicerContext) -> object:
+        reply = await self.fake.lease(request)
+        if self.fake.lose_lease_replies:
+            self.fake.lose_lease_replies -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
+        return reply
+
+    async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, context: object) -> object:
+        self.fake.extends.append(list(request.lease_ids))
+        states = [
+            tasks_pb2.LEASE_STATE_LIVE if self.fake.live(lease_id) else tasks_pb2.LEASE_STATE_LOST
+            for lease_id in request.lease_ids
+        ]
+        await self.fake.changed()
+        return tasks_pb2.ExtendLeasesResponse(revision=self.fake.revision, states=states, ttl_ms=self.fake.ttl_ms)
+
+    async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, context: object) -> object:
+        outcomes = []
+        for returned in request.returns:
+            self.fake.returns.append(returned)
+            task = self.fake.live(returned.lease_id)
+            if task is None:
+                outcomes.append(tasks_pb2.RETURN_OUTCOME_LOST)
+                continue
+            task.leased_to = ""
+            task.failed = returned.kind == tasks_pb2.RETURN_KIND_FAILED
+            if returned.HasField("continuation"):
+                task.continuation = returned.continuation
+            outcomes.append(tasks_pb2.RETURN_OUTCOME_FAILED if task.failed else tasks_pb2.RETURN_OUTCOME_PENDING)
+        await self.fake.changed()
+        return tasks_pb2.ReturnLeasesResponse(revision=self.fake.revision, outcomes=outcomes)
+
+
+class _Groups(groups_pb2_grpc.GroupServiceServicer):
+    def __init__(self, fake: FakeService) -> None:
+        self.fake = fake
+
+    async def PushGroups(
+        self, request_iterator: AsyncIterator[groups_pb2.PushGroupsRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[groups_pb2.PushGroupsResponse]:
+        async for request in request_iterator:
+            self.fake.bundles.append(len(request.groups))
+            if self.fake.refuse_pushes:
+                await _abort(context, self.fake.refuse_pushes.popleft())
+            if self.fake.refuse_task_ids & {group.header.task_id for group in request.groups}:
+                await _abort(context, RolloutBufferError("malformed message"))
+            await self.fake.hold_pushes.wait()
+            acks = [self.fake.take(group) for group in request.groups]
+            await self.fake.changed()
+            if self.fake.swallow_acks:
+                self.fake.swallow_acks -= 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the acknowledgement was lost")
+            yield groups_pb2.PushGroupsResponse(
+                revision=self.fake.revision, sequence=request.sequence, acks=acks, published=self.fake.published
+            )
+
+
+class _Weights(weights_pb2_grpc.WeightServiceServicer):
+    def __init__(self, fake: FakeService) -> None:
+        self.fake = fake
+
+    async def WatchWeights(
+        self, request: weights_pb2.WatchWeightsRequest, context: object
+    ) -> AsyncIterator[weights_pb2.WatchWeightsResponse]:
+        sent = None
+        while True:
+            async with self.fake._changed:
+                await self.fake._changed.wait_for(lambda sent=sent: self.fake.published != sent)  # type: ignore[misc]
+                sent = common_pb2.WeightVersion()
+                sent.CopyFrom(self.fake.published)
+            yield weights_pb2.WatchWeightsResponse(
+                revision=self.fake.revision, published=sent, manifest=self.fake.manifest
+            )
+
+    async def ReportEngine(self, request: weights_pb2.ReportEngineRequest, context: object) -> object:
+        self.fake.reports.append(request.report)
+        await self.fake.changed()
+        return weights_pb2.ReportEngineResponse(revision=self.fake.revision, published=self.fake.published)
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: RolloutBufferError) -> None:
+    code, details, trailing = status_of(error)
+    await context.abort(code, details, trailing)

@@ -1,0 +1,101 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollout_workers.keeper import LeaseKeeper
+from rollout_workers.service import ServiceClient
+from tests.workers.building import lease, task
+from tests.workers.fake_service import FakeService, FakeTask
+
+TTL_MS = 600
+
+
+@asynccontextmanager
+async def keeping(fake: FakeService) -> AsyncIterator[LeaseKeeper]:
+    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
+    keeper = LeaseKeeper("w.e0", service)
+    running = asyncio.create_task(keeper.run())
+    yield keeper
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await service.close()
+
+
+def held(fake: FakeService, task_id: str) -> object:
+    fake.ttl_ms = TTL_MS
+    of = task(task_id)
+    fake.tasks[task_id] = FakeTask(of, attempt=1, leased_to="w.e0@i")
+    return lease(of, ttl_ms=TTL_MS)
+
+
+def never() -> None:
+    raise AssertionError("the lease was not lost")
+
+
+async def test_heartbeats_come_every_third_of_the_time_to_live(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        began = time.monotonic()
+        keeper.hold(held(fake, "t1"), began, never)  # type: ignore[arg-type]
+        await fake.until(lambda: len(fake.extends) >= 3)
+        spent = time.monotonic() - began
+        assert 0.55 < spent < 2
+        assert keeper.expires_in_s("t1/0/1") > 0.2
+    assert fake.extends[0] == ["t1/0/1"]
+
+
+async def test_time_to_live_counts_from_before_the_request(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        keeper.hold(held(fake, "t1"), time.monotonic() - 0.5, never)  # type: ignore[arg-type]
+        assert keeper.expires_in_s("t1/0/1") < 0.15
+        began = time.monotonic()
+        await fake.until(lambda: bool(fake.extends))
+        assert time.monotonic() - began < 0.19
+
+
+async def test_late_lease_is_extended_before_the_ones_that_were_there(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        fresh, late = held(fake, "fresh"), held(fake, "late")
+        fake.ttl_ms = 60_000
+        fresh.ttl_ms = late.ttl_ms = 60_000  # type: ignore[attr-defined]
+        keeper.hold(fresh, time.monotonic(), never)  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        keeper.hold(late, time.monotonic() - 30, never)  # type: ignore[arg-type]
+        await fake.until(lambda: bool(fake.extends), timeout_s=5)
+
+
+async def test_lost_lease_is_told_once_and_the_others_live_on(fake: FakeService) -> None:
+    lost: list[str] = []
+    async with keeping(fake) as keeper:
+        keeper.hold(held(fake, "t1"), time.monotonic(), lambda: lost.append("t1"))  # type: ignore[arg-type]
+        keeper.hold(held(fake, "t2"), time.monotonic(), never)  # type: ignore[arg-type]
+        fake.lost_leases.add("t1/0/1")
+        await fake.until(lambda: len(fake.extends) >= 3)
+    assert lost == ["t1"]
+    assert fake.extends[-1] == ["t2/0/1"]
+
+
+async def test_released_lease_gets_no_heartbeat(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        keeper.hold(held(fake, "t1"), time.monotonic(), never)  # type: ignore[arg-type]
+        keeper.hold(held(fake, "t2"), time.monotonic(), never)  # type: ignore[arg-type]
+        keeper.release("t1/0/1")
+        await fake.until(lambda: bool(fake.extends))
+        assert keeper.expires_in_s("t1/0/1") < 0
+    assert fake.extends[0] == ["t2/0/1"]
+
+
+async def test_lease_outlives_a_service_that_is_away(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        keeper.hold(held(fake, "t1"), time.monotonic(), never)  # type: ignore[arg-type]
+        await fake.until(lambda: bool(fake.extends))
+        await fake.stop()
+        await asyncio.sleep(2 * TTL_MS / 1000)
+        assert len(keeper) == 1
+        seen = len(fake.extends)
+        await fake.start()
+        await fake.until(lambda: len(fake.extends) > seen)
+        assert len(keeper) == 1

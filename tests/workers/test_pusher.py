@@ -1,0 +1,177 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buffer_wire.errors import RunPaused
+from buffer_wire.status import Unauthorized
+from rollout_buffer.v1 import groups_pb2
+from rollout_workers.counters import Counters
+from rollout_workers.pusher import Pusher, PushResult
+from rollout_workers.samples import GroupProgress
+from rollout_workers.service import ServiceClient
+from rollout_workers.versions import BASE
+from tests.workers.building import generated, lease, task
+from tests.workers.fake_service import FakeService, FakeTask
+
+
+class Pushing:
+    def __init__(self, fake: FakeService, pusher: Pusher, counters: Counters) -> None:
+        self.fake = fake
+        self.pusher = pusher
+        self.counters = counters
+
+    def group(self, task_id: str, tokens: int = 4) -> tuple[groups_pb2.GroupHeader, bytes]:
+        of = task(task_id, group_size=1)
+        self.fake.tasks.setdefault(task_id, FakeTask(of, attempt=1, leased_to="w.e0@i"))
+        progress = GroupProgress(lease(of), np.array([1, 2, 3], np.int32))
+        progress.samples[0].append(generated(0, list(range(tokens))), lambda _: BASE)
+        return progress.to_group([1.0], "w")
+
+    def push(self, task_id: str, tokens: int = 4) -> "asyncio.Task[PushResult]":
+        return asyncio.create_task(self.pusher.push(*self.group(task_id, tokens)))
+
+    async def push_all(self, *task_ids: str, tokens: int = 4) -> list[str]:
+        pushes = [self.push(task_id, tokens) for task_id in task_ids]
+        return [(await push).outcome for push in pushes]
+
+
+@asynccontextmanager
+async def pushing(fake: FakeService, **options: Any) -> AsyncIterator[Pushing]:
+    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
+    counters = Counters()
+    pusher = Pusher(service, counters, **options)
+    running = asyncio.create_task(pusher.run())
+    async with asyncio.timeout(30):
+        yield Pushing(fake, pusher, counters)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await service.close()
+
+
+async def test_small_groups_travel_together_and_each_is_answered(fake: FakeService) -> None:
+    async with pushing(fake, bundle_wait_s=0.05) as p:
+        assert await p.push_all(*(f"t{i}" for i in range(50))) == ["queued"] * 50
+    assert sum(fake.bundles) == 50
+    assert len(fake.bundles) <= 2
+    assert p.counters.pushed == {"queued": 50}
+    assert len(p.pusher) == 0
+
+
+async def test_bundles_keep_to_their_size(fake: FakeService) -> None:
+    async with pushing(fake, bundle_bytes=100_000) as p:
+        # A group of 5,000 tokens takes 45 KB: two to a bundle.
+        assert await p.push_all(*(f"t{i}" for i in range(6)), tokens=5_000) == ["queued"] * 6
+        assert await p.push_all("large", tokens=50_000) == ["queued"]
+    assert fake.bundles == [2, 2, 2, 1]
+
+
+async def test_group_arrives_as_it_was_made(fake: FakeService) -> None:
+    async with pushing(fake) as p:
+        header, payload = p.group("t1", 100)
+        await p.pusher.push(header, payload)
+    assert fake.results()["t1"] == groups_pb2.Group(header=header, payload=payload)
+
+
+async def test_lost_acknowledgement_is_asked_for_again(fake: FakeService) -> None:
+    fake.swallow_acks = 2
+    async with pushing(fake) as p:
+        assert await p.push_all("t1", "t2") == ["duplicate", "duplicate"]
+    assert set(fake.results()) == {"t1", "t2"}
+
+
+async def test_nothing_is_lost_when_the_service_is_killed_and_comes_back(fake: FakeService) -> None:
+    fake.hold_pushes.clear()
+    async with pushing(fake, bundle_bytes=1) as p:
+        pushes = [p.push(f"t{i}") for i in range(20)]
+        await asyncio.sleep(0.2)
+        await fake.stop()
+        pushes += [p.push(f"t{i}") for i in range(20, 30)]
+        fake.hold_pushes.set()
+        await fake.start()
+        outcomes = [(await push).outcome for push in pushes]
+    assert set(outcomes) <= {"queued", "duplicate"}
+    assert set(fake.results()) == {f"t{i}" for i in range(30)}
+
+
+async def test_full_queue_that_rejects_is_tried_again_later(fake: FakeService) -> None:
+    fake.outcomes.extend([groups_pb2.PUSH_OUTCOME_REJECTED_FULL] * 2)
+    async with pushing(fake) as p:
+        assert await p.push_all("t1") == ["queued"]
+    assert p.counters.pushed == {"rejected_full": 2, "queued": 1}
+
+
+@pytest.mark.parametrize("outcome", ["CLOSED", "FILTERED", "INVALID"])
+async def test_final_answers_are_passed_on(fake: FakeService, outcome: str) -> None:
+    fake.outcomes.append(groups_pb2.PushOutcome.Value(f"PUSH_OUTCOME_{outcome}"))
+    async with pushing(fake) as p:
+        result = await p.push("t1")
+    assert result.outcome == outcome.lower()
+    assert (str(result.error) == "the group breaks a rule") == (outcome == "INVALID")
+
+
+async def test_paused_run_is_waited_out(fake: FakeService) -> None:
+    fake.refuse_pushes.extend([RunPaused("r", "store_rolled_back")] * 2)
+    async with pushing(fake) as p:
+        assert await p.push_all("t1", "t2") == ["queued", "queued"]
+
+
+async def test_group_that_the_service_cannot_take_is_singled_out(fake: FakeService) -> None:
+    fake.refuse_task_ids.add("bad")
+    async with pushing(fake, bundle_wait_s=0.05) as p:
+        outcomes = dict(zip(("t1", "t2", "bad", "t3"), await p.push_all("t1", "t2", "bad", "t3"), strict=True))
+        assert outcomes == {"t1": "queued", "t2": "queued", "bad": "refused", "t3": "queued"}
+        assert await p.push_all("t4", "t5") == ["queued", "queued"]
+    assert p.counters.last_error == "malformed message"
+
+
+async def test_worker_that_is_not_allowed_in_ends(fake: FakeService) -> None:
+    fake.refuse_pushes.append(Unauthorized("no"))
+    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
+    pusher = Pusher(service, Counters())
+    p = Pushing(fake, pusher, Counters())
+    push = p.push("t1")
+    with pytest.raises(Unauthorized):
+        await asyncio.wait_for(pusher.run(), 10)
+    push.cancel()
+    await service.close()
+
+
+async def test_full_window_holds_the_next_push_back(fake: FakeService) -> None:
+    fake.hold_pushes.clear()
+    async with pushing(fake, window_groups=2) as p:
+        first, second, third = (p.push(f"t{i}") for i in range(3))
+        await asyncio.sleep(0.1)
+        assert len(p.pusher) == 2
+        assert p.pusher.oldest_s > 0
+        fake.hold_pushes.set()
+        assert [(await push).outcome for push in (first, second, third)] == ["queued"] * 3
+
+
+async def test_withdrawn_group_is_not_sent_again(fake: FakeService) -> None:
+    fake.hold_pushes.clear()
+    async with pushing(fake) as p:
+        push = p.push("t1")
+        await asyncio.sleep(0.1)
+        push.cancel()
+        await asyncio.gather(push, return_exceptions=True)
+        assert len(p.pusher) == 0
+        await fake.stop()
+        fake.hold_pushes.set()
+        await fake.start()
+        assert await p.push_all("t2") == ["queued"]
+    assert set(fake.results()) == {"t2"}
+
+
+async def test_group_above_the_message_limit_is_refused_here(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.pusher.MAX_MESSAGE_BYTES", 1_000)
+    async with pushing(fake) as p:
+        result = await p.push("t1", tokens=500)
+    assert result.outcome == "refused"
+    assert "a message at most 1000" in str(result.error)
+    assert fake.bundles == []

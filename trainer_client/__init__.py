@@ -1,0 +1,46 @@
+"""The trainer's side of the rollout buffer: tasks in, batches out, weights published.
+
+Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate` and `trainer_client.objectives` only, and
+imported when they are.
+"""
+
+from trainer_client.aio import AsyncBufferClient
+from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
+from trainer_client.client import BufferClient
+from trainer_client.driver import ClientOptions
+from trainer_client.manifest import FilesManifest, WeightFile, manifest_of
+from trainer_client.policy import Policy
+from trainer_client.requests import Submission
+from trainer_client.session import SessionOptions, TrainerSession, WeightPublisher
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, WeightVersion
+from trainer_client.tasks import SamplingParams, Task
+from trainer_client.waiting import Waiting
+
+__all__ = [
+    "AsyncBufferClient",
+    "Batch",
+    "BatchInfo",
+    "BufferClient",
+    "ClientOptions",
+    "FilesManifest",
+    "Group",
+    "Ledger",
+    "Policy",
+    "Published",
+    "Resumed",
+    "RunState",
+    "Sample",
+    "SamplingParams",
+    "SessionOptions",
+    "Submission",
+    "Submitted",
+    "Task",
+    "TrainerSession",
+    "Turn",
+    "VersionSpan",
+    "Waiting",
+    "WeightFile",
+    "WeightPublisher",
+    "WeightVersion",
+    "manifest_of",
+]

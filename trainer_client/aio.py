@@ -1,0 +1,221 @@
+"""The asyncio client: `BufferClient`'s operations as coroutines, on grpc.aio.
+
+Requests, replies and the rules of repeating are the blocking client's; only the waiting differs. Make and use it in
+one event loop.
+"""
+
+import asyncio
+import random
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from buffer_wire.errors import BatchNotReady
+from buffer_wire.retry import retry_async
+from buffer_wire.revisions import Revisions
+from trainer_client import engines, requests
+from trainer_client.batch import Batch
+from trainer_client.driver import (
+    MIN_PULL_INTERVAL_S,
+    PULL_SLICE_S,
+    ClientOptions,
+    Deadline,
+    worth_repeating,
+    worth_repeating_pull,
+)
+from trainer_client.manifest import FilesManifest
+from trainer_client.policy import Policy
+from trainer_client.replies import PullAssembly
+from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
+from trainer_client.waiting import OnWait, WaitNotices
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+T = TypeVar("T")
+
+
+class AsyncBufferClient:
+    """A connection to the service at `target` ("host:port" or "unix:path"). Use it in an `async with`.
+
+    Every method does what `BufferClient`'s does, with the same arguments and errors.
+    """
+
+    def __init__(self, target: str, options: ClientOptions | None = None) -> None:
+        self.target = target
+        self.options = options or ClientOptions()
+        self._revisions = Revisions()
+        self._control = self._channel()
+        self._bulk = self._channel()
+        self._pull = self._bulk.unary_stream(
+            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
+        )
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self.options.credentials is not None:
+            return grpc.aio.secure_channel(self.target, self.options.credentials, self.options.channel_options())
+        return grpc.aio.insecure_channel(self.target, self.options.channel_options())
+
+    async def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        await self._control.close(None)
+        await self._bulk.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
+        rpc = self._control.unary_unary(
+            call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
+        )
+        reply = await retry_async(
+            lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+        )
+        if call.run_id:
+            self._revisions.note(call.run_id, reply.revision)
+        return call.decode(reply)
+
+    async def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
+        """Create a run, or find it with the same policy."""
+        return await self._call(requests.create_run(run_id, policy))
+
+    async def run(self, run_id: str) -> RunState:
+        """The whole state of a run."""
+        return await self._call(requests.get_run(run_id))
+
+    async def runs(self) -> tuple[str, ...]:
+        """Ids of all runs, in order."""
+        return await self._call(requests.list_runs())
+
+    async def ledger(self, run_id: str) -> Ledger:
+        """Where every accepted group and every submitted task is."""
+        return (await self.run(run_id)).ledger
+
+    async def update_policy(self, run_id: str, policy: Policy) -> Policy:
+        """Replace the policy of a live run; returns the effective one."""
+        return await self._call(requests.update_policy(run_id, policy))
+
+    async def submit_tasks(
+        self,
+        run_id: str,
+        submission: Submission,
+        *,
+        timeout_s: float | None = None,
+        on_wait: OnWait | None = None,
+    ) -> Submitted:
+        """Add tasks and move the feeder's cursor, both or neither."""
+        return await self._call(requests.submit_tasks(run_id, submission), timeout_s, on_wait)
+
+    async def pull(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        train_version: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> Batch:
+        """A rank's shard of a step, as soon as the step is there."""
+        spec = PullSpec(epoch=epoch, step=step, rank=rank, world_size=world_size, train_version=train_version)
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"pulling step {step}", self.target, on_wait)
+        while True:
+            try:
+                return await retry_async(
+                    lambda: self._pull_once(run_id, spec, deadline),
+                    deadline_s=deadline.left_s(),
+                    waiting_on=f"the service at {self.target}",
+                    retry_on=worth_repeating_pull,
+                    on_retry=notices.on_retry,
+                )
+            except BatchNotReady as error:
+                if deadline.left_s() <= MIN_PULL_INTERVAL_S:
+                    raise
+                notices.tell(error)
+                await asyncio.sleep(MIN_PULL_INTERVAL_S)
+
+    async def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
+        wait_s = min(deadline.left_s(), PULL_SLICE_S)
+        assembly = PullAssembly(run_id, self._revisions, deadline.started)
+        request = spec.to_wire(self._revisions.ref(run_id), wait_s)
+        stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+        try:
+            async for message in stream:
+                assembly.add(message)
+        finally:
+            stream.cancel()
+        return assembly.finish()
+
+    async def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
+        return await self._call(requests.commit(run_id, epoch=epoch, through_step=through_step))
+
+    async def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Free replay data up to and including `through_step`; returns the steps freed so far."""
+        return await self._call(requests.checkpoint(run_id, epoch=epoch, through_step=through_step))
+
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        next_step: int | None = None,
+        mode: ResumeMode = "replay",
+        allow_regenerate: bool = False,
+    ) -> Resumed:
+        """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit)."""
+        return await self._call(
+            requests.resume(run_id, next_step=next_step, mode=mode, allow_regenerate=allow_regenerate)
+        )
+
+    async def publish(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        version: int,
+        manifest: FilesManifest | None = None,
+        commit_through: int | None = None,
+    ) -> Published:
+        """Make (epoch, version) the published weights and commit through a step, in one decision."""
+        return await self._call(
+            requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+        )
+
+    async def wait_for_engines(
+        self,
+        run_id: str,
+        version: int,
+        count: int = 1,
+        *,
+        epoch: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> RunState:
+        """Wait until `count` engines are ready with `version` of `epoch` (None: the run's) or newer."""
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"waiting for version {version} on {count} engines", self.target, on_wait)
+        poll_s = engines.FIRST_POLL_S
+        while True:
+            run = await self.run(run_id)
+            missing = engines.not_loaded(run, version, count, epoch)
+            if missing is None:
+                return run
+            if deadline.left_s() == 0.0:
+                raise missing
+            notices.tell(missing)
+            await asyncio.sleep(min(poll_s * random.uniform(0.5, 1.0), deadline.left_s()))  # noqa: S311 - jitter
+            poll_s = min(poll_s * 2, engines.MOST_POLL_S)

@@ -1,0 +1,241 @@
+"""A rank's shard of a step as numpy arrays that lie in the received messages.
+
+Invariants: every array is a read-only view, nothing is copied, so a batch lives exactly as long as something
+still refers to one of its arrays; arrays may be unaligned, which numpy handles; a per-token array of a sample
+has its T = tokens of prompt and response as its first axis.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire import layout
+from buffer_wire.codec import Delivered, MalformedMessage, split_group
+from rollout_buffer.v1 import groups_pb2 as pb
+from trainer_client.state import WeightVersion
+
+_REQUIRED = (layout.TOKEN_IDS, layout.LOGPROBS, layout.LOSS_MASK)
+_FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length", pb.FINISH_REASON_ABORTED: "aborted"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Facts of a step. Totals are over all ranks, so that a token-mean loss over any sharding equals the
+    single-process one.
+    """
+
+    step: int
+    train_version: int
+    total_groups: int
+    total_samples: int
+    total_tokens: int
+    total_loss_tokens: int
+    shard_groups: int
+    """Groups of this rank."""
+    shard_tokens: int
+    staleness_mean: float
+    """Mean over the step's groups of train_version − head_version."""
+    staleness_max: int
+    replayed: bool
+    """True when this repeats an earlier assembly of the step."""
+    queued_groups: int
+    """Groups queued after the assembly."""
+    waited_s: float
+    """How long this pull took, from its call to its last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, end) of a sample were produced under `version`."""
+
+    version: WeightVersion
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens [start, end) of a sample are one turn of `role`."""
+
+    role: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One response: the prompt and everything after it."""
+
+    token_ids: npt.NDArray[np.int32]
+    """[T] prompt and response."""
+    logprobs: npt.NDArray[np.float32]
+    """[T] of the policy that generated the token; 0 where the mask is 0. Entry t belongs to token t."""
+    loss_mask: npt.NDArray[np.uint8]
+    """[T] 1 where the token counts in the loss."""
+    prompt_len: int
+    loss_tokens: int
+    """Ones in loss_mask."""
+    reward: float
+    finish_reason: str
+    """"stop" or "length"."""
+    spans: tuple[VersionSpan, ...]
+    """Tile [prompt_len, T), in order."""
+    turns: tuple[Turn, ...]
+    extras: Mapping[str, layout.Array]
+    """Further columns by name: [T, …] per token, […] per sample, [rows, …] ragged; bfloat16 comes as its bits in
+    uint16."""
+    tail_version: int = field(repr=False)
+    """The group's, to which versions of an abandoned timeline are cut."""
+
+    @property
+    def tokens(self) -> int:
+        """T, the length of prompt and response."""
+        return len(self.token_ids)
+
+    @cached_property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """[T] the weight version behind each token; −1 for the prompt.
+
+        A version of a timeline that a resume abandoned counts no more than what was published after it, and
+        no more than the group's tail.
+        """
+        out = np.full(len(self.token_ids), -1, np.int64)
+        most = self.tail_version
+        for span in reversed(self.spans):
+            most = min(most, span.version.version)
+            out[span.start : span.end] = most
+        out.flags.writeable = False
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The samples of one task generation."""
+
+    header: pb.GroupHeader = field(repr=False)
+    """As the worker wrote it."""
+    payload: memoryview = field(repr=False)
+    """The columns' bytes, inside the message that was received."""
+    sequence: int
+    """Position of acceptance within the run."""
+    head_version: int
+    """Smallest version of any sample's first token, in the present timeline."""
+    tail_version: int
+    """Largest version of any sample's last token, in the present timeline."""
+    train_version: int
+    """The version whose weights train on it."""
+
+    @classmethod
+    def of(cls, delivered: Delivered, train_version: int) -> "Group":
+        """Take a delivered group apart. Raises MalformedMessage when the payload is not what the header says."""
+        head, payload = split_group(memoryview(delivered.body))
+        header = pb.GroupHeader.FromString(bytes(head))
+        expected = layout.payload_bytes(header)
+        if len(payload) != expected:
+            raise MalformedMessage(f"group of task {header.task_id!r}: {len(payload)} payload bytes, not {expected}")
+        return cls(header, payload, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
+
+    @property
+    def task_id(self) -> str:
+        """The task that it is the result of."""
+        return self.header.task_id
+
+    @property
+    def generation(self) -> int:
+        """How often the task was started anew from nothing."""
+        return self.header.generation
+
+    @property
+    def environment(self) -> str:
+        """The task's environment."""
+        return self.header.environment
+
+    @property
+    def worker_id(self) -> str:
+        """The worker that made it."""
+        return self.header.worker_id
+
+    @property
+    def staleness(self) -> int:
+        """train_version − head_version, at least 0."""
+        return max(0, self.train_version - self.head_version)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, object]:
+        """The task's metadata, parsed at first use."""
+        return MappingProxyType(json.loads(self.header.metadata_json) if self.header.metadata_json else {})
+
+    @cached_property
+    def columns(self) -> Mapping[str, layout.Array]:
+        """Every column by name, [rows, …] over all samples, one after another."""
+        return MappingProxyType(layout.read_payload(self.header, self.payload))
+
+    @cached_property
+    def rewards(self) -> npt.NDArray[np.float32]:
+        """[G] reward of each sample."""
+        return np.array([sample.reward for sample in self.header.samples], np.float32)
+
+    @cached_property
+    def samples(self) -> tuple[Sample, ...]:
+        """The G samples; their arrays are slices of `columns`."""
+        columns = self.columns
+        ends = {
+            column.name: list(accumulate(layout.column_rows(self.header, column), initial=0))
+            for column in self.header.columns
+        }
+        per_sample = {column.name for column in self.header.columns if column.axis == pb.AXIS_SAMPLE}
+        samples = []
+        for i, sample in enumerate(self.header.samples):
+            arrays = {
+                name: array[i] if name in per_sample else array[ends[name][i] : ends[name][i + 1]]
+                for name, array in columns.items()
+            }
+            samples.append(_sample(sample, arrays, self.tail_version))
+        return tuple(samples)
+
+
+def _sample(sample: pb.Sample, arrays: dict[str, layout.Array], tail_version: int) -> Sample:
+    token_ids, logprobs, loss_mask = (arrays.pop(name) for name in _REQUIRED)
+    return Sample(
+        token_ids=token_ids,  # type: ignore[arg-type]
+        logprobs=logprobs,  # type: ignore[arg-type]
+        loss_mask=loss_mask,  # type: ignore[arg-type]
+        prompt_len=sample.prompt_len,
+        loss_tokens=sample.loss_tokens,
+        reward=sample.reward,
+        finish_reason=_FINISH.get(sample.finish_reason, "unspecified"),
+        spans=tuple(
+            VersionSpan(WeightVersion(s.version.epoch, s.version.version), s.start, s.end) for s in sample.spans
+        ),
+        turns=tuple(Turn(t.role, t.start, t.end) for t in sample.turns),
+        extras=MappingProxyType(arrays),
+        tail_version=tail_version,
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Batch:
+    """One rank's shard of a step."""
+
+    info: BatchInfo
+    groups: Sequence[Group]
+    """In the step's order."""
+    received_bytes: int
+    """Bytes of the messages that the arrays lie in."""
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self.info.step
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """All samples of the shard, group after group."""
+        for group in self.groups:
+            yield from group.samples

@@ -1,0 +1,287 @@
+"""The blocking client of a trainer: every operation on a run, repeated until it succeeds or its deadline passes.
+
+Errors are those of `buffer_wire.errors`; the ones that a later try can cure are raised only after `timeout_s` of
+trying. A client may be shared by threads. Two channels: small messages never wait behind a batch.
+"""
+
+import random
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from buffer_wire.errors import BatchNotReady
+from buffer_wire.retry import retry_sync
+from buffer_wire.revisions import Revisions
+from trainer_client import engines, requests
+from trainer_client.batch import Batch
+from trainer_client.driver import (
+    MIN_PULL_INTERVAL_S,
+    PULL_SLICE_S,
+    ClientOptions,
+    Deadline,
+    worth_repeating,
+    worth_repeating_pull,
+)
+from trainer_client.manifest import FilesManifest
+from trainer_client.policy import Policy
+from trainer_client.replies import PullAssembly
+from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.session import SessionOptions, SessionPlan, TrainerSession, WeightPublisher, open_session
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
+from trainer_client.tasks import Task
+from trainer_client.waiting import OnWait, WaitNotices
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+T = TypeVar("T")
+
+
+class BufferClient:
+    """A connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`."""
+
+    def __init__(self, target: str, options: ClientOptions | None = None) -> None:
+        self.target = target
+        self.options = options or ClientOptions()
+        self._revisions = Revisions()
+        self._control = self._channel()
+        self._bulk = self._channel()
+        self._pull = self._bulk.unary_stream(
+            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
+        )
+
+    def _channel(self) -> grpc.Channel:
+        if self.options.credentials is not None:
+            return grpc.secure_channel(self.target, self.options.credentials, self.options.channel_options())
+        return grpc.insecure_channel(self.target, self.options.channel_options())
+
+    def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        self._control.close()
+        self._bulk.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
+        rpc = self._control.unary_unary(
+            call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
+        )
+        reply = retry_sync(
+            lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+        )
+        if call.run_id:
+            self._revisions.note(call.run_id, reply.revision)
+        return call.decode(reply)
+
+    # ── runs ─────────────────────────────────────────────────────────────────
+
+    def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
+        """Create a run, or find it with the same policy. Raises RunExists, InvalidPolicy, InvalidField."""
+        return self._call(requests.create_run(run_id, policy))
+
+    def run(self, run_id: str) -> RunState:
+        """The whole state of a run. Raises UnknownRun."""
+        return self._call(requests.get_run(run_id))
+
+    def runs(self) -> tuple[str, ...]:
+        """Ids of all runs, in order."""
+        return self._call(requests.list_runs())
+
+    def ledger(self, run_id: str) -> Ledger:
+        """Where every accepted group and every submitted task is."""
+        return self.run(run_id).ledger
+
+    def update_policy(self, run_id: str, policy: Policy) -> Policy:
+        """Replace the policy of a live run; returns the effective one. Raises InvalidPolicy, InvalidField."""
+        return self._call(requests.update_policy(run_id, policy))
+
+    # ── tasks ────────────────────────────────────────────────────────────────
+
+    def submit_tasks(
+        self,
+        run_id: str,
+        submission: Submission,
+        *,
+        timeout_s: float | None = None,
+        on_wait: OnWait | None = None,
+    ) -> Submitted:
+        """Add tasks and move the feeder's cursor, both or neither.
+
+        Raises PendingFull after `timeout_s`, CursorConflict, StaleEpoch, RunPaused, InvalidField.
+        """
+        return self._call(requests.submit_tasks(run_id, submission), timeout_s, on_wait)
+
+    # ── batches ──────────────────────────────────────────────────────────────
+
+    def pull(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        train_version: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> Batch:
+        """A rank's shard of a step, as soon as the step is there.
+
+        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an
+        epoch by its first pull. `train_version`: the version whose weights will train on the batch, at least the
+        published one; None: the published one.
+
+        Raises BatchNotReady after `timeout_s` with what is short and on whom the step waits, ServiceUnreachable
+        after as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
+        """
+        spec = PullSpec(epoch=epoch, step=step, rank=rank, world_size=world_size, train_version=train_version)
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"pulling step {step}", self.target, on_wait)
+        while True:
+            try:
+                return retry_sync(
+                    lambda: self._pull_once(run_id, spec, deadline),
+                    deadline_s=deadline.left_s(),
+                    waiting_on=f"the service at {self.target}",
+                    retry_on=worth_repeating_pull,
+                    on_retry=notices.on_retry,
+                )
+            except BatchNotReady as error:
+                if deadline.left_s() <= MIN_PULL_INTERVAL_S:
+                    raise
+                notices.tell(error)
+                time.sleep(MIN_PULL_INTERVAL_S)
+
+    def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
+        wait_s = min(deadline.left_s(), PULL_SLICE_S)
+        assembly = PullAssembly(run_id, self._revisions, deadline.started)
+        request = spec.to_wire(self._revisions.ref(run_id), wait_s)
+        stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+        try:
+            for message in stream:
+                assembly.add(message)
+        finally:
+            stream.cancel()  # type: ignore[no-untyped-call]
+        return assembly.finish()
+
+    def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
+        return self._call(requests.commit(run_id, epoch=epoch, through_step=through_step))
+
+    def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Free replay data up to and including `through_step`; returns the steps freed so far.
+
+        Raises NotCommitted, StaleEpoch.
+        """
+        return self._call(requests.checkpoint(run_id, epoch=epoch, through_step=through_step))
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        next_step: int | None = None,
+        mode: ResumeMode = "replay",
+        allow_regenerate: bool = False,
+    ) -> Resumed:
+        """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit).
+
+        Raises StepAhead, and ReplayGap unless `allow_regenerate`.
+        """
+        return self._call(requests.resume(run_id, next_step=next_step, mode=mode, allow_regenerate=allow_regenerate))
+
+    # ── weights ──────────────────────────────────────────────────────────────
+
+    def publish(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        version: int,
+        manifest: FilesManifest | None = None,
+        commit_through: int | None = None,
+    ) -> Published:
+        """Make (epoch, version) the published weights and commit through a step, in one decision.
+
+        `manifest` None: weights that need no loading. Raises VersionConflict, StaleEpoch, StepAhead.
+        """
+        return self._call(
+            requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+        )
+
+    def wait_for_engines(
+        self,
+        run_id: str,
+        version: int,
+        count: int = 1,
+        *,
+        epoch: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> RunState:
+        """Wait until `count` engines are ready with `version` of `epoch` (None: the run's) or newer.
+
+        Raises NotReady after `timeout_s`, naming the engines that are behind.
+        """
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"waiting for version {version} on {count} engines", self.target, on_wait)
+        poll_s = engines.FIRST_POLL_S
+        while True:
+            run = self.run(run_id)
+            missing = engines.not_loaded(run, version, count, epoch)
+            if missing is None:
+                return run
+            if deadline.left_s() == 0.0:
+                raise missing
+            notices.tell(missing)
+            time.sleep(min(poll_s * random.uniform(0.5, 1.0), deadline.left_s()))  # noqa: S311 - jitter
+            poll_s = min(poll_s * 2, engines.MOST_POLL_S)
+
+    # ── sessions ─────────────────────────────────────────────────────────────
+
+    def session(  # noqa: PLR0913 - what a trainer says in one place
+        self,
+        run_id: str,
+        *,
+        policy: Policy | None = None,
+        tasks: Iterable[Task] | None = None,
+        publisher: WeightPublisher | None = None,
+        next_step: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: int = 0,
+        start: Resumed | None = None,
+        options: SessionOptions | None = None,
+    ) -> AbstractContextManager[TrainerSession]:
+        """A training loop over the run, for a `with`; see `trainer_client.session`.
+
+        `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the
+        background. `publisher`: where `session.publish` puts weights. `next_step`: from the trainer's checkpoint;
+        None: after the last commit. `prefetch`: batches pulled while training. `start`: rank 0's `session.start`,
+        on every other rank.
+        """
+        plan = SessionPlan(
+            run_id=run_id,
+            policy=policy,
+            tasks=tasks,
+            publisher=publisher,
+            next_step=next_step,
+            rank=rank,
+            world_size=world_size,
+            prefetch=prefetch,
+            start=start,
+            options=options or SessionOptions(),
+        )
+        return open_session(self, plan)

@@ -1,0 +1,64 @@
+"""What the blocking and the asyncio client share: limits of their waits and the decision what to repeat."""
+
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from buffer_wire.channel import Options, client_options
+from buffer_wire.errors import BatchNotReady, RolloutBufferError
+from buffer_wire.limits import MAX_MESSAGE_BYTES
+
+PULL_SLICE_S = 2.0
+"""Longest wait of one pull attempt at the service: how soon a caller hears on whom a pull waits."""
+
+MIN_PULL_INTERVAL_S = 0.05
+"""Least time between two attempts of a pull, should the service not hold the wait that it was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client connects and how long it keeps trying."""
+
+    timeout_s: float = 300.0
+    """How long a call is repeated while the service does not answer or is not ready, unless the call says."""
+    attempt_timeout_s: float = 20.0
+    """Longest wait for one answer."""
+    transfer_timeout_s: float = 600.0
+    """Longest time that the transfer of one shard may take after its wait."""
+    credentials: grpc.ChannelCredentials | None = None
+    """TLS; None: plain text."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Largest message accepted; at least the service's limit."""
+
+    def channel_options(self) -> Options:
+        """Options of one gRPC channel."""
+        return client_options(self.max_message_bytes)
+
+
+def worth_repeating(error: RolloutBufferError) -> bool:
+    """True when the same request can succeed later; a server that shuts down cancels what it was doing."""
+    return error.retryable or error.attributes.get("status") == "CANCELLED"
+
+
+def worth_repeating_pull(error: RolloutBufferError) -> bool:
+    """`worth_repeating`, but for a batch that is not ready: there the service itself has waited."""
+    return worth_repeating(error) and not isinstance(error, BatchNotReady)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point on the monotonic clock, and when the wait began."""
+
+    started: float
+    at: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> "Deadline":
+        """`timeout_s` from now."""
+        now = time.monotonic()
+        return cls(now, now + timeout_s)
+
+    def left_s(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self.at - time.monotonic())

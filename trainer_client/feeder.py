@@ -1,0 +1,201 @@
+"""Tasks go from any iterable to the service in the background.
+
+Invariants: the cursor (tasks drawn from the iterable so far) is committed together with the tasks, so after a crash
+each task of a deterministic iterable has been submitted exactly once; no more than one chunk is drawn ahead of what
+is submitted; an error of the iterable or of the service ends the feeding and surfaces in the trainer's thread.
+
+An iterable that can say where it stands offers `state() -> bytes` (at most 64 KiB) and `load_state(state)`; it is
+then put back there. Any other iterable is skipped forward by the cursor.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, runtime_checkable
+
+from buffer_wire.errors import InvalidField, PendingFull
+from trainer_client.requests import Submission, new_request_id
+from trainer_client.state import Submitted
+from trainer_client.tasks import Task
+
+logger = logging.getLogger("trainer_client")
+
+JOIN_S = 5.0
+MOST_POLL_S = 1.0
+FIRST_POLL_S = 0.05
+
+
+@runtime_checkable
+class StatefulTasks(Protocol):
+    """An iterable of tasks that can say where it stands."""
+
+    def state(self) -> bytes:
+        """Where it stands after the last task that it gave."""
+
+    def load_state(self, state: bytes) -> None:
+        """Go on from there at the next `iter`."""
+
+
+class FeedTarget(Protocol):
+    """Where tasks go: the service, or a test's stand-in."""
+
+    def submit(self, submission: Submission) -> Submitted:
+        """Submit; raises PendingFull soon, other errors only when trying on makes no sense."""
+
+    def pending(self) -> int:
+        """Tasks pending now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederOptions:
+    """How far the feeder runs ahead of the workers."""
+
+    max_pending_tasks: int
+    """Tasks that may be pending before the feeder waits; at least 1."""
+    chunk_tasks: int = 64
+    """Most tasks drawn and submitted at once."""
+
+
+class TaskFeeder:
+    """A background thread that feeds; `start` it, ask `raise_if_failed` now and then, `stop` it."""
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        target: FeedTarget,
+        options: FeederOptions,
+        *,
+        epoch: int,
+        cursor: int,
+        feeder_state: bytes = b"",
+    ) -> None:
+        if options.max_pending_tasks < 1:
+            raise InvalidField("max_pending_tasks", options.max_pending_tasks, "at least 1")
+        self._tasks = tasks
+        self._target = target
+        self._epoch = epoch
+        self._cursor = cursor
+        self._feeder_state = feeder_state
+        self._max_pending = options.max_pending_tasks
+        self._chunk = max(1, min(options.chunk_tasks, options.max_pending_tasks // 2))
+        self._stopped = threading.Event()
+        self._moved = threading.Event()
+        self._exhausted = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="task-feeder", daemon=True)
+
+    @property
+    def cursor(self) -> int:
+        """Tasks submitted so far, over all epochs."""
+        return self._cursor
+
+    @property
+    def exhausted(self) -> bool:
+        """True when the iterable has ended and every task of it is submitted."""
+        return self._exhausted.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        """True once `stop` was called."""
+        return self._stopped.is_set()
+
+    def start(self) -> None:
+        """Begin to feed."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """The workers have moved on: look again whether there is room."""
+        self._moved.set()
+
+    def raise_if_failed(self) -> None:
+        """Raise what ended the feeding, if something did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the feeding; what is submitted stays. Waits a little for the thread, not for a stuck iterable."""
+        self._stopped.set()
+        self._moved.set()
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)
+            if self._thread.is_alive():
+                logger.warning("the task feeder still waits inside the iterable of tasks or on the service")
+
+    def _run(self) -> None:
+        try:
+            self._feed(self._positioned())
+        except BaseException as error:  # noqa: BLE001 - handed over to the trainer's thread, whatever it is
+            if not self._stopped.is_set():
+                error.add_note(f"raised in the task feeder, at cursor {self._cursor}")
+                self._failure = error
+
+    def _positioned(self) -> Iterator[Task]:
+        """The iterable from the task after the cursor."""
+        if self._cursor == 0:
+            return iter(self._tasks)
+        if isinstance(self._tasks, StatefulTasks):
+            self._tasks.load_state(self._feeder_state)
+            return iter(self._tasks)
+        items = iter(self._tasks)
+        for _ in islice(items, self._cursor):
+            if self._stopped.is_set():
+                break
+        return items
+
+    def _feed(self, items: Iterator[Task]) -> None:
+        pending = self._target.pending()
+        while not self._stopped.is_set():
+            pending = self._wait_for_room(pending)
+            tasks = list(islice(items, self._chunk))
+            if not tasks:
+                self._exhausted.set()
+                return
+            if self._stopped.is_set():
+                return
+            submission = Submission(
+                epoch=self._epoch,
+                expected_cursor=self._cursor,
+                cursor=self._cursor + len(tasks),
+                tasks=tasks,
+                feeder_state=self._tasks.state() if isinstance(self._tasks, StatefulTasks) else b"",
+                request_id=new_request_id(),
+            )
+            submitted = self._submit(submission)
+            if submitted is None:
+                return
+            self._cursor, pending = submitted.cursor, submitted.pending_tasks
+
+    def _submit(self, submission: Submission) -> Submitted | None:
+        """Submit, waiting while the run's own cap on pending tasks is reached; None when stopped."""
+        for poll_s in _polls():
+            try:
+                return self._target.submit(submission)
+            except PendingFull:
+                self._wait(poll_s)
+            if self._stopped.is_set():
+                break
+        return None
+
+    def _wait_for_room(self, pending: int) -> int:
+        """Wait until a chunk fits below the cap; returns the tasks pending then."""
+        for poll_s in _polls():
+            if pending + self._chunk <= self._max_pending or self._stopped.is_set():
+                break
+            self._wait(poll_s)
+            if not self._stopped.is_set():
+                pending = self._target.pending()
+        return pending
+
+    def _wait(self, poll_s: float) -> None:
+        self._moved.wait(poll_s)
+        if not self._stopped.is_set():
+            self._moved.clear()
+
+
+def _polls() -> Iterator[float]:
+    poll_s = FIRST_POLL_S
+    while True:
+        yield poll_s
+        poll_s = min(poll_s * 1.5, MOST_POLL_S)

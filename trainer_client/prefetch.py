@@ -1,0 +1,137 @@
+"""Batches pulled ahead of the training loop, in a thread of their own.
+
+Invariants: steps come in order, each once; no more than `prefetch` batches are held, and no further pull begins while
+those held and the largest one seen would exceed `max_bytes` together; errors of the thread are raised in the
+trainer's, and only a trainer that itself has waited for `timeout_s` is told that a batch is not ready.
+"""
+
+import logging
+import threading
+from collections import deque
+
+from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.status import ServiceUnreachable
+from trainer_client.batch import Batch
+from trainer_client.clock import TrainClock
+from trainer_client.driver import PULL_SLICE_S, Deadline, worth_repeating
+from trainer_client.puller import PullSource, nothing_to_come
+from trainer_client.waiting import WaitNotices
+
+logger = logging.getLogger("trainer_client")
+
+JOIN_S = 2 * PULL_SLICE_S
+
+
+class Prefetcher:
+    """Pulls up to `prefetch` batches ahead; same use as `Puller`."""
+
+    def __init__(
+        self,
+        source: PullSource,
+        clock: TrainClock,
+        timeout_s: float,
+        *,
+        prefetch: int,
+        max_bytes: int,
+    ) -> None:
+        if prefetch < 1:
+            raise InvalidField("prefetch", prefetch, "at least 1")
+        self._source = source
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._prefetch = prefetch
+        self._max_bytes = max_bytes
+        self._next_step = clock.handed_out
+        self._changed = threading.Condition()
+        self._ready: deque[Batch] = deque()
+        self._largest_bytes = 0
+        self._ended = False
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._not_yet: RolloutBufferError | None = None
+        self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
+        self._thread.start()
+
+    def take(self, step: int) -> Batch | None:
+        """As `Puller.take`."""
+        notices = WaitNotices(f"pulling step {step}", self._source.service, self._source.on_wait)
+        deadline = Deadline.after(self._timeout_s)
+        while (batch := self._take_ready(min(PULL_SLICE_S, deadline.left_s()))) is None:
+            self._source.check()
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                return None
+            waiting_for = self._not_yet
+            if deadline.left_s() == 0.0:
+                raise waiting_for or ServiceUnreachable(
+                    f"no answer to the pull of step {step} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
+                )
+            if waiting_for is not None:
+                notices.tell(waiting_for)
+        return batch
+
+    def stop(self) -> None:
+        """End the background pulls; waits a little for the thread."""
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            logger.warning("the prefetching thread still waits on the service")
+
+    def _take_ready(self, wait_s: float) -> Batch | None:
+        """The next batch held; None when there is none after `wait_s`, or none to come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended or self._failure is not None, wait_s)
+            if not self._ready:
+                return None
+            batch = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_room():
+                batch = self._pull_next()
+                with self._changed:
+                    if batch is None:
+                        self._ended = True
+                    elif not self._stopped:
+                        self._largest_bytes = max(self._largest_bytes, batch.received_bytes)
+                        self._next_step += 1
+                        self._not_yet = None
+                        self._ready.append(batch)
+                    self._changed.notify_all()
+                    if self._ended:
+                        return
+        except BaseException as error:  # noqa: BLE001 - handed over to the trainer's thread, whatever it is
+            error.add_note(f"raised while prefetching step {self._next_step}")
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """Wait until another batch may be held; False when stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or not self._ready or self._has_room())
+            return not self._stopped
+
+    def _has_room(self) -> bool:
+        held = sum(batch.received_bytes for batch in self._ready)
+        return len(self._ready) < self._prefetch and held + self._largest_bytes <= self._max_bytes
+
+    def _pull_next(self) -> Batch | None:
+        """The next step's batch, however long it takes; None at the end of the tasks or when stopped."""
+        while not self._stopped:
+            ended = self._source.exhausted()
+            try:
+                return self._source.attempt(self._clock, self._next_step, PULL_SLICE_S, None)
+            except RolloutBufferError as error:
+                if ended and nothing_to_come(error):
+                    return None
+                if not worth_repeating(error):
+                    raise
+                self._not_yet = error
+        return None

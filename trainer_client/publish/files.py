@@ -1,0 +1,225 @@
+"""Weights as files: written beside, checksummed, renamed into place, offered by path or over http.
+
+Invariants: a directory that bears its final name is complete and never changes (its name holds a digest of its
+content, so that writing the same weights again finds it); what a manifest names exists until no resume can go back to
+it (`retention`); a killed process leaves nothing behind but a temporary directory, which the next one removes.
+One root per run. Layout:
+
+    root/v00000012-e2-0a1b2c3d4e5f/…    the files
+    root/v00000012-e2-0a1b2c3d4e5f.json what retention and the server need to know
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from buffer_wire.errors import InvalidField
+from trainer_client.manifest import FilesManifest, WeightFile, files_of
+from trainer_client.publish.http import FileServer, ServedFile
+from trainer_client.publish.retention import Kept, expendable
+from trainer_client.state import Published
+
+if TYPE_CHECKING:
+    from trainer_client.client import BufferClient
+
+logger = logging.getLogger("trainer_client")
+
+_TEMPORARY = ".writing-"
+_MUCH_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The sidecar of a version."""
+
+    epoch: int
+    version: int
+    order: int
+    committed_steps: int | None
+    files: tuple[tuple[str, int, str], ...]
+    """Name, size in bytes, SHA-256 in hexadecimal."""
+
+
+class FilesPublisher:
+    """Publishes directories below `root`. Pass it to `BufferClient.session`; close it after the run.
+
+    `keep`: the newest versions that stay in any case. `serve`: "path" offers absolute paths, for engines that see the
+    same disk; "http" serves the files from this process. `host`: the address to listen on, loopback by default;
+    `advertised_host`: what engines connect to, default `host`. `port` 0: any free one; name a fixed one if engines
+    that start late must find versions published before a restart of the trainer.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        keep: int = 3,
+        serve: Literal["path", "http"] = "path",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised_host: str | None = None,
+    ) -> None:
+        if keep < 1:
+            raise InvalidField("keep", keep, "at least 1")
+        if serve not in ("path", "http"):
+            raise InvalidField("serve", serve, "'path' or 'http'")
+        self.root = Path(root).resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._keep = keep
+        self._checkpointed_steps = 0
+        for left_behind in self.root.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(left_behind)
+        self._records = _read_records(self.root)
+        self._order = max((record.order for record in self._records.values()), default=0)
+        self._server: FileServer | None = None
+        self._base_url = str(self.root)
+        if serve == "http":
+            self._server = FileServer(self._served, host=host, port=port)
+            self._base_url = f"http://{advertised_host or host}:{self._server.port}"
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions on disk, in the order of their publishing."""
+        return [record.version for record in sorted(self._records.values(), key=lambda record: record.order)]
+
+    def close(self) -> None:
+        """Stop serving; the files stay."""
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, source: Path | str | Callable[[Path], object], *, epoch: int, version: int) -> FilesManifest:
+        """Put weights in place and say how to get them.
+
+        `source`: a directory, which is copied, or a function that writes files into the empty directory it is given,
+        such as `model.save_pretrained`. Raises InvalidField when there are no files.
+        """
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=self.root))
+        try:
+            if callable(source):
+                source(temporary)
+            else:
+                _copy(Path(source), temporary)
+            files = files_of(temporary)
+            name = f"v{version:08d}-e{epoch}-{_digest(files)}"
+            if name not in self._records:
+                temporary.chmod(0o755)
+                temporary.rename(self.root / name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if name not in self._records:
+            self._order += 1
+            listed = tuple((file.name, file.size_bytes, file.sha256.hex()) for file in files)
+            self._save(name, _Record(epoch, version, self._order, None, listed))
+        return FilesManifest(f"{self._base_url}/{name}", files)
+
+    def publish(
+        self,
+        client: "BufferClient",
+        run_id: str,
+        source: Path | str | Callable[[Path], object],
+        *,
+        epoch: int,
+        version: int,
+        commit_through: int | None = None,
+    ) -> Published:
+        """Write, publish and tidy up, for trainers without a session. Raises what `BufferClient.publish` does."""
+        manifest = self.write(source, epoch=epoch, version=version)
+        done = client.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+        self.published(manifest, committed_steps=done.committed_steps)
+        return done
+
+    def published(self, manifest: FilesManifest, *, committed_steps: int) -> None:
+        """The service offers `manifest` now; older versions that nothing needs any more are removed."""
+        name = manifest.base_url.rpartition("/")[2]
+        record = self._records.get(name)
+        if record is not None:
+            self._save(name, _with_steps(record, committed_steps))
+        self._remove_expendable()
+
+    def checkpointed(self, steps: int) -> None:
+        """No resume goes back before step `steps` any more."""
+        self._checkpointed_steps = max(self._checkpointed_steps, steps)
+        self._remove_expendable()
+
+    def resumed(self, next_step: int) -> None:
+        """Versions published after more than `next_step` steps are abandoned: no resume offers them again."""
+        for name, record in list(self._records.items()):
+            if record.committed_steps is not None and record.committed_steps > next_step:
+                self._save(name, _with_steps(record, None))
+
+    def _save(self, name: str, record: _Record) -> None:
+        sidecar = self.root / f"{name}.json"
+        temporary = sidecar.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(record)))
+        temporary.replace(sidecar)
+        self._records[name] = record
+
+    def _remove_expendable(self) -> None:
+        kept = [Kept(name, record.order, record.committed_steps) for name, record in self._records.items()]
+        for entry in expendable(kept, keep=self._keep, checkpointed_steps=self._checkpointed_steps):
+            # First nobody is told of it any more, then it goes; readers that have it open keep it.
+            del self._records[entry.name]
+            (self.root / f"{entry.name}.json").unlink(missing_ok=True)
+            shutil.rmtree(self.root / entry.name)
+        if len(self._records) > max(_MUCH_KEPT, self._keep) and len(self._records) % _MUCH_KEPT == 1:
+            logger.warning(
+                "%d versions lie in %s, because a resume could go back to them: checkpoint the session to let them go",
+                len(self._records),
+                self.root,
+            )
+
+    def _served(self, path: str) -> ServedFile | None:
+        """The file of a url path "name/file"; None for everything that no live manifest names."""
+        name, _, file_name = path.partition("/")
+        record = self._records.get(name)
+        for listed, size_bytes, sha256 in record.files if record is not None else ():
+            if listed == file_name:
+                return ServedFile(self.root / name / listed, size_bytes, sha256)
+        return None
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        raise InvalidField("source", str(source), "an existing directory")
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+def _digest(files: tuple[WeightFile, ...]) -> str:
+    lines = "".join(f"{file.name}\0{file.size_bytes}\0{file.sha256.hex()}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def _with_steps(record: _Record, committed_steps: int | None) -> _Record:
+    return _Record(record.epoch, record.version, record.order, committed_steps, record.files)
+
+
+def _read_records(root: Path) -> dict[str, _Record]:
+    """Versions that an earlier process left; a directory without a sidecar was never offered and is removed."""
+    records = {}
+    for directory in (path for path in root.glob("v*-e*") if path.is_dir()):
+        sidecar = root / f"{directory.name}.json"
+        if not sidecar.is_file():
+            shutil.rmtree(directory)
+            continue
+        stored = json.loads(sidecar.read_text())
+        stored["files"] = tuple((name, size, sha256) for name, size, sha256 in stored["files"])
+        records[directory.name] = _Record(**stored)
+    for sidecar in root.glob("v*-e*.json"):
+        if sidecar.stem not in records:
+            sidecar.unlink()
+    return records

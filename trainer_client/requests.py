@@ -1,0 +1,238 @@
+"""Every unary RPC of a trainer as a value: path, request, type and decoding of the reply.
+
+Both clients run these calls; they differ only in how they wait. Invariant: a call can be repeated as it is, its
+identity (request id, manifest bytes) is fixed when it is made; only the seen revision is filled in anew.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
+from trainer_client import replies
+from trainer_client.manifest import FilesManifest
+from trainer_client.policy import Policy
+from trainer_client.state import Published, Resumed, RunState, Submitted
+from trainer_client.tasks import Task, tasks_to_wire
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+T = TypeVar("T")
+
+ResumeMode: TypeAlias = Literal["replay", "requeue", "discard"]
+_MODES = {
+    "replay": batches_pb2.RESUME_MODE_REPLAY,
+    "requeue": batches_pb2.RESUME_MODE_REQUEUE,
+    "discard": batches_pb2.RESUME_MODE_DISCARD,
+}
+
+PULL_METHOD = "/rollout_buffer.v1.BatchService/PullBatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[ReplyT, T]):
+    """One unary RPC. `run_id` is empty where the request concerns no single run."""
+
+    method: str
+    run_id: str
+    doing: str
+    """For notices and errors, for example "publishing version 3"."""
+    build: Callable[[common_pb2.RunRef], Message]
+    """The request, given what was last seen of the run."""
+    reply: type[ReplyT]
+    decode: Callable[[ReplyT], T]
+
+
+def serialize(message: Message) -> bytes:
+    """A request as gRPC sends it."""
+    return message.SerializeToString()
+
+
+def new_request_id() -> str:
+    """Identity of a request, 32 characters."""
+    return uuid.uuid4().hex
+
+
+def create_run(run_id: str, policy: Policy | None) -> Call[runs_pb2.CreateRunResponse, RunState]:
+    """CreateRun."""
+    wire = (policy or Policy()).to_wire()
+    return Call(
+        "/rollout_buffer.v1.RunService/CreateRun",
+        run_id,
+        f"creating run {run_id!r}",
+        lambda _: runs_pb2.CreateRunRequest(run_id=run_id, policy=wire),
+        runs_pb2.CreateRunResponse,
+        lambda reply: replies.run_state(reply.run, reply.revision),
+    )
+
+
+def get_run(run_id: str) -> Call[runs_pb2.GetRunResponse, RunState]:
+    """GetRun."""
+    return Call(
+        "/rollout_buffer.v1.RunService/GetRun",
+        run_id,
+        f"reading run {run_id!r}",
+        lambda ref: runs_pb2.GetRunRequest(run=ref),
+        runs_pb2.GetRunResponse,
+        lambda reply: replies.run_state(reply.run, reply.revision),
+    )
+
+
+def list_runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
+    """ListRuns."""
+    return Call(
+        "/rollout_buffer.v1.RunService/ListRuns",
+        "",
+        "listing runs",
+        lambda _: runs_pb2.ListRunsRequest(),
+        runs_pb2.ListRunsResponse,
+        lambda reply: tuple(reply.run_ids),
+    )
+
+
+def update_policy(run_id: str, policy: Policy) -> Call[runs_pb2.UpdatePolicyResponse, Policy]:
+    """UpdatePolicy; replaces the whole policy."""
+    wire = policy.to_wire()
+    return Call(
+        "/rollout_buffer.v1.RunService/UpdatePolicy",
+        run_id,
+        f"changing the policy of run {run_id!r}",
+        lambda ref: runs_pb2.UpdatePolicyRequest(run=ref, policy=wire),
+        runs_pb2.UpdatePolicyResponse,
+        lambda reply: Policy.from_wire(reply.policy),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Tasks and the cursor that moves with them, both or neither."""
+
+    epoch: int
+    expected_cursor: int
+    """As the feeder last knew it."""
+    cursor: int
+    """After these tasks; at least expected_cursor."""
+    tasks: Sequence[Task]
+    """1 to 4,096."""
+    feeder_state: bytes = b""
+    """Opaque, belongs to the new cursor, at most 64 KiB."""
+    request_id: str = ""
+    """Identity of the submit, so that a repeat is recognised; empty: a new one."""
+
+
+def submit_tasks(run_id: str, submission: Submission) -> Call[tasks_pb2.SubmitTasksResponse, Submitted]:
+    """SubmitTasks."""
+    request = tasks_pb2.SubmitTasksRequest(
+        epoch=submission.epoch,
+        expected_cursor=submission.expected_cursor,
+        cursor=submission.cursor,
+        feeder_state=submission.feeder_state,
+        request_id=submission.request_id or new_request_id(),
+        tasks=tasks_to_wire(submission.tasks),
+    )
+
+    def build(ref: common_pb2.RunRef) -> Message:
+        request.run.CopyFrom(ref)
+        return request
+
+    return Call(
+        "/rollout_buffer.v1.TaskService/SubmitTasks",
+        run_id,
+        f"submitting {len(submission.tasks)} tasks",
+        build,
+        tasks_pb2.SubmitTasksResponse,
+        lambda reply: Submitted(reply.cursor, tuple(reply.task_ids), reply.pending_tasks),
+    )
+
+
+def publish(
+    run_id: str, *, epoch: int, version: int, manifest: FilesManifest | None, commit_through: int | None
+) -> Call[weights_pb2.PublishResponse, Published]:
+    """Publish."""
+    wire = manifest.to_wire() if manifest is not None else None
+    return Call(
+        "/rollout_buffer.v1.WeightService/Publish",
+        run_id,
+        f"publishing version {version}",
+        lambda ref: weights_pb2.PublishRequest(
+            run=ref, epoch=epoch, version=version, manifest=wire, commit_through_step=commit_through
+        ),
+        weights_pb2.PublishResponse,
+        lambda reply: Published(replies.weight_version(reply.published), reply.committed_steps),
+    )
+
+
+def commit(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CommitResponse, int]:
+    """Commit; gives the steps committed so far."""
+    return Call(
+        "/rollout_buffer.v1.BatchService/Commit",
+        run_id,
+        f"committing through step {through_step}",
+        lambda ref: batches_pb2.CommitRequest(run=ref, epoch=epoch, through_step=through_step),
+        batches_pb2.CommitResponse,
+        lambda reply: reply.committed_steps,
+    )
+
+
+def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CheckpointResponse, int]:
+    """Checkpoint; gives the steps freed so far."""
+    return Call(
+        "/rollout_buffer.v1.BatchService/Checkpoint",
+        run_id,
+        f"checkpointing through step {through_step}",
+        lambda ref: batches_pb2.CheckpointRequest(run=ref, epoch=epoch, through_step=through_step),
+        batches_pb2.CheckpointResponse,
+        lambda reply: reply.checkpointed_steps,
+    )
+
+
+def resume(
+    run_id: str, *, next_step: int | None, mode: ResumeMode, allow_regenerate: bool
+) -> Call[batches_pb2.ResumeResponse, Resumed]:
+    """Resume. Raises InvalidField for a mode that there is not."""
+    if mode not in _MODES:
+        raise InvalidField("mode", mode, "one of " + ", ".join(_MODES))
+    request_id = new_request_id()
+    return Call(
+        "/rollout_buffer.v1.BatchService/Resume",
+        run_id,
+        f"resuming run {run_id!r}",
+        lambda ref: batches_pb2.ResumeRequest(
+            run=ref,
+            next_step=next_step,
+            mode=_MODES[mode],
+            request_id=request_id,
+            allow_regenerate=allow_regenerate,
+        ),
+        batches_pb2.ResumeResponse,
+        replies.resumed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSpec:
+    """Which shard of which step."""
+
+    epoch: int
+    step: int
+    """The next unassembled one, or any earlier one that is still retained."""
+    rank: int = 0
+    world_size: int = 1
+    """Fixed for an epoch by its first pull."""
+    train_version: int | None = None
+    """The version whose weights will train on the batch; None: the published one."""
+
+    def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
+        """The request of one attempt that waits up to `wait_s` at the service."""
+        return batches_pb2.PullBatchRequest(
+            run=ref,
+            epoch=self.epoch,
+            step=self.step,
+            rank=self.rank,
+            world_size=self.world_size,
+            train_version=self.train_version,
+            wait_ms=round(wait_s * 1000),
+        )

@@ -1,0 +1,353 @@
+"""The lines that a trainer adds: take a run over, feed its tasks, iterate over batches, publish, checkpoint.
+
+    with client.session("math", policy=Policy(batch_groups=32), tasks=tasks, publisher=publisher) as session:
+        for batch in session:
+            train(batch)
+            session.publish(model.save_pretrained)
+            if batch.step % 50 == 49:
+                save_checkpoint(model, optimizer, next_step=session.next_step)
+                session.checkpoint()
+
+Entering resumes the run: a new epoch, in which every older trainer is refused. A batch counts as trained when
+`publish`, `commit` or `checkpoint` is called after it, or the next one is asked for; publish commits through it.
+
+Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
+`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they only move
+the clock that says which version trains on the next batch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+from buffer_wire.errors import InvalidField, PendingFull
+from trainer_client.batch import Batch
+from trainer_client.clock import TrainClock
+from trainer_client.feeder import FeederOptions, TaskFeeder
+from trainer_client.manifest import FilesManifest, manifest_of
+from trainer_client.policy import Policy
+from trainer_client.prefetch import Prefetcher
+from trainer_client.puller import Puller, PullSource
+from trainer_client.requests import ResumeMode, Submission
+from trainer_client.state import Resumed, RunState, Submitted
+from trainer_client.tasks import Task
+from trainer_client.waiting import OnWait, Waiting
+
+if TYPE_CHECKING:
+    from trainer_client.client import BufferClient
+
+Save: TypeAlias = Callable[[Path], object]
+"""Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
+
+WeightSource: TypeAlias = FilesManifest | Path | str | Save | None
+
+
+class WeightPublisher(Protocol):
+    """Where weights are put for the engines, and how long they stay; `trainer_client.publish` has some."""
+
+    def write(self, source: Path | str | Save, *, epoch: int, version: int) -> FilesManifest:
+        """Make the weights available; what the manifest names stays unchanged."""
+
+    def published(self, manifest: FilesManifest, *, committed_steps: int) -> None:
+        """The service offers them now; the steps below `committed_steps` are in them."""
+
+    def checkpointed(self, steps: int) -> None:
+        """No resume goes back before step `steps` any more."""
+
+    def resumed(self, next_step: int) -> None:
+        """What was published after more than `next_step` steps is abandoned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """What a session does beyond its arguments' defaults."""
+
+    mode: ResumeMode = "replay"
+    """What a resume does with batches at or after next_step."""
+    allow_regenerate: bool = False
+    """Let a resume go back into freed replay data; those steps are assembled anew."""
+    pull_timeout_s: float = 3600.0
+    """How long the trainer waits for one batch."""
+    max_pending_tasks: int | None = None
+    """Tasks pending before the feeder waits; None: four batches, at least 256, at most the policy's cap."""
+    chunk_tasks: int = 64
+    """Most tasks drawn and submitted at once."""
+    max_prefetch_bytes: int = 8 << 30
+    """Bytes of batches held ahead of the training loop."""
+    on_wait: OnWait | None = None
+    """Told on whom the trainer waits while it waits; what it raises ends the wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """The arguments of `BufferClient.session`."""
+
+    run_id: str
+    policy: Policy | None = None
+    tasks: Iterable[Task] | None = None
+    publisher: WeightPublisher | None = None
+    next_step: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    prefetch: int = 0
+    start: Resumed | None = None
+    options: SessionOptions = field(default_factory=SessionOptions)
+
+
+class TrainerSession:
+    """One trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it."""
+
+    def __init__(self, client: "BufferClient", plan: SessionPlan, run: RunState, start: Resumed) -> None:
+        self.client = client
+        self.run_id = plan.run_id
+        self.policy = run.policy
+        """The effective policy."""
+        self.start = start
+        """Where this epoch began: what the other ranks need."""
+        self._rank = plan.rank
+        self._publisher = plan.publisher
+        self._committed_steps = min(run.committed_steps, start.next_step)
+        self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
+        self._feeder = self._make_feeder(plan)
+        self._puller = self._make_puller(plan)
+
+    # ── where it stands ──────────────────────────────────────────────────────
+
+    @property
+    def epoch(self) -> int:
+        """The trainer's epoch."""
+        return self.start.epoch
+
+    @property
+    def next_step(self) -> int:
+        """Steps in the weights, the one in hand included: where a checkpoint taken now would resume."""
+        return self._clock.handed_out
+
+    @property
+    def version(self) -> int:
+        """The published version, as far as this process knows."""
+        return self._clock.version
+
+    @property
+    def cursor(self) -> int:
+        """Tasks submitted so far, over all epochs."""
+        return self._feeder.cursor if self._feeder is not None else self.start.cursor
+
+    def state(self) -> RunState:
+        """The whole state of the run, asked for now."""
+        return self.client.run(self.run_id)
+
+    # ── batches ──────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """This rank's shard of the next step; ends when all tasks are used up.
+
+        Raises BatchNotReady after `pull_timeout_s`; StaleEpoch when another trainer has taken over; whatever the
+        iterable of tasks raised.
+        """
+        self._clock.train()
+        self._check()
+        batch = self._puller.take(self._clock.handed_out)
+        if batch is None:
+            raise StopIteration
+        self._clock.hand_out(batch.step)
+        if self._feeder is not None:
+            self._feeder.wake()
+        return batch
+
+    # ── progress ─────────────────────────────────────────────────────────────
+
+    def publish(self, source: WeightSource = None, *, version: int | None = None) -> int:
+        """Offer weights trained on every batch so far to the engines, and commit through the last one.
+
+        `source`: a function that writes the weights into a directory, a directory, a manifest, or None for engines
+        that need not load. `version`: None: the next one. Returns the version. Does not wait for the engines.
+        Raises VersionConflict, StaleEpoch, InvalidField.
+        """
+        self._check()
+        version = self.version + 1 if version is None else version
+        if self._rank == 0:
+            manifest = self._manifest(source, version)
+            done = self.client.publish(
+                self.run_id,
+                epoch=self.epoch,
+                version=version,
+                manifest=manifest,
+                commit_through=self._last_step(),
+            )
+            self._committed_steps = done.committed_steps
+            if self._publisher is not None and manifest is not None:
+                self._publisher.published(manifest, committed_steps=done.committed_steps)
+                # The service itself frees committed steps beyond this many.
+                self._publisher.checkpointed(done.committed_steps - (self.policy.retained_steps or 64))
+        self._clock.published(version)
+        return version
+
+    def commit(self) -> None:
+        """Mark every batch so far as trained, without publishing."""
+        self._check()
+        self._clock.train()
+        if self._rank == 0 and self.next_step > self._committed_steps:
+            self._committed_steps = self.client.commit(self.run_id, epoch=self.epoch, through_step=self.next_step - 1)
+
+    def checkpoint(self) -> None:
+        """Say that the trainer's own checkpoint, with `next_step`, is safe: nothing before it is kept for replay.
+
+        Weights that no resume needs any more are removed. Raises StaleEpoch.
+        """
+        self.commit()
+        if self._rank == 0 and self.next_step > 0:
+            freed = self.client.checkpoint(self.run_id, epoch=self.epoch, through_step=self.next_step - 1)
+            if self._publisher is not None:
+                self._publisher.checkpointed(freed)
+
+    def wait_for_engines(self, count: int = 1, *, timeout_s: float = 600.0, on_wait: OnWait | None = None) -> RunState:
+        """Wait until `count` engines are ready with the published version. Raises NotReady after `timeout_s`."""
+        return self.client.wait_for_engines(
+            self.run_id, self.version, count, epoch=self.epoch, timeout_s=timeout_s, on_wait=on_wait
+        )
+
+    def close(self) -> None:
+        """End feeding and prefetching. The run goes on; a later session resumes it."""
+        if self._feeder is not None:
+            self._feeder.stop()
+        self._puller.stop()
+
+    # ── inside ───────────────────────────────────────────────────────────────
+
+    def _check(self) -> None:
+        if self._feeder is not None:
+            self._feeder.raise_if_failed()
+
+    def _last_step(self) -> int | None:
+        """The last step of this epoch that is trained; None before the first."""
+        return self.next_step - 1 if self.next_step > self.start.next_step else None
+
+    def _manifest(self, source: WeightSource, version: int) -> FilesManifest | None:
+        if source is None or isinstance(source, FilesManifest):
+            return source
+        if self._publisher is not None:
+            return self._publisher.write(source, epoch=self.epoch, version=version)
+        if callable(source):
+            raise InvalidField("source", source, "a directory or a manifest, unless the session has a publisher")
+        return manifest_of(Path(source))
+
+    def _make_feeder(self, plan: SessionPlan) -> TaskFeeder | None:
+        if plan.rank != 0 or plan.tasks is None:
+            return None
+        cap = self.policy.max_pending_tasks or 10_000
+        wanted = plan.options.max_pending_tasks or max(256, 4 * (self.policy.batch_groups or 32))
+        feeder = TaskFeeder(
+            plan.tasks,
+            _ServiceTarget(self.client, self.run_id, lambda: feeder.stopped),
+            FeederOptions(max_pending_tasks=min(cap, wanted), chunk_tasks=plan.options.chunk_tasks),
+            epoch=self.start.epoch,
+            cursor=self.start.cursor,
+            feeder_state=self.start.feeder_state,
+        )
+        feeder.start()
+        return feeder
+
+    def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
+        def pull(step: int, train_version: int, timeout_s: float, on_wait: OnWait | None) -> Batch:
+            return self.client.pull(
+                self.run_id,
+                epoch=self.start.epoch,
+                step=step,
+                rank=plan.rank,
+                world_size=plan.world_size,
+                train_version=train_version,
+                timeout_s=timeout_s,
+                on_wait=on_wait,
+            )
+
+        source = PullSource(
+            pull=pull,
+            published=lambda: self.state().published.version,
+            exhausted=lambda: self._feeder is not None and self._feeder.exhausted,
+            check=self._check,
+            service=self.client.target,
+            on_wait=plan.options.on_wait,
+        )
+        timeout_s = plan.options.pull_timeout_s
+        if plan.prefetch == 0:
+            return Puller(source, self._clock, timeout_s)
+        return Prefetcher(
+            source, self._clock, timeout_s, prefetch=plan.prefetch, max_bytes=plan.options.max_prefetch_bytes
+        )
+
+
+@contextmanager
+def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[TrainerSession]:
+    """Take the run over (rank 0) or join it, and run a session until the block ends.
+
+    Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
+    InvalidField for more prefetch than the policy allows for.
+    """
+    run = _find_run(client, plan)
+    declared = run.policy.prefetch_batches or 0
+    if run.policy.max_staleness is not None and plan.prefetch > declared:
+        raise InvalidField("prefetch", plan.prefetch, f"at most the policy's prefetch_batches, {declared}")
+    start = _take_over(client, plan) if plan.rank == 0 else plan.start or _joined(run)
+    session = TrainerSession(client, plan, run, start)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _find_run(client: "BufferClient", plan: SessionPlan) -> RunState:
+    if plan.rank != 0 or plan.policy is None:
+        return client.run(plan.run_id)
+    policy = plan.policy
+    if plan.prefetch and policy.prefetch_batches is None:
+        policy = replace(policy, prefetch_batches=plan.prefetch)
+    return client.create_run(plan.run_id, policy)
+
+
+def _take_over(client: "BufferClient", plan: SessionPlan) -> Resumed:
+    start = client.resume(
+        plan.run_id,
+        next_step=plan.next_step,
+        mode=plan.options.mode,
+        allow_regenerate=plan.options.allow_regenerate,
+    )
+    if plan.publisher is not None:
+        plan.publisher.resumed(start.next_step)
+    return start
+
+
+def _joined(run: RunState) -> Resumed:
+    """The start as far as the run's state tells: exact when rank 0 resumed after the last committed step."""
+    return Resumed(
+        epoch=run.epoch,
+        next_step=run.committed_steps,
+        next_unassembled_step=run.next_step,
+        version=run.published.version,
+        cursor=run.cursor,
+        feeder_state=b"",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceTarget:
+    """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
+
+    client: "BufferClient"
+    run_id: str
+    stopped: Callable[[], bool]
+
+    def submit(self, submission: Submission) -> Submitted:
+        return self.client.submit_tasks(self.run_id, submission, on_wait=self._on_wait)
+
+    def pending(self) -> int:
+        return self.client.run(self.run_id).ledger.tasks.pending
+
+    def _on_wait(self, waiting: Waiting) -> None:
+        if self.stopped() or isinstance(waiting.error, PendingFull):
+            raise waiting.error

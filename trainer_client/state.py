@@ -1,0 +1,156 @@
+"""What the service says about a run, as plain values.
+
+Invariant: nothing here refers to a message; everything can be pickled and sent to other ranks.
+"""
+
+from dataclasses import dataclass
+
+from trainer_client.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightVersion:
+    """Identity of a set of weights; ordered by epoch, then version."""
+
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Sizes of a set of groups."""
+
+    groups: int
+    samples: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLedger:
+    """Every accepted group is in exactly one entry below `accepted`: accepted = their sum, always."""
+
+    accepted: Amount
+    queued: Amount
+    forming: Amount
+    delivered: Amount
+    trained: Amount
+    dropped_overflow: Amount
+    dropped_stale: Amount
+    recycled: Amount
+    filtered: Amount
+    discarded: Amount
+    lost: Amount
+    balanced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLedger:
+    """Every submitted task is in exactly one entry below `submitted`."""
+
+    submitted: int
+    pending: int
+    leased: int
+    completed: int
+    failed: int
+    cancelled: int
+    balanced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Both ledgers of a run."""
+
+    groups: GroupLedger
+    tasks: TaskLedger
+
+    @property
+    def balanced(self) -> bool:
+        """True when both add up."""
+        return self.groups.balanced and self.tasks.balanced
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a worker last said of one of its engines. `state`: starting, ready, loading, quarantined, stopped."""
+
+    engine_id: str
+    worker_id: str
+    state: str
+    loaded: WeightVersion
+    reloads: int
+    last_reload_ms: int
+    last_error: str
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """A task that failed for good, with its last error."""
+
+    task_id: str
+    attempts: int
+    error: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The whole state of a run. Steps below `next_step` are assembled, below `committed_steps` trained, below
+    `checkpointed_steps` freed.
+    """
+
+    run_id: str
+    policy: Policy
+    """The effective policy, every field that has a value filled in."""
+    revision: int
+    created_ms: int
+    epoch: int
+    published: WeightVersion
+    next_step: int
+    committed_steps: int
+    checkpointed_steps: int
+    world_size: int
+    """0 until the epoch's first pull."""
+    cursor: int
+    paused: str
+    """Empty, or why the run is paused."""
+    ledger: Ledger
+    statistics: dict[str, int]
+    """Counters by the names of the wire's RunStatistics."""
+    engines: tuple[Engine, ...]
+    failures: tuple[TaskFailure, ...]
+    """The newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Result of a submit: the cursor after it, ids in request order, tasks pending now."""
+
+    cursor: int
+    task_ids: tuple[str, ...]
+    pending_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Result of a publish."""
+
+    version: WeightVersion
+    committed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Result of a resume: where the trainer and its feeder go on. Broadcast it to the other ranks."""
+
+    epoch: int
+    """The trainer's from now on; every older one is refused."""
+    next_step: int
+    """The first step to pull."""
+    next_unassembled_step: int
+    """Steps from next_step up to this one are exact replays."""
+    version: int
+    """Of the weights that belong to next_step."""
+    cursor: int
+    feeder_state: bytes

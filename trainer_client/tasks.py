@@ -1,0 +1,101 @@
+"""Tasks as a trainer writes them: one prompt each, to be generated `group_size` times.
+
+Invariant: what is not set is not sent. Bounds are checked by the service, which names the field; here only
+what could not be put into a message at all is refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import tasks_pb2 as pb
+
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the engine samples."""
+
+    max_new_tokens: int
+    """Most tokens to generate for one sample, 1 to 1,048,576."""
+    temperature: float | None = None
+    """Above 0; default 1.0. Behaviour log-probabilities are taken after temperature."""
+    top_p: float | None = None
+    """In (0, 1]; default 1.0."""
+    top_k: int | None = None
+    """At least 1; default: off."""
+    stop: Sequence[str] = ()
+    """Strings that end a sample, at most 16."""
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end a sample, at most 64."""
+
+    def to_wire(self) -> pb.SamplingParams:
+        """The message."""
+        return pb.SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One prompt: either `prompt_token_ids` or `messages`."""
+
+    group_size: int
+    """G, samples of the group, 1 to 1,024."""
+    sampling: SamplingParams
+    prompt_token_ids: TokenIds = ()
+    """int [T], at most 1,048,576."""
+    messages: Sequence[Mapping[str, str]] = ()
+    """Chat messages, each with "role" and "content"; the worker applies the engine's chat template."""
+    task_id: str = ""
+    """1 to 128 characters of [A-Za-z0-9._:-]; empty: the run supplies one."""
+    environment: str = ""
+    """Name of the environment, at most 64 characters; reward functions and ledgers go by it."""
+    priority: int = 0
+    """0 to 255; higher is leased first."""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    """Whatever the reward function and the trainer need, as JSON at most 256 KiB; the service never reads it."""
+
+    def to_wire(self) -> pb.Task:
+        """The message."""
+        ids = self.prompt_token_ids
+        return pb.Task(
+            task_id=self.task_id,
+            prompt_token_ids=ids.tolist() if isinstance(ids, np.ndarray) else ids,
+            messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in self.messages],
+            group_size=self.group_size,
+            sampling=self.sampling.to_wire(),
+            environment=self.environment,
+            priority=self.priority,
+            metadata_json=_json(self.metadata),
+        )
+
+
+def _json(metadata: Mapping[str, object]) -> str:
+    if not metadata:
+        return ""
+    return json.dumps(metadata, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def tasks_to_wire(tasks: Sequence[Task]) -> list[pb.Task]:
+    """The messages of tasks. Raises InvalidField naming the task that cannot be a message, and why."""
+    wire = []
+    for i, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise InvalidField(f"tasks[{i}]", type(task).__name__, "a trainer_client.Task")
+        try:
+            wire.append(task.to_wire())
+        except (TypeError, ValueError, KeyError) as error:
+            raise InvalidField(f"tasks[{i}]", repr(task), f"one that fits the wire's Task ({error})") from error
+    return wire

@@ -1,0 +1,74 @@
+"""Waits made visible: what the client is doing, on whom it waits and for how long.
+
+Invariant: a wait that lasts is logged at INFO soon after it began and every `LOG_EVERY_S` from then on, whether
+or not the caller asked to be told.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from buffer_wire.errors import PendingFull, RolloutBufferError, StoreFault
+
+logger = logging.getLogger("trainer_client")
+
+FIRST_LOG_S = 5.0
+LOG_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One attempt came to nothing and will be repeated."""
+
+    doing: str
+    """For example "pulling step 3"."""
+    on: str
+    """On whom it waits."""
+    waited_s: float
+    error: RolloutBufferError
+    """What the attempt met."""
+
+    def __str__(self) -> str:
+        return f"{self.doing}: waiting for {self.waited_s:.0f} s on {self.on}"
+
+
+OnWait: TypeAlias = Callable[[Waiting], None]
+"""Told of every attempt that came to nothing. What it raises ends the wait."""
+
+
+def waits_on(error: RolloutBufferError, service: str) -> str:
+    """On whom a caller waits who met `error`; `service` names the service's address."""
+    if named := error.attributes.get("waits_on"):
+        return named
+    if isinstance(error, PendingFull):
+        data = error.attributes
+        return f"the workers: {data.get('pending')} tasks are pending, the cap is {data.get('limit')}"
+    if isinstance(error, StoreFault):
+        return f"the store behind the service at {service}"
+    return f"the service at {service}"
+
+
+class WaitNotices:
+    """Tells `on_wait` and the log about one call's waits."""
+
+    def __init__(self, doing: str, service: str, on_wait: OnWait | None) -> None:
+        self._doing = doing
+        self._service = service
+        self._on_wait = on_wait
+        self._started = time.monotonic()
+        self._next_log_s = FIRST_LOG_S
+
+    def tell(self, error: RolloutBufferError) -> None:
+        """An attempt ended with `error` and will be repeated."""
+        waiting = Waiting(self._doing, waits_on(error, self._service), time.monotonic() - self._started, error)
+        if waiting.waited_s >= self._next_log_s:
+            self._next_log_s = waiting.waited_s + LOG_EVERY_S
+            logger.info("%s", waiting)
+        if self._on_wait is not None:
+            self._on_wait(waiting)
+
+    def on_retry(self, error: RolloutBufferError, attempts: int, wait_s: float) -> None:  # noqa: ARG002 - OnRetry's shape
+        """`tell` in the shape that `buffer_wire.retry` calls."""
+        self.tell(error)
