@@ -140,11 +140,23 @@ def worker(
     ready_timeout_s: Annotated[
         float | None, typer.Option(help="Start of a launched server.", rich_help_panel=_TIMES)
     ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Logs of launched servers. Default: weights-dir.", rich_help_panel=_ENGINES)
+    ] = None,
     tokens_per_s: Annotated[
         float | None, typer.Option(help="Speed of a simulated sample.", rich_help_panel=_ENGINES)
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary of simulated engines.", rich_help_panel=_ENGINES)
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Samples that a simulated engine decodes at once.", rich_help_panel=_ENGINES)
+    ] = None,
+    length_median: Annotated[
+        float | None, typer.Option(help="Median tokens of a simulated response.", rich_help_panel=_ENGINES)
+    ] = None,
+    length_sigma: Annotated[
+        float | None, typer.Option(help="Spread of the lengths' logarithm; 0: all equal.", rich_help_panel=_ENGINES)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of simulated engines.", rich_help_panel=_ENGINES)] = None,
     weights_dir: Annotated[
@@ -173,6 +185,9 @@ def worker(
     ] = None,
     drain_grace_s: Annotated[
         float | None, typer.Option(help="From SIGTERM to the end.", rich_help_panel=_TIMES)
+    ] = None,
+    engine_timeout_s: Annotated[
+        float | None, typer.Option(help="Give up when no engine is ready for so long.", rich_help_panel=_TIMES)
     ] = None,
     service_timeout_s: Annotated[
         float | None, typer.Option(help="Give up when the service is away so long.", rich_help_panel=_TIMES)

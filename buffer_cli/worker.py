@@ -10,8 +10,8 @@ from buffer_wire.errors import InvalidField
 from rollout_workers.main import EXIT_OPTIONS, run_worker
 from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
 
-_LAUNCH = ("sglang_python", "ready_timeout_s")
-_SIMULATED = ("tokens_per_s", "vocab_size", "seed")
+_LAUNCH = ("sglang_python", "ready_timeout_s", "log_dir")
+_SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 
 def run(given: dict[str, Any]) -> int:

@@ -110,4 +110,4 @@ class Settings(BaseSettings):
 
 def redact_url(url: str) -> str:
     """The URL without its user's password."""
-    return re.sub(r"(//[^:@/]*:)[^@/]*@", r"\1***@", url)
+    return re.sub(r"(//[^:@/]*:).*@", r"\1***@", url)

@@ -7,6 +7,7 @@ the header alone, so the service can check a payload's length without reading it
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -43,6 +44,8 @@ _WIRE_DTYPES: Mapping[np.dtype[np.generic], int] = {
     dtype: wire for wire, dtype in NUMPY_DTYPES.items() if wire != pb.D_TYPE_BFLOAT16
 }
 
+_ITEM_BYTES: Mapping[int, int] = {wire: dtype.itemsize for wire, dtype in NUMPY_DTYPES.items()}
+
 REQUIRED_COLUMNS: Sequence[tuple[str, int]] = (
     (TOKEN_IDS, pb.D_TYPE_INT32),
     (LOGPROBS, pb.D_TYPE_FLOAT32),
@@ -52,10 +55,30 @@ REQUIRED_COLUMNS: Sequence[tuple[str, int]] = (
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """A column as its header entry describes it, taken apart once."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    axis: int
+    item_shape: tuple[int, ...]
+    row_bytes: int
+    """Bytes of one row: items times item size."""
+    ragged_rows: tuple[int, ...]
+    """For AXIS_RAGGED: rows of each sample."""
+
+    def rows(self, tokens: int, samples: int) -> int:
+        """Rows of the column in a group of this many tokens and samples."""
+        if self.axis == pb.AXIS_TOKEN:
+            return tokens
+        return samples if self.axis == pb.AXIS_SAMPLE else sum(self.ragged_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnPlace:
     """Where a column lies in the payload: bytes [start, stop), `shape` = (rows, *item_shape)."""
 
-    column: pb.Column
+    spec: ColumnSpec
     start: int
     stop: int
     shape: tuple[int, ...]
@@ -64,6 +87,23 @@ class ColumnPlace:
 def aligned(offset: int) -> int:
     """The next multiple of 8."""
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
+
+@lru_cache(maxsize=1024)
+def column_spec(serialized: bytes) -> ColumnSpec:
+    """The column of a serialized header entry; the groups of a run repeat the same few.
+
+    Raises KeyError for a dtype that does not exist.
+    """
+    column = pb.Column.FromString(serialized)
+    dtype = NUMPY_DTYPES[column.dtype]
+    shape = tuple(column.item_shape)
+    return ColumnSpec(column.name, dtype, column.axis, shape, prod(shape) * dtype.itemsize, tuple(column.rows))
+
+
+def column_specs(header: pb.GroupHeader) -> list[ColumnSpec]:
+    """The columns of a header, in order. Raises KeyError for a dtype that does not exist."""
+    return [column_spec(column.SerializeToString()) for column in header.columns]
 
 
 def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
@@ -75,28 +115,28 @@ def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
     return list(column.rows)
 
 
-def places(header: pb.GroupHeader) -> Iterator[ColumnPlace]:
-    """Where each column of the header lies, in order."""
-    tokens = sum(sample.tokens for sample in header.samples)
+def places(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnPlace]:
+    """Where each column lies in a group of this many tokens and samples, in order."""
     offset = 0
-    for column in header.columns:
-        if column.axis == pb.AXIS_TOKEN:
-            rows = tokens
-        elif column.axis == pb.AXIS_SAMPLE:
-            rows = len(header.samples)
-        else:
-            rows = sum(column.rows)
+    for spec in specs:
+        rows = spec.rows(tokens, samples)
         start = aligned(offset)
-        offset = start + rows * prod(column.item_shape) * NUMPY_DTYPES[column.dtype].itemsize
-        yield ColumnPlace(column, start, offset, (rows, *column.item_shape))
+        offset = start + rows * spec.row_bytes
+        yield ColumnPlace(spec, start, offset, (rows, *spec.item_shape))
+
+
+def extent(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> int:
+    """Length in bytes of the payload of such a group."""
+    offset = 0
+    for spec in specs:
+        offset = aligned(offset) + spec.rows(tokens, samples) * spec.row_bytes
+    return offset
 
 
 def payload_bytes(header: pb.GroupHeader) -> int:
     """Length in bytes of the payload that the header describes."""
-    stop = 0
-    for place in places(header):
-        stop = place.stop
-    return stop
+    tokens = sum(sample.tokens for sample in header.samples)
+    return extent(column_specs(header), tokens, len(header.samples))
 
 
 def write_payload(columns: Sequence[Array]) -> bytes:
@@ -118,16 +158,14 @@ def read_payload(header: pb.GroupHeader, payload: Buffer) -> dict[str, Array]:
 
     Raises ValueError when the payload is shorter than the header says.
     """
+    tokens = sum(sample.tokens for sample in header.samples)
     return {
-        place.column.name: np.frombuffer(
-            payload,
-            dtype=NUMPY_DTYPES[place.column.dtype],
-            count=prod(place.shape),
-            offset=place.start,
+        place.spec.name: np.frombuffer(
+            payload, dtype=place.spec.dtype, count=prod(place.shape), offset=place.start
         ).reshape(place.shape)
         if place.stop > place.start
-        else np.empty(place.shape, NUMPY_DTYPES[place.column.dtype])
-        for place in places(header)
+        else np.empty(place.shape, place.spec.dtype)
+        for place in places(column_specs(header), tokens, len(header.samples))
     }
 
 

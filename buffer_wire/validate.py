@@ -4,18 +4,38 @@ service before anything is written.
 Raises InvalidField naming the field (`samples[3].spans[0].start`), the value's shape and the limit.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite, prod
 
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import NUMPY_DTYPES, REQUIRED_COLUMNS, payload_bytes
+from buffer_wire.layout import NUMPY_DTYPES, REQUIRED_COLUMNS, ColumnSpec, column_spec, extent
 from rollout_buffer.v1 import groups_pb2 as pb
 
-_FINISHED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+_FINISHED = frozenset({pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH})
+_MAYBE_UNFINISHED = _FINISHED | {pb.FINISH_REASON_ABORTED}
 
 
-def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> None:
-    """Check a group, or a continuation (whose samples may be unfinished or empty). `payload_len` in bytes."""
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """What a checked header says of the group as a whole. Versions are (epoch, version)."""
+
+    tokens: int
+    loss_tokens: int
+    head: tuple[int, int] | None
+    """Smallest version of any sample's first token; None for a continuation without any token."""
+    tail: tuple[int, int] | None
+    """Largest version of any sample's last token."""
+
+
+def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> GroupSummary:
+    """Check a group, or a continuation (whose samples may be unfinished or empty). `payload_len` in bytes.
+
+    The service does this for every push, so the ordinary case reads each field once; what fails is checked again,
+    slowly, for an error that names the field.
+    """
     if not limits.TASK_ID.fullmatch(header.task_id):
         raise InvalidField("task_id", header.task_id, "1 to 128 characters of [A-Za-z0-9._:-]")
     if len(header.environment) > 64:
@@ -26,104 +46,147 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
         raise InvalidField(
             "metadata_json", f"{len(header.metadata_json)} characters", f"at most {limits.MAX_METADATA_BYTES}"
         )
-    if not 1 <= len(header.samples) <= limits.MAX_SAMPLES:
-        raise InvalidField("samples", f"{len(header.samples)} samples", f"1 to {limits.MAX_SAMPLES} samples")
-    for i, sample in enumerate(header.samples):
-        _check_sample(f"samples[{i}]", sample, continuation=continuation)
-    _check_columns(header)
-    expected = payload_bytes(header)
+    samples = header.samples
+    if not 1 <= len(samples) <= limits.MAX_SAMPLES:
+        raise InvalidField("samples", f"{len(samples)} samples", f"1 to {limits.MAX_SAMPLES} samples")
+    summary = _check_samples(samples, continuation=continuation)
+    specs = _check_columns(header)
+    expected = extent(specs, summary.tokens, len(samples))
     if payload_len != expected:
         raise InvalidField(
-            "payload",
-            f"{payload_len} bytes",
-            f"the {expected} bytes that its {len(header.columns)} columns take",
+            "payload", f"{payload_len} bytes", f"the {expected} bytes that its {len(specs)} columns take"
         )
+    return summary
 
 
-def _check_sample(at: str, sample: pb.Sample, *, continuation: bool) -> None:
-    if not 1 <= sample.tokens <= limits.MAX_TOKENS:
-        raise InvalidField(f"{at}.tokens", sample.tokens, f"1 to {limits.MAX_TOKENS}")
-    most = sample.tokens if continuation else sample.tokens - 1
-    if sample.prompt_len > most:
-        raise InvalidField(f"{at}.prompt_len", sample.prompt_len, f"at most {most} (tokens is {sample.tokens})")
-    if sample.loss_tokens > sample.tokens - sample.prompt_len:
+def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> GroupSummary:
+    total = total_loss = 0
+    head: tuple[int, int] | None = None
+    tail: tuple[int, int] | None = None
+    finished = _MAYBE_UNFINISHED if continuation else _FINISHED
+    shortest_response = 0 if continuation else 1
+    for i, sample in enumerate(samples):
+        tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
+        response = tokens - prompt_len
+        position, version, first = prompt_len, (0, 1), None
+        for span in sample.spans:
+            at, end = span.start, span.end
+            stamp = span.version
+            newer = (stamp.epoch, stamp.version)
+            if at != position or end <= at or newer < version or newer[0] < 1:
+                position = -1
+                break
+            position, version = end, newer
+            if first is None:
+                first = newer
+        if (
+            position != tokens
+            or not 1 <= tokens <= limits.MAX_TOKENS
+            or response < shortest_response
+            or loss_tokens > response
+            or not isfinite(sample.reward)
+            or sample.finish_reason not in finished
+            or sample.turns
+        ):
+            _check_sample(i, sample, continuation=continuation)
+        total += tokens
+        total_loss += loss_tokens
+        if first is not None:
+            head = first if head is None or first < head else head
+            tail = version if tail is None or version > tail else tail
+    return GroupSummary(total, total_loss, head, tail)
+
+
+def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:
+    tokens, prompt_len, reason = sample.tokens, sample.prompt_len, sample.finish_reason
+    if not 1 <= tokens <= limits.MAX_TOKENS:
+        raise InvalidField(f"samples[{i}].tokens", tokens, f"1 to {limits.MAX_TOKENS}")
+    most = tokens if continuation else tokens - 1
+    if prompt_len > most:
+        raise InvalidField(f"samples[{i}].prompt_len", prompt_len, f"at most {most} (tokens is {tokens})")
+    if sample.loss_tokens > tokens - prompt_len:
         raise InvalidField(
-            f"{at}.loss_tokens",
-            sample.loss_tokens,
-            f"at most the {sample.tokens - sample.prompt_len} response tokens",
+            f"samples[{i}].loss_tokens", sample.loss_tokens, f"at most the {tokens - prompt_len} response tokens"
         )
     if not isfinite(sample.reward):
-        raise InvalidField(f"{at}.reward", sample.reward, "finite")
-    if sample.finish_reason not in _FINISHED and not (
-        continuation and sample.finish_reason == pb.FINISH_REASON_ABORTED
-    ):
-        name = pb.FinishReason.Name(sample.finish_reason) if sample.finish_reason in pb.FinishReason.values() else "?"
-        raise InvalidField(f"{at}.finish_reason", name, "STOP or LENGTH" + (" or ABORTED" if continuation else ""))
-    _check_spans(at, sample)
+        raise InvalidField(f"samples[{i}].reward", sample.reward, "finite")
+    if reason not in _FINISHED and not (continuation and reason == pb.FINISH_REASON_ABORTED):
+        name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else "?"
+        limit = "STOP or LENGTH" + (" or ABORTED" if continuation else "")
+        raise InvalidField(f"samples[{i}].finish_reason", name, limit)
+    _check_spans(i, sample.spans, prompt_len, tokens)
     previous = 0
     for j, turn in enumerate(sample.turns):
-        if not previous <= turn.start < turn.end <= sample.tokens:
+        if not previous <= turn.start < turn.end <= tokens:
             raise InvalidField(
-                f"{at}.turns[{j}]",
-                f"[{turn.start}, {turn.end})",
-                f"in order and within {sample.tokens} tokens",
+                f"samples[{i}].turns[{j}]", f"[{turn.start}, {turn.end})", f"in order and within {tokens} tokens"
             )
         previous = turn.end
 
 
-def _check_spans(at: str, sample: pb.Sample) -> None:
-    position, newest = sample.prompt_len, (0, 0)
-    for j, span in enumerate(sample.spans):
-        if span.start != position or span.end <= span.start:
+def _check_spans(i: int, spans: Iterable[pb.VersionSpan], prompt_len: int, tokens: int) -> None:
+    position, newest = prompt_len, (0, 0)
+    for j, span in enumerate(spans):
+        start, end, version = span.start, span.end, span.version
+        if start != position or end <= start:
             raise InvalidField(
-                f"{at}.spans[{j}]",
-                f"[{span.start}, {span.end})",
-                f"a non-empty span that starts at {position}",
+                f"samples[{i}].spans[{j}]", f"[{start}, {end})", f"a non-empty span that starts at {position}"
             )
-        if span.version.epoch < 1:
-            raise InvalidField(f"{at}.spans[{j}].version.epoch", span.version.epoch, "at least 1")
-        version = (span.version.epoch, span.version.version)
-        if version < newest:
-            raise InvalidField(f"{at}.spans[{j}].version", version, f"not below the span before it, {newest}")
-        position, newest = span.end, version
-    if position != sample.tokens:
+        stated = (version.epoch, version.version)
+        if stated[0] < 1:
+            raise InvalidField(f"samples[{i}].spans[{j}].version.epoch", stated[0], "at least 1")
+        if stated < newest:
+            raise InvalidField(f"samples[{i}].spans[{j}].version", stated, f"not below the span before it, {newest}")
+        position, newest = end, stated
+    if position != tokens:
         raise InvalidField(
-            f"{at}.spans",
+            f"samples[{i}].spans",
             f"spans up to token {position}",
-            f"tiling the response, tokens {sample.prompt_len} to {sample.tokens}",
+            f"tiling the response, tokens {prompt_len} to {tokens}",
         )
 
 
-def _check_columns(header: pb.GroupHeader) -> None:
-    columns = header.columns
+def _check_columns(header: pb.GroupHeader) -> list[ColumnSpec]:
+    columns = [column.SerializeToString() for column in header.columns]
     if not len(REQUIRED_COLUMNS) <= len(columns) <= limits.MAX_COLUMNS:
         raise InvalidField("columns", f"{len(columns)} columns", f"3 to {limits.MAX_COLUMNS} columns")
-    for i, (name, dtype) in enumerate(REQUIRED_COLUMNS):
-        column = columns[i]
+    specs = [_checked_column(i, column) for i, column in enumerate(columns)]
+    names: set[str] = set()
+    for i, spec in enumerate(specs):
+        if spec.axis == pb.AXIS_RAGGED and len(spec.ragged_rows) != len(header.samples):
+            raise InvalidField(
+                f"columns[{i}].rows",
+                f"{len(spec.ragged_rows)} entries",
+                f"one for each of {len(header.samples)} samples",
+            )
+        if spec.name in names:
+            raise InvalidField(f"columns[{i}].name", spec.name, "unique in the group")
+        names.add(spec.name)
+    return specs
+
+
+@lru_cache(maxsize=1024)
+def _checked_column(i: int, serialized: bytes) -> ColumnSpec:
+    """Column `i` of a group, checked by itself. The groups of a run repeat the same few."""
+    column = pb.Column.FromString(serialized)
+    at = f"columns[{i}]"
+    if i < len(REQUIRED_COLUMNS):
+        name, dtype = REQUIRED_COLUMNS[i]
         if column.name != name:
-            raise InvalidField(f"columns[{i}].name", column.name, repr(name))
+            raise InvalidField(f"{at}.name", column.name, repr(name))
         if column.dtype != dtype:
-            raise InvalidField(f"columns[{i}].dtype", _dtype_name(column.dtype), f"{_dtype_name(dtype)} for {name}")
+            raise InvalidField(f"{at}.dtype", _dtype_name(column.dtype), f"{_dtype_name(dtype)} for {name}")
         if column.axis != pb.AXIS_TOKEN or column.item_shape:
-            raise InvalidField(
-                f"columns[{i}]", f"item_shape {list(column.item_shape)}", f"a scalar per token for {name}"
-            )
-    seen: set[str] = set()
-    for i, column in enumerate(columns):
-        at = f"columns[{i}]"
-        if not limits.COLUMN_NAME.fullmatch(column.name) or column.name in seen:
-            raise InvalidField(f"{at}.name", column.name, "1 to 64 characters of [a-z0-9_], unique in the group")
-        seen.add(column.name)
-        if column.dtype not in NUMPY_DTYPES:
-            raise InvalidField(f"{at}.dtype", column.dtype, "one of DType")
-        if column.axis not in (pb.AXIS_TOKEN, pb.AXIS_SAMPLE, pb.AXIS_RAGGED):
-            raise InvalidField(f"{at}.axis", column.axis, "AXIS_TOKEN, AXIS_SAMPLE or AXIS_RAGGED")
-        if len(column.item_shape) > limits.MAX_ITEM_DIMENSIONS or prod(column.item_shape) > 1 << 30:
-            raise InvalidField(f"{at}.item_shape", list(column.item_shape), "at most 4 dimensions and 2^30 items")
-        if column.axis == pb.AXIS_RAGGED and len(column.rows) != len(header.samples):
-            raise InvalidField(
-                f"{at}.rows", f"{len(column.rows)} entries", f"one for each of {len(header.samples)} samples"
-            )
+            raise InvalidField(at, f"item_shape {list(column.item_shape)}", f"a scalar per token for {name}")
+    if not limits.COLUMN_NAME.fullmatch(column.name):
+        raise InvalidField(f"{at}.name", column.name, "1 to 64 characters of [a-z0-9_]")
+    if column.dtype not in NUMPY_DTYPES:
+        raise InvalidField(f"{at}.dtype", column.dtype, "one of DType")
+    if column.axis not in (pb.AXIS_TOKEN, pb.AXIS_SAMPLE, pb.AXIS_RAGGED):
+        raise InvalidField(f"{at}.axis", column.axis, "AXIS_TOKEN, AXIS_SAMPLE or AXIS_RAGGED")
+    if len(column.item_shape) > limits.MAX_ITEM_DIMENSIONS or prod(column.item_shape) > 1 << 30:
+        raise InvalidField(f"{at}.item_shape", list(column.item_shape), "at most 4 dimensions and 2^30 items")
+    return column_spec(serialized)
 
 
 def _dtype_name(dtype: int) -> str:

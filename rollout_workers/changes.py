@@ -21,6 +21,8 @@ class Changes:
 
     async def until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `holds()`; False when `timeout_s` passed first."""
+        if holds():
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():

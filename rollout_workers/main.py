@@ -35,11 +35,7 @@ _log = structlog.get_logger()
 def run_worker(options: WorkerOptions) -> int:
     """Run one worker to its end; returns the exit code. Call it from the main thread."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        try:
-            return runner.run(_run(options))
-        except asyncio.CancelledError:
-            _log.error("ended by a second signal")
-            return EXIT_KILLED
+        return runner.run(_run(options))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -57,22 +53,34 @@ async def _run(options: WorkerOptions) -> int:
     except InvalidRequest as error:
         _log.error("worker cannot start", error=str(error))
         return EXIT_OPTIONS
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    again = _stop_at_signals(worker)
+    _log.info("worker starts", worker=options.worker_id, run=options.run_id, service=options.address)
+    try:
+        await worker.run()
+    except asyncio.CancelledError:
+        if again.is_set():
+            _log.error("ended by a second signal")
+            return EXIT_KILLED
+    except Exception as error:  # noqa: BLE001 - the last stop: every fault becomes an exit code
+        return _report(error)
+    _log.info("worker ends", groups_queued=worker.counters.pushed["queued"])
+    return EXIT_OK
+
+
+def _stop_at_signals(worker: Worker) -> asyncio.Event:
+    """Drain at the first signal, or end at once where nothing was begun; end at the second, which sets the event."""
+    loop, task, again = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
 
     def on_signal() -> None:
-        if worker.stopping and task is not None:
+        if worker.stopping:
+            again.set()
+        if task is not None and (worker.stopping or not worker.slots):
             task.cancel()
         worker.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    _log.info("worker starts", worker=options.worker_id, run=options.run_id, service=options.address)
-    try:
-        await worker.run()
-    except Exception as error:  # noqa: BLE001 - the last stop: every fault becomes an exit code
-        return _report(error)
-    _log.info("worker ends", groups_queued=worker.counters.pushed["queued"])
-    return EXIT_OK
+    return again
 
 
 def _report(error: Exception) -> int:

@@ -6,6 +6,7 @@ and nobody is told anything.
 """
 
 import asyncio
+import contextlib
 import enum
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.errors import InvalidField, InvalidRequest, RolloutBufferError
 from buffer_wire.limits import MAX_ERROR_CHARS, MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters, describe
@@ -78,6 +79,7 @@ class Work:
         self._task: asyncio.Task[None] | None = None
         self._lost = False
         self._interrupted = False
+        self._cut = False
 
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
@@ -90,14 +92,19 @@ class Work:
         except asyncio.CancelledError:
             if self._lost:
                 return
-            if not self._interrupted:
+            if not self._cut or self.stage is Stage.RETURNING:
                 raise
             # Out of time while draining: what is there goes back.
             await self._hand_back(tasks_pb2.RETURN_KIND_INTERRUPTED)
-        except (InvalidField, WorkerError, EngineError) as error:
-            suspect = isinstance(error, EngineUnavailable | EngineTimeout)
-            if isinstance(error, EngineError):
-                self._slot.failed(error, suspect=suspect)
+        except EngineError as error:
+            self._slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+            await self._fail(error)
+        except (InvalidField, WorkerError) as error:
+            await self._fail(error)
+        except RolloutBufferError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of ours over one task must not end the work on all others
+            _log.exception("unexpected", lease=self.lease.lease_id)
             await self._fail(error)
         finally:
             self._generated()
@@ -125,6 +132,7 @@ class Work:
         """Time is up: hand back what there is now, finished groups without an answer included."""
         self._interrupted = True
         if self._task is not None and self.stage is not Stage.RETURNING:
+            self._cut = True
             self._task.cancel()
 
     # ── stages ───────────────────────────────────────────────────────────────
@@ -183,12 +191,19 @@ class Work:
     async def _hand_back(self, kind: "tasks_pb2.ReturnKind.ValueType", error: str = "", *, keep: bool = True) -> None:
         name = "failed" if kind == tasks_pb2.RETURN_KIND_FAILED else "interrupted"
         self.stage = Stage.RETURNING
-        continuation = self._continuation() if keep else None
-        await self._give_back(
-            tasks_pb2.LeaseReturn(
-                lease_id=self.lease.lease_id, kind=kind, error=error[:MAX_ERROR_CHARS], continuation=continuation
-            )
+        back = tasks_pb2.LeaseReturn(
+            lease_id=self.lease.lease_id,
+            kind=kind,
+            error=error[:MAX_ERROR_CHARS],
+            continuation=self._continuation() if keep else None,
         )
+        try:
+            await self._give_back(back)
+        except InvalidRequest as refused:
+            _log.error("continuation refused", lease=self.lease.lease_id, error=str(refused))
+            back.ClearField("continuation")
+            with contextlib.suppress(InvalidRequest):  # Then it expires.
+                await self._give_back(back)
         self._tools.counters.returned[name] += 1
 
     def _continuation(self) -> groups_pb2.Group | None:

@@ -130,6 +130,7 @@ class Prefetcher:
                 return self._source.attempt(self._clock, self._next_step, PULL_SLICE_S, None)
             except RolloutBufferError as error:
                 if ended and nothing_to_come(error):
+                    logger.info("all tasks are used up: %s", error)
                     return None
                 if not worth_repeating(error):
                     raise

@@ -4,6 +4,7 @@ Invariants: every pull states the version that will train on the batch; a traine
 every two seconds, and of what else went wrong in the background as soon.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,8 @@ from trainer_client.batch import Batch
 from trainer_client.clock import TrainClock
 from trainer_client.driver import PULL_SLICE_S, Deadline, worth_repeating
 from trainer_client.waiting import OnWait, WaitNotices
+
+logger = logging.getLogger("trainer_client")
 
 
 class PullStep(Protocol):
@@ -80,8 +83,12 @@ class Puller:
                 return source.attempt(self._clock, step, wait_s, lambda waiting: notices.tell(waiting.error))
             except RolloutBufferError as error:
                 if ended and nothing_to_come(error):
+                    logger.info("all tasks are used up: %s", error)
                     return None
-                if not worth_repeating(error) or deadline.left_s() == 0.0:
+                if not worth_repeating(error):
+                    raise
+                if deadline.left_s() == 0.0:
+                    error.add_note(f"waited {self._timeout_s} s for step {step}")
                     raise
                 notices.tell(error)
 

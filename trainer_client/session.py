@@ -13,7 +13,8 @@ Entering resumes the run: a new epoch, in which every older trainer is refused. 
 
 Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
 `start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they only move
-the clock that says which version trains on the next batch.
+the clock that says which version trains on the next batch. That a finite iterable of tasks is used up is seen by rank 0
+alone; it has to tell the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -169,7 +170,6 @@ class TrainerSession:
         that need not load. `version`: None: the next one. Returns the version. Does not wait for the engines.
         Raises VersionConflict, StaleEpoch, InvalidField.
         """
-        self._check()
         version = self.version + 1 if version is None else version
         if self._rank == 0:
             manifest = self._manifest(source, version)
@@ -190,7 +190,6 @@ class TrainerSession:
 
     def commit(self) -> None:
         """Mark every batch so far as trained, without publishing."""
-        self._check()
         self._clock.train()
         if self._rank == 0 and self.next_step > self._committed_steps:
             self._committed_steps = self.client.commit(self.run_id, epoch=self.epoch, through_step=self.next_step - 1)

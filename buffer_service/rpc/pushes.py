@@ -10,6 +10,9 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.waiting import Lines
 
+RETRY_S = 0.5
+"""Each try keeps the leases of what is blocked alive, and they may be as short as a second."""
+
 
 class Pushes:
     """The pushes of one replica."""
@@ -44,7 +47,7 @@ class Pushes:
                 result = await push.attempt()
                 if not push.blocked:
                     return result
-                await self._lines.hint(run_id, Topic.SPACE, ticket)
+                await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)
 
 
 class _Push:

@@ -17,9 +17,7 @@ from buffer_service.rpc.drain import Drain
 T = TypeVar("T")
 
 
-def recheck_s() -> float:
-    """How long to trust a silence, in seconds."""
-    return random.uniform(1.0, 2.0)  # noqa: S311 - jitter, not a secret
+RECHECK_S = 2.0
 
 
 @dataclass(slots=True)
@@ -67,9 +65,11 @@ class Lines:
                 # A drain interrupts from outside this block and is not caught here.
                 return False
 
-    async def hint(self, run_id: str, topic: Topic, ticket: int, deadline: float | None = None) -> None:
-        """Wait for a ticket above `ticket`, at most 2 s and not past the deadline. Raises NotReady on drain."""
-        left = recheck_s()
+    async def hint(
+        self, run_id: str, topic: Topic, ticket: int, deadline: float | None = None, longest_s: float = RECHECK_S
+    ) -> None:
+        """Wait for a ticket above `ticket`, at most `longest_s` and not past the deadline. Raises NotReady on drain."""
+        left = longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
         if deadline is not None:
             left = min(left, max(0.0, deadline - asyncio.get_running_loop().time()))
         async with self._drain.interruptible():

@@ -1,1 +1,1 @@
-"""The store: the only package that knows Redis and Valkey. `redis_store.RedisRunStore` implements domain.ports.RunStore."""
+"""The store: the only package that knows Redis and Valkey; `RedisRunStore` implements domain.ports.RunStore."""

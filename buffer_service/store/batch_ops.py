@@ -18,7 +18,7 @@ class BatchOps(StoreBase):
         if not 0 <= pull.rank < pull.world_size:
             raise InvalidField("rank", pull.rank, f"below world_size {pull.world_size}")
         train_version = UNSET if pull.train_version is None else pull.train_version
-        tag, again, fields = "more", 0, []
+        tag, again, fields = "more", 0, Fields()
         while tag == "more":
             tag, fields = await self._call(
                 "pull",
@@ -60,7 +60,7 @@ class BatchOps(StoreBase):
         """See domain.ports.RunStore.resume."""
         step = UNSET if resume.next_step is None else resume.next_step
         arguments = pack(step, resume.mode.value, resume.request_id, int(resume.allow_regenerate))
-        tag, fields = "more", []
+        tag, fields = "more", Fields()
         while tag == "more":
             tag, fields = await self._call("resume", run_id, arguments)
         return ops.Resumed(*fields)
@@ -91,9 +91,7 @@ def _batch(fields: Fields) -> ops.Batch:
             # A fork of a later epoch than the record's clamps it (domain/timeline.py).
             later = [version for forked, version in forks if forked > epoch]
             shard.append(
-                ops.ShardGroup(
-                    text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later])
-                )
+                ops.ShardGroup(text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]))
             )
     revision, step, train_version, groups, samples, tokens, loss_tokens, staleness_sum, staleness_max = facts
     return ops.Batch(

@@ -1,9 +1,10 @@
 """The embedded store's folder, locked for one service at a time.
 
-Invariants: the lock is an flock on `lock` in the folder, shared with the server child, so it is free only after both the
-service and its server are gone; the file names the pid of the service that holds it.
+Invariants: the lock is an flock on `lock` in the folder, shared with the server child, so it is free only after both
+the service and its server are gone; the file names the pid of the service that holds it.
 """
 
+import asyncio
 import fcntl
 import os
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from buffer_wire.errors import StoreUnsuitable
+
+POLL_S = 0.02
 
 LONGEST_SOCKET_PATH = 100
 """Bytes of a unix socket's path that every system takes (Linux: 107)."""
@@ -24,31 +27,20 @@ class DataDirectory:
         self._lock = lock
 
     @classmethod
-    def acquire(cls, path: Path, *, wait_s: float) -> Self:
+    async def acquire(cls, path: Path, *, wait_s: float) -> Self:
         """Create the folder if need be and lock it.
 
         Waits up to `wait_s` for the server of a service that has died. Raises StoreUnsuitable, naming the pid of a
         service that lives.
         """
-        path = path.absolute()
+        path, lock = _open(path)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreUnsuitable("embedded", f"its data directory {path} cannot be used: {error}") from error
-        deadline = time.monotonic() + wait_s
-        while not _try_lock(lock):
-            holder = _holder(lock)
-            if _alive(holder) or time.monotonic() > deadline:
-                os.close(lock)
-                raise StoreUnsuitable(
-                    "embedded",
-                    f"its data directory {path} is in use by process {holder}; stop that service, or give this one a "
-                    "data directory of its own",
-                )
-            time.sleep(0.02)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            await _lock(lock, path, time.monotonic() + wait_s)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(lock)
+            raise
         return cls(path, lock)
 
     def fileno(self) -> int:
@@ -60,6 +52,27 @@ class DataDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _open(path: Path) -> tuple[Path, int]:
+    path = path.absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path, os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnsuitable("embedded", f"its data directory {path} cannot be used: {error}") from error
+
+
+async def _lock(lock: int, path: Path, deadline: float) -> None:
+    while not _try_lock(lock):
+        holder = _holder(lock)
+        if _alive(holder) or time.monotonic() > deadline:
+            raise StoreUnsuitable(
+                "embedded",
+                f"its data directory {path} is in use by process {holder}; stop that service, or give this one a "
+                "data directory of its own",
+            )
+        await asyncio.sleep(POLL_S)
 
 
 def _try_lock(lock: int) -> bool:

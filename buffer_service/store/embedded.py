@@ -24,6 +24,7 @@ from buffer_wire.errors import StoreUnavailable
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.01
+STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 2_000
 
 
@@ -49,7 +50,8 @@ class EmbeddedStore:
     """A store of one's own. `start`, give `url` to whoever connects, `stop`.
 
     data_dir: kept between starts. binary: path of the server, None to look for one. maxmemory_bytes: 0 for no limit.
-    rewrite_min_bytes: size from which the append-only file is rewritten when it has doubled.
+    rewrite_min_bytes: size from which the append-only file is rewritten when it has doubled. start_timeout_s: for the
+    server's first answer; load_timeout_s: for the data to be loaded.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class EmbeddedStore:
         binary: str | None = None,
         maxmemory_bytes: int = 0,
         rewrite_min_bytes: int = 2 << 30,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 30.0,
+        load_timeout_s: float = 900.0,
     ) -> None:
         self.data_dir = data_dir
         self.durability = durability
@@ -68,6 +71,7 @@ class EmbeddedStore:
         self._maxmemory_bytes = maxmemory_bytes
         self._rewrite_min_bytes = rewrite_min_bytes
         self._start_timeout_s = start_timeout_s
+        self._load_timeout_s = load_timeout_s
         self._directory: DataDirectory | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._socket_dir: Path | None = None
@@ -100,33 +104,29 @@ class EmbeddedStore:
         The calling thread must live as long as the server shall: the kernel binds the child's death to it. Raises
         StoreUnsuitable (no binary, folder in use), StoreUnavailable (it did not come up; the log's tail says why).
         """
-        binary = find_binary(self._binary)
-        deadline = time.monotonic() + self._start_timeout_s
-        self._directory = DataDirectory.acquire(self.data_dir, wait_s=self._start_timeout_s)
+        find_binary(self._binary)
+        self._directory = await DataDirectory.acquire(self.data_dir, wait_s=self._start_timeout_s)
         try:
             self._place_socket()
-            self._process = await asyncio.create_subprocess_exec(
-                str(binary),
-                *self._settings(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                pass_fds=(self._directory.fileno(),),
-                # A terminal's Ctrl-C is for the service, which stops the store last.
-                start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
-            )
-            await self._wait_until_ready(deadline)
+            await self._launch()
         except BaseException:
             await self.stop()
             raise
 
     async def restart(self) -> None:
-        """Start the server again after it died, at the same address. Raises what `start` raises."""
-        socket_dir, self._socket_dir = self._socket_dir, None
-        await self.stop()
-        self._socket_dir = socket_dir
-        await self.start()
+        """Start the server again after it died, at the same address, the folder locked all along.
+
+        Raises what `start` raises, and may then be tried again.
+        """
+        if self._directory is None:
+            await self.start()
+            return
+        await self._end_process(STOP_TIMEOUT_S)
+        try:
+            await self._launch()
+        except BaseException:
+            await self._end_process(STOP_TIMEOUT_S)
+            raise
 
     async def wait(self) -> int:
         """Wait until the server ends; returns its exit code (negative: the signal that ended it)."""
@@ -134,18 +134,9 @@ class EmbeddedStore:
             return 0
         return await self._process.wait()
 
-    async def stop(self, timeout_s: float = 20.0) -> None:
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server cleanly; kill it when it takes longer than `timeout_s`."""
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(process.wait(), timeout_s)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        self._process = None
+        await self._end_process(timeout_s)
         self.socket_path.unlink(missing_ok=True)
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -154,13 +145,39 @@ class EmbeddedStore:
             self._directory.release()
             self._directory = None
 
+    async def _launch(self) -> None:
+        assert self._directory is not None  # noqa: S101 - its callers hold the lock
+        self._process = await asyncio.create_subprocess_exec(
+            str(find_binary(self._binary)),
+            *self._settings(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=(self._directory.fileno(),),
+            # A terminal's Ctrl-C is for the service, which stops the store last.
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+        )
+        await self._wait_until_ready()
+
+    async def _end_process(self, timeout_s: float) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), timeout_s)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
     def _place_socket(self) -> None:
         own = self.data_dir.absolute() / "store.sock"
-        if self._socket_dir is None and len(os.fsencode(own)) > LONGEST_SOCKET_PATH:
+        if len(os.fsencode(own)) > LONGEST_SOCKET_PATH:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="rollout-buffer-"))
             self.socket_note = (
-                f"{own} is longer than the {LONGEST_SOCKET_PATH} bytes that a unix socket's path may have; the socket is "
-                f"{self.socket_path}"
+                f"{own} is longer than the {LONGEST_SOCKET_PATH} bytes that a unix socket's path may have; "
+                f"the socket is {self.socket_path}"
             )
 
     def _settings(self) -> Sequence[str]:
@@ -172,7 +189,8 @@ class EmbeddedStore:
             *("--auto-aof-rewrite-min-size", str(self._rewrite_min_bytes)),
         )
 
-    async def _wait_until_ready(self, deadline: float) -> None:
+    async def _wait_until_ready(self) -> None:
+        began = time.monotonic()
         while True:
             if self._process is None or self._process.returncode is not None:
                 code = None if self._process is None else self._process.returncode
@@ -180,11 +198,11 @@ class EmbeddedStore:
             answer = await self._ping()
             if answer.startswith(b"+PONG"):
                 return
-            if time.monotonic() > deadline:
-                why = "is still loading its data" if answer.startswith(b"-LOADING") else "does not answer"
-                raise StoreUnavailable(
-                    self.url, f"the server {why} after {self._start_timeout_s:g} s; its log: {self._log_tail()}"
-                )
+            loads = answer.startswith(b"-LOADING")
+            limit_s = self._load_timeout_s if loads else self._start_timeout_s
+            if time.monotonic() - began > limit_s:
+                why = "is still loading its data" if loads else "does not answer"
+                raise StoreUnavailable(self.url, f"the server {why} after {limit_s:g} s; its log: {self._log_tail()}")
             await asyncio.sleep(POLL_S)
 
     async def _ping(self) -> bytes:
@@ -206,8 +224,8 @@ class EmbeddedStore:
             return "(none)"
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """What the child does before it becomes the server: ask for SIGTERM when its parent dies."""
+def die_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before it becomes a server (preexec_fn): ask for SIGTERM when its parent, `parent`, dies."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -11,9 +11,7 @@ from buffer_service.store.replies import Fields, pack, text
 class GroupOps(StoreBase):
     """Push, retry, abandon, fetch."""
 
-    async def push(
-        self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0
-    ) -> ops.PushResult:
+    async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
         """See domain.ports.RunStore.push."""
         payloads = [(new_payload_key(run_id, len(group.body)), group.body) for group in groups]
         facts = [(group.facts, key) for group, (key, _) in zip(groups, payloads, strict=True)]

@@ -10,24 +10,27 @@ import contextlib
 from collections import defaultdict, deque
 from typing import Any
 
-from redis import exceptions as redis_errors
-
 from buffer_service.domain.ports import Topic
-from buffer_service.store.connection import StoreConnection
+from buffer_service.store.address import Address
+from buffer_service.store.connection import connect
 from buffer_service.store.keys import NOTIFY_PATTERN, run_of_index_key
+from buffer_service.store.resp import ConnectionLost, RespConnection
+from buffer_wire.errors import StoreFault
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
-POLL_S = 5.0
+PING_S = 10.0
+"""A connection that has been silent this long is asked whether it lives; after as long again it counts as lost."""
 
 
 class StoreNotifications:
-    """Implements domain.ports.Notifications; `run` is the loop that its owner keeps alive."""
+    """Implements domain.ports.Notifications; `listen` is the loop that its owner keeps alive."""
 
-    def __init__(self, connection: StoreConnection) -> None:
-        self._connection = connection
+    def __init__(self, address: Address) -> None:
+        self._address = address
         self._tickets: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._missed = 0
         self._waiters: defaultdict[tuple[str, str], deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._heard = asyncio.Event()
 
     def ticket(self, run_id: str, topic: Topic) -> int:
         """See domain.ports.Notifications.ticket."""
@@ -40,38 +43,50 @@ class StoreNotifications:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[waited].append(waiter)
             try:
-                await asyncio.wait_for(waiter, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await waiter
             except TimeoutError:
                 pass
             finally:
                 self._forget(waited, waiter)
         return self.ticket(run_id, topic)
 
-    async def run(self) -> None:
+    async def listen(self) -> None:
         """Listen until cancelled; connects again with back-off."""
         backoff_s = FIRST_BACKOFF_S
         while True:
-            pubsub = self._connection.pubsub()
-            try:
-                await pubsub.psubscribe(NOTIFY_PATTERN)
-                while True:
-                    message = await pubsub.get_message(timeout=POLL_S)
-                    if message is not None:
-                        backoff_s = FIRST_BACKOFF_S
-                        self._receive(message)
-            except (redis_errors.RedisError, OSError):
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-            finally:
-                with contextlib.suppress(redis_errors.RedisError, OSError):
-                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+            with contextlib.suppress(StoreFault, ConnectionLost):
+                connection = await connect(self._address, self._receive)
+                try:
+                    await connection.request([("PSUBSCRIBE", NOTIFY_PATTERN)])
+                    self.raise_all()
+                    backoff_s = FIRST_BACKOFF_S
+                    await self._watch(connection)
+                finally:
+                    connection.abort("the subscriber ends")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    def _receive(self, message: dict[str, Any]) -> None:
-        if message["type"] == "psubscribe":
-            self.raise_all()
-        elif message["type"] == "pmessage":
-            run_id = run_of_index_key(message["channel"].decode())
-            for topic in message["data"].decode().split(","):
+    async def _watch(self, connection: RespConnection) -> None:
+        """Return when the connection is lost or dead."""
+        while connection.lost is None:
+            self._heard.clear()
+            try:
+                async with asyncio.timeout(PING_S):
+                    await self._heard.wait()
+            except TimeoutError:
+                try:
+                    async with asyncio.timeout(PING_S):
+                        await connection.request([("PING",)])
+                except TimeoutError:
+                    return
+
+    def _receive(self, message: Any) -> None:  # noqa: ANN401 - whatever the store says
+        self._heard.set()
+        if isinstance(message, list) and message[0] == b"pmessage":
+            _, _, channel, topics = message
+            run_id = run_of_index_key(channel.decode())
+            for topic in topics.decode().split(","):
                 self.raise_ticket(run_id, topic)
 
     def raise_ticket(self, run_id: str, topic: str) -> None:

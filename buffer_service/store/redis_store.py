@@ -21,7 +21,7 @@ class RedisRunStore(TaskOps, BatchOps, RunOps):
 
     def __init__(self, connection: StoreConnection) -> None:
         super().__init__(connection)
-        self.notifications = StoreNotifications(connection)
+        self.notifications = StoreNotifications(connection.address)
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
@@ -35,7 +35,7 @@ class RedisRunStore(TaskOps, BatchOps, RunOps):
             await connection.close()
             raise
         self = cls(connection)
-        self._listener = asyncio.create_task(self.notifications.run(), name="store-notifications")
+        self._listener = asyncio.create_task(self.notifications.listen(), name="store-notifications")
         return self
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from buffer_service.domain.ops import Buffer
 from buffer_wire import errors
 
 Fields: TypeAlias = list[Any]
@@ -20,7 +21,7 @@ def pack(*values: object) -> bytes:
     return packed
 
 
-def unpack(reply: bytes) -> Any:  # noqa: ANN401 - whatever was packed
+def unpack(reply: Buffer) -> Any:  # noqa: ANN401 - whatever was packed
     """A msgpack value; strings as bytes, since payload keys, specs and names travel alike."""
     return msgpack.unpackb(reply, raw=True, strict_map_key=False)
 
@@ -31,10 +32,10 @@ def text(value: bytes) -> str:
 
 
 _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
-    "unknown_run": lambda run_id: errors.UnknownRun(run_id),
-    "store_rolled_back": lambda run_id, seen, revision: errors.StoreRolledBack(run_id, seen, revision),
+    "unknown_run": errors.UnknownRun,
+    "store_rolled_back": errors.StoreRolledBack,
     "stale_epoch": lambda _run_id, epoch, current: errors.StaleEpoch(epoch, current),
-    "run_paused": lambda run_id, why: errors.RunPaused(run_id, why),
+    "run_paused": errors.RunPaused,
     "failure_budget_exceeded": lambda _run_id, failed, budget, last_error: errors.FailureBudgetExceeded(
         failed, budget, last_error
     ),
@@ -54,7 +55,7 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
 }
 
 
-def parse(run_id: str, reply: bytes) -> tuple[str, Fields]:
+def parse(run_id: str, reply: Buffer) -> tuple[str, Fields]:
     """Tag and fields of a reply. Raises the error that a refusal stands for."""
     tag, *fields = unpack(reply)
     if tag == b"error":

@@ -1,18 +1,19 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py. `python -m buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
+domain/transitions.py. `python -m buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a
+linter.
 """
 
 import argparse
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
+from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 
 LUA = Path(__file__).parent / "lua"
 
@@ -28,21 +29,26 @@ class Script:
     sha: str
 
 
-def render_table(name: str, transitions: Mapping[str, frozenset[str]]) -> str:
-    """A transition table as a Lua local: state → {next state = true}."""
-    rows = []
-    for state, following in transitions.items():
-        ways = ", ".join(f"{target} = true" for target in sorted(str(t) for t in following))
-        rows.append(f"  {state} = {{{ways}}},")
-    return "\n".join([f"local {name} = {{", *rows, "}"])
+def render_transitions(name: str, transitions: Mapping[str, frozenset[str]]) -> str:
+    """A transition table as a Lua local: a string of words "from>to", since a script builds its tables at each call."""
+    ways = [f"{state}>{target}" for state, following in transitions.items() for target in sorted(map(str, following))]
+    lines = [f"  .. '{' '.join(ways[first : first + 3])} '" for first in range(0, len(ways), 3)]
+    return "\n".join([f"local {name} = ' '", *lines])
+
+
+def render_states(name: str, states: Iterable[str]) -> str:
+    """Names of states as a Lua local: words in one string."""
+    return f"local {name} = '{' '.join(map(str, states))}'"
 
 
 def _virtual() -> dict[str, str]:
     tables = [
-        render_table("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
-        render_table("TASK_TRANSITIONS", TASK_TRANSITIONS),
+        render_transitions("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
+        render_transitions("TASK_TRANSITIONS", TASK_TRANSITIONS),
     ]
-    return {"transitions": "-- Rendered from domain/transitions.py.\n\n" + "\n\n".join(tables) + "\n"}
+    states = [render_states("GROUP_STATES", GroupState), render_states("TASK_STATES", TaskState)]
+    origin = "-- Rendered from domain/transitions.py.\n\n"
+    return {"transitions": origin + "\n\n".join(tables) + "\n", "states": origin + "\n".join(states) + "\n"}
 
 
 def expand(source: str, libraries: Mapping[str, str]) -> str:

@@ -23,8 +23,8 @@ async def check_suitable(connection: StoreConnection) -> None:
     if policy != "noeviction":
         raise StoreUnsuitable(
             connection.name,
-            f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; set it "
-            "with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
+            f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; "
+            "set it with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
         )
     try:
         packed = await connection.command("EVAL", "return cmsgpack.pack({'ok'})", 0)
@@ -48,9 +48,7 @@ async def _check_schema(connection: StoreConnection) -> None:
         )
 
 
-def _fields(info: object) -> dict[str, str]:
+def _fields(info: bytes) -> dict[str, str]:
     """Fields of an INFO reply."""
-    if isinstance(info, dict):  # redis-py parses it
-        return {str(name): str(value) for name, value in info.items()}
-    lines = text(info).splitlines() if isinstance(info, bytes) else []
+    lines = text(bytes(info)).splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)

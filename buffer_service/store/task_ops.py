@@ -88,9 +88,7 @@ class TaskOps(StoreBase):
                 key = new_payload_key(run_id, len(given.continuation))
                 payloads.append((key, given.continuation))
             head = given.head or ops.WeightVersion(0, NO_HEAD)
-            packed.append(
-                (given.lease_id, given.kind.value, given.error, key, head.epoch, head.version, given.tokens)
-            )
+            packed.append((given.lease_id, given.kind.value, given.error, key, head.epoch, head.version, given.tokens))
         arguments = pack(seen_revision, worker_id, instance_id, packed)
         _, (revision, outcomes) = await self._call_with_payloads("give_back", run_id, arguments, payloads)
         return ops.Returned(revision, [ops.ReturnOutcome(text(outcome)) for outcome in outcomes])

@@ -2,7 +2,7 @@
 # Installs SGLang for a machine without CUDA into a virtual environment of its own. See README.md.
 #
 # usage:       install.sh VENV_DIR
-# environment: PYTHON           interpreter to build on (default python3; 3.11 or later, x86-64 or arm64 Linux)
+# environment: PYTHON           interpreter to build on (default python3; 3.11 or later, on x86-64 Linux)
 #              TORCH_CPU_INDEX  index with CPU builds of torch, asked only if pip's configured ones have none
 #
 # Idempotent: a finished install carries a stamp of its inputs, and is left alone while they are unchanged.

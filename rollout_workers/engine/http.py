@@ -65,7 +65,6 @@ class HttpConnection:
         give_up: float | None = None
         pause_s = _FIRST_RETRY_S
         while True:
-            started = time.monotonic()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     return await self._once(method, path, body)
@@ -73,7 +72,7 @@ class HttpConnection:
                 raise EngineTimeout(self.base_url, doing, deadline_s) from error
             except (aiohttp.ClientError, ConnectionError) as error:
                 never_sent = isinstance(error, aiohttp.ClientConnectorError)
-                give_up = min(deadline, started + self._reconnect_s) if give_up is None else give_up
+                give_up = min(deadline, time.monotonic() + self._reconnect_s) if give_up is None else give_up
                 if not (never_sent or repeatable) or time.monotonic() + pause_s >= give_up:
                     raise EngineUnavailable(self.base_url, doing, str(error) or type(error).__name__) from error
             await asyncio.sleep(pause_s)

@@ -209,7 +209,7 @@ class SglangEngine:
         info = await self.info()
         doing = f"generating {len(requests)} samples"
         body = sglang_wire.generate_body(
-            requests, vocab_size=info.vocab_size, mask_max_tokens=self._mask_max_tokens, cache_key="x"
+            requests, vocab_size=info.vocab_size, mask_max_tokens=self._mask_max_tokens, cache_key=self._label
         )
         rids = [request.rid for request in requests]
         grace_s = self.options.abort_grace_s

@@ -6,6 +6,7 @@ The checksum runs along with the bytes, so that nothing is read twice.
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -37,17 +38,16 @@ class Download:
 
         Raises WeightsUnavailable at the deadline, WeightsInvalid for wrong content, which is then deleted.
         """
-        delays = _BACKOFF.delays()
+        delays, furthest = _BACKOFF.delays(), 0
         while True:
-            before = self._received
             try:
                 async with asyncio.timeout(deadline_at - time.monotonic()):
                     await self._attempt(session)
                 break
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
-            if self._received > before:
-                delays = _BACKOFF.delays()
+            if self._received > furthest:
+                delays, furthest = _BACKOFF.delays(), self._received
             wait = next(delays)
             if time.monotonic() + wait > deadline_at:
                 raise WeightsUnavailable(
@@ -67,8 +67,10 @@ class Download:
         headers = {"Range": f"bytes={self._received}-"} if self._received else {}
         async with session.get(self._url, headers=headers, timeout=self._stall) as response:
             response.raise_for_status()
-            if response.status != 206 or not self._continues(response):
+            if not self._continues(response):
                 self._received, self._sha256 = 0, hashlib.sha256()
+                if response.status == 206:
+                    raise aiohttp.ClientPayloadError("a range came that was not asked for")
             with self._target.open("r+b" if self._received else "wb") as stream:
                 stream.seek(self._received)
                 async for chunk in response.content.iter_chunked(CHUNK_BYTES):
@@ -82,9 +84,10 @@ class Download:
             raise aiohttp.ClientPayloadError("the body ended early")
 
     def _continues(self, response: aiohttp.ClientResponse) -> bool:
-        return response.headers.get("Content-Range", "").startswith(f"bytes {self._received}-")
+        given = response.headers.get("Content-Range", "")
+        return response.status == 206 and given.startswith(f"bytes {self._received}-")
 
-    def _take(self, write: "object", chunk: bytes) -> None:
+    def _take(self, write: Callable[[bytes], object], chunk: bytes) -> None:
         self._sha256.update(chunk)
-        write(chunk)  # type: ignore[operator]
+        write(chunk)
         self._received += len(chunk)

@@ -1,4 +1,4 @@
-"""One real SGLang server for all tests of this folder that ask for it."""
+"""One real SGLang server for the module that asks for it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     )
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+# By module, so that it is gone before another folder's tests start theirs: a server takes 2 GB.
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sglang_url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     options = SglangServerOptions(
         python=sglang_python(),

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from buffer_wire.channel import client_options
 from buffer_wire.codec import join_group, join_push
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import RolloutBufferError, UnknownRun
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, Array, column_of, write_payload
-from buffer_wire.retry import retry_sync
+from buffer_wire.retry import OnRetry, retry_sync
 from buffer_wire.revisions import Revisions
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, tasks_pb2_grpc
@@ -132,7 +132,7 @@ class Pusher:
         self.worker_id = worker_id
         self._channel = grpc.insecure_channel(target, client_options())
         self._revisions = Revisions()
-        self._loaded: WeightVersion | None = None
+        self._loaded = WeightVersion(epoch=1, version=0)
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._channel)
         self._push = self._channel.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
@@ -149,16 +149,18 @@ class Pusher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def push(self, *groups: GroupArrays, timeout_s: float = 30) -> list[int]:
+    def push(
+        self, *groups: GroupArrays, timeout_s: float = 30, attempt_s: float = 30, on_retry: OnRetry | None = None
+    ) -> list[int]:
         """Push, and repeat until the service answers; outcomes in order. A group that is refused raises its error."""
         bodies = [join_group(*group.to_wire(self.worker_id)) for group in groups]
 
         def attempt() -> groups_pb2.PushGroupsResponse:
             bundle = join_push(self._revisions.ref(self.run_id), 1, bodies)
-            reply: groups_pb2.PushGroupsResponse = next(iter(self._push(iter([bundle]), timeout=timeout_s)))
+            reply: groups_pb2.PushGroupsResponse = next(iter(self._push(iter([bundle]), timeout=attempt_s)))
             return reply
 
-        reply = retry_sync(attempt, deadline_s=timeout_s, waiting_on="the service")
+        reply = retry_sync(attempt, deadline_s=timeout_s, waiting_on="the service", on_retry=on_retry)
         self._revisions.note(self.run_id, reply.revision)
         for ack in reply.acks:
             if ack.outcome == groups_pb2.PUSH_OUTCOME_INVALID:
@@ -184,6 +186,8 @@ class Pusher:
             ),
             deadline_s=timeout_s,
             waiting_on="the service",
+            # A worker may be there before its run.
+            retry_on=lambda error: error.retryable or isinstance(error, UnknownRun),
         )
         self._revisions.note(self.run_id, reply.revision)
         self._loaded = reply.published
@@ -226,11 +230,25 @@ class PushingWorker:
             while not self._stopped.is_set():
                 reply = self._pusher.lease(timeout_s=self._patience_s)
                 for lease in reply.leases:
-                    outcomes = self._pusher.push(self._make(lease, reply.published), timeout_s=self._patience_s)
-                    if outcomes[0] in (groups_pb2.PUSH_OUTCOME_QUEUED, groups_pb2.PUSH_OUTCOME_DUPLICATE):
-                        self.acknowledged.append(lease.task.task_id)
+                    self._push(self._make(lease, reply.published), lease.task.task_id)
+        except _Stopped:
+            pass
         except BaseException as error:  # noqa: BLE001 - raised again when the block ends
             self.failure = error
+
+    def _push(self, group: GroupArrays, task_id: str) -> None:
+        # Short attempts: a push that is blocked by a full queue must not hold up the end of the test.
+        outcomes = self._pusher.push(group, timeout_s=self._patience_s, attempt_s=2, on_retry=self._stop_here)
+        if outcomes[0] in (groups_pb2.PUSH_OUTCOME_QUEUED, groups_pb2.PUSH_OUTCOME_DUPLICATE):
+            self.acknowledged.append(task_id)
+
+    def _stop_here(self, *_: object) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+
+
+class _Stopped(Exception):
+    """The block has ended."""
 
 
 def group_of_lease(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays:

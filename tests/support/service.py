@@ -14,11 +14,15 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
+METRIC_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
 
@@ -95,6 +99,24 @@ class ServiceProcess:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A value of /metrics, 0 where there is none yet; sums what the labels leave open."""
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def until_metric(self, value: float, name: str, **labels: str) -> None:
+        """Wait until the metric has this value; it is how tests see from outside that an RPC waits."""
+        deadline = time.monotonic() + METRIC_TIMEOUT_S
+        while (seen := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name}{labels} is {seen}, not {value}"
+            time.sleep(POLL_S)
 
     def _flags(self) -> list[str]:
         flags = {"listen": self.listen, "admin": self.admin_listen, "data_dir": self.data_dir, **self.settings}

@@ -1,6 +1,7 @@
 """A private store server for tests: on a unix socket in a folder of its own, without persistence unless asked for."""
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded import die_with
 
 
 class StoreServer:
@@ -34,18 +36,30 @@ class StoreServer:
             str(self.binary), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
             "--save", "", "--loglevel", "warning", *self.settings,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            # Not even a killed test leaves a server behind.
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the tests' main thread starts it
+        )
         deadline = time.monotonic() + 20
-        while self._ask() != b"+PONG\r\n":
+        while (answer := self._ask("PING")) == b"" or answer.startswith(b"-LOADING"):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.binary} did not start")
             time.sleep(0.01)
         return self
 
-    def _ask(self) -> bytes:
+    def flush(self) -> None:
+        """Delete everything."""
+        answer = self._ask("FLUSHALL")
+        if answer != b"+OK\r\n":
+            raise RuntimeError(f"FLUSHALL was answered {answer!r}")
+
+    def _ask(self, command: str) -> bytes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.socket))
-            connection.sendall(b"PING\r\n")
+            connection.sendall(f"{command}\r\n".encode())
             return connection.recv(64)
         return b""
 

@@ -1,6 +1,7 @@
 """Batches by step, at once and ahead: order, versions, bounds, ends and errors."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,7 +11,9 @@ from tests.trainer_client.stand_ins import Shelf, batch_of
 from trainer_client.clock import TrainClock
 from trainer_client.prefetch import Prefetcher
 from trainer_client.puller import Puller, PullSource
-from trainer_client.waiting import OnWait, Waiting
+
+if TYPE_CHECKING:
+    from trainer_client.waiting import OnWait, Waiting
 
 pytestmark = pytest.mark.matrix
 

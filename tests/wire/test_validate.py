@@ -48,6 +48,8 @@ BROKEN: list[tuple[str, Callable[[pb.GroupHeader], object]]] = [
     ("samples[0].spans", _set("samples#0.spans#0.end", 4)),
     ("samples[0].spans", lambda h: h.samples[0].ClearField("spans")),
     ("samples[0].spans[0].version.epoch", _set("samples#0.spans#0.version.epoch", 0)),
+    ("samples[0].spans[1]", lambda h: h.samples[0].spans.add(start=2, end=3)),
+    ("samples[0].spans[1].version.epoch", lambda h: h.samples[0].spans.add(start=5, end=6)),
     ("samples[0].turns[0]", lambda h: h.samples[0].turns.add(role="user", start=3, end=9)),
     ("columns", lambda h: h.columns.pop()),
     ("columns[0].name", _set("columns#0.name", "tokens")),

@@ -1,6 +1,8 @@
 """Tasks, leases, options and files of weights for the tests of the worker."""
 
+import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def generated(
         rid=new_rid(),
         sample_index=index,
         output_ids=np.array(ids, np.int32),
-        logprobs=-np.array(ids, np.float32) / 100,
+        logprobs=np.array([-token / 100 for token in ids], np.float32),
         spans=tuple(VersionSpan(*span) for span in spans)
         if spans
         else (VersionSpan("1.0", 0, len(ids)),)
@@ -65,3 +67,16 @@ def weight_files(directory: Path, content: dict[str, bytes]) -> weights_pb2.File
         (directory / name).write_bytes(data)
         manifest.files.add(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).digest())
     return manifest
+
+
+async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for a condition over state that tells nobody of its changes."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, "the condition does not come to hold"
+        await asyncio.sleep(0.01)
+
+
+async def time_passes(seconds: float) -> None:
+    """Not a synchronisation: engines decode meanwhile, an outage lasts, or something must not happen."""
+    await asyncio.sleep(seconds)

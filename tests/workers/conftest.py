@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,5 +11,3 @@ async def fake() -> AsyncIterator[FakeService]:
     await service.start()
     yield service
     await service.stop()
-    # gRPC finishes cancelled handlers in the next turns of the loop.
-    await asyncio.sleep(0)

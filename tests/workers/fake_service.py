@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -26,6 +27,8 @@ from rollout_buffer.v1 import (
 )
 
 Outcome = int
+Context = Any
+"""What gRPC hands to a servicer; its stubs make it generic over messages that do not matter here."""
 
 
 @dataclass
@@ -178,7 +181,7 @@ class FakeService:
     def live(self, lease_id: str) -> FakeTask | None:
         if lease_id in self.lost_leases:
             return None
-        task = self.tasks.get(lease_id.split("/")[0])
+        task = self.tasks.get(lease_id.partition("/")[0])
         return task if task is not None and task.leased_to and task.lease_id == lease_id else None
 
     def take(self, group: groups_pb2.Group) -> groups_pb2.PushAck:
@@ -201,14 +204,21 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
     def __init__(self, fake: FakeService) -> None:
         self.fake = fake
 
-    async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, context: grpc.aio.ServicerContext) -> object:
+    async def SubmitTasks(
+        self, request: tasks_pb2.SubmitTasksRequest, context: Context
+    ) -> tasks_pb2.SubmitTasksResponse:
+        raise NotImplementedError("the trainer's; see FakeService.submit")
+
+    async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, context: Context) -> tasks_pb2.LeaseTasksResponse:
         reply = await self.fake.lease(request)
         if self.fake.lose_lease_replies:
             self.fake.lose_lease_replies -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
         return reply
 
-    async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, context: object) -> object:
+    async def ExtendLeases(
+        self, request: tasks_pb2.ExtendLeasesRequest, context: Context
+    ) -> tasks_pb2.ExtendLeasesResponse:
         self.fake.extends.append(list(request.lease_ids))
         states = [
             tasks_pb2.LEASE_STATE_LIVE if self.fake.live(lease_id) else tasks_pb2.LEASE_STATE_LOST
@@ -217,7 +227,9 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
         await self.fake.changed()
         return tasks_pb2.ExtendLeasesResponse(revision=self.fake.revision, states=states, ttl_ms=self.fake.ttl_ms)
 
-    async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, context: object) -> object:
+    async def ReturnLeases(
+        self, request: tasks_pb2.ReturnLeasesRequest, context: Context
+    ) -> tasks_pb2.ReturnLeasesResponse:
         outcomes = []
         for returned in request.returns:
             self.fake.returns.append(returned)
@@ -238,8 +250,11 @@ class _Groups(groups_pb2_grpc.GroupServiceServicer):
     def __init__(self, fake: FakeService) -> None:
         self.fake = fake
 
+    async def PushGroup(self, request: groups_pb2.PushGroupRequest, context: Context) -> groups_pb2.PushGroupResponse:
+        raise NotImplementedError("the worker streams")
+
     async def PushGroups(
-        self, request_iterator: AsyncIterator[groups_pb2.PushGroupsRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[groups_pb2.PushGroupsRequest], context: Context
     ) -> AsyncIterator[groups_pb2.PushGroupsResponse]:
         async for request in request_iterator:
             self.fake.bundles.append(len(request.groups))
@@ -262,8 +277,11 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
     def __init__(self, fake: FakeService) -> None:
         self.fake = fake
 
+    async def Publish(self, request: weights_pb2.PublishRequest, context: Context) -> weights_pb2.PublishResponse:
+        raise NotImplementedError("the trainer's; see FakeService.publish")
+
     async def WatchWeights(
-        self, request: weights_pb2.WatchWeightsRequest, context: object
+        self, request: weights_pb2.WatchWeightsRequest, context: Context
     ) -> AsyncIterator[weights_pb2.WatchWeightsResponse]:
         sent = None
         while True:
@@ -275,12 +293,14 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
                 revision=self.fake.revision, published=sent, manifest=self.fake.manifest
             )
 
-    async def ReportEngine(self, request: weights_pb2.ReportEngineRequest, context: object) -> object:
+    async def ReportEngine(
+        self, request: weights_pb2.ReportEngineRequest, context: Context
+    ) -> weights_pb2.ReportEngineResponse:
         self.fake.reports.append(request.report)
         await self.fake.changed()
         return weights_pb2.ReportEngineResponse(revision=self.fake.revision, published=self.fake.published)
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: RolloutBufferError) -> None:
+async def _abort(context: Context, error: RolloutBufferError) -> None:
     code, details, trailing = status_of(error)
     await context.abort(code, details, trailing)

@@ -7,7 +7,7 @@ import pytest
 
 from rollout_workers.keeper import LeaseKeeper
 from rollout_workers.service import ServiceClient
-from tests.workers.building import lease, task
+from tests.workers.building import lease, task, time_passes
 from tests.workers.fake_service import FakeService, FakeTask
 
 TTL_MS = 600
@@ -61,10 +61,11 @@ async def test_late_lease_is_extended_before_the_ones_that_were_there(fake: Fake
         fresh, late = held(fake, "fresh"), held(fake, "late")
         fake.ttl_ms = 60_000
         fresh.ttl_ms = late.ttl_ms = 60_000  # type: ignore[attr-defined]
-        keeper.hold(fresh, time.monotonic(), never)  # type: ignore[arg-type]
-        await asyncio.sleep(0.1)
+        keeper.hold(fresh, time.monotonic() - 30, never)  # type: ignore[arg-type]
+        await fake.until(lambda: len(fake.extends) == 1, timeout_s=5)
+        # The next heartbeat of the first one is 20 s away.
         keeper.hold(late, time.monotonic() - 30, never)  # type: ignore[arg-type]
-        await fake.until(lambda: bool(fake.extends), timeout_s=5)
+        await fake.until(lambda: len(fake.extends) == 2, timeout_s=5)
 
 
 async def test_lost_lease_is_told_once_and_the_others_live_on(fake: FakeService) -> None:
@@ -93,7 +94,7 @@ async def test_lease_outlives_a_service_that_is_away(fake: FakeService) -> None:
         keeper.hold(held(fake, "t1"), time.monotonic(), never)  # type: ignore[arg-type]
         await fake.until(lambda: bool(fake.extends))
         await fake.stop()
-        await asyncio.sleep(2 * TTL_MS / 1000)
+        await time_passes(2 * TTL_MS / 1000)
         assert len(keeper) == 1
         seen = len(fake.extends)
         await fake.start()

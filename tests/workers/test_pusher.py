@@ -14,7 +14,7 @@ from rollout_workers.pusher import Pusher, PushResult
 from rollout_workers.samples import GroupProgress
 from rollout_workers.service import ServiceClient
 from rollout_workers.versions import BASE
-from tests.workers.building import generated, lease, task
+from tests.workers.building import eventually, generated, lease, task
 from tests.workers.fake_service import FakeService, FakeTask
 
 
@@ -87,7 +87,7 @@ async def test_nothing_is_lost_when_the_service_is_killed_and_comes_back(fake: F
     fake.hold_pushes.clear()
     async with pushing(fake, bundle_bytes=1) as p:
         pushes = [p.push(f"t{i}") for i in range(20)]
-        await asyncio.sleep(0.2)
+        await eventually(lambda: len(p.pusher) == 20 and bool(fake.bundles))
         await fake.stop()
         pushes += [p.push(f"t{i}") for i in range(20, 30)]
         fake.hold_pushes.set()
@@ -144,8 +144,7 @@ async def test_full_window_holds_the_next_push_back(fake: FakeService) -> None:
     fake.hold_pushes.clear()
     async with pushing(fake, window_groups=2) as p:
         first, second, third = (p.push(f"t{i}") for i in range(3))
-        await asyncio.sleep(0.1)
-        assert len(p.pusher) == 2
+        await eventually(lambda: bool(fake.bundles) and len(p.pusher) == 2)
         assert p.pusher.oldest_s > 0
         fake.hold_pushes.set()
         assert [(await push).outcome for push in (first, second, third)] == ["queued"] * 3
@@ -155,7 +154,7 @@ async def test_withdrawn_group_is_not_sent_again(fake: FakeService) -> None:
     fake.hold_pushes.clear()
     async with pushing(fake) as p:
         push = p.push("t1")
-        await asyncio.sleep(0.1)
+        await eventually(lambda: bool(fake.bundles))
         push.cancel()
         await asyncio.gather(push, return_exceptions=True)
         assert len(p.pusher) == 0

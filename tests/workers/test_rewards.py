@@ -2,12 +2,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.engine.types import EngineInfo
 from rollout_workers.errors import PromptRefused, RewardFailed
 from rollout_workers.prompts import Prompts, check_prompt
 from rollout_workers.rewards import RewardFunction, RewardInput, Scorer, load_reward
@@ -30,7 +32,7 @@ class ByteTokenizer:
         return "".join(chr(97 + token % 26) for token in token_ids)
 
 
-def progress_of(*lengths: int, **more: object) -> GroupProgress:
+def progress_of(*lengths: int, **more: Any) -> GroupProgress:
     progress = GroupProgress(lease(task(group_size=len(lengths), **more)), np.array([1, 2, 3], np.int32))
     for i, length in enumerate(lengths):
         progress.samples[i].append(generated(i, list(range(length))), lambda _: BASE)
@@ -49,7 +51,7 @@ async def test_plain_function_gets_each_sample_and_runs_in_a_thread() -> None:
     def reward(sample: RewardInput) -> float:
         seen.append(sample)
         threads.add(threading.current_thread().name)
-        return sample.metadata["base"] + len(sample.response_ids)
+        return float(sample.metadata["base"]) + len(sample.response_ids)
 
     progress = progress_of(2, 3, metadata_json='{"base": 10}', environment="sums")
     assert await scorer_of(reward).score(progress) == [12.0, 13.0]
@@ -90,13 +92,13 @@ async def test_text_is_there_when_the_worker_has_a_tokenizer() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None])
 async def test_result_that_is_no_finite_number_is_refused(value: object) -> None:
-    with pytest.raises(RewardFailed, match="for sample 0: it gave .*not a finite number"):
+    with pytest.raises(RewardFailed, match=r"for sample 0: it gave .*not a finite number"):
         await scorer_of(lambda _: value).score(progress_of(1))  # type: ignore[arg-type,return-value]
 
 
 async def test_exception_of_the_function_is_told_with_its_class() -> None:
     def reward(sample: RewardInput) -> float:
-        return 1.0 / sample.metadata["divisor"]
+        return 1.0 / float(sample.metadata["divisor"])
 
     with pytest.raises(RewardFailed, match="m:f failed for sample 0: KeyError: 'divisor'"):
         await scorer_of(reward).score(progress_of(1))
@@ -156,7 +158,8 @@ def chat(*contents: str, role: str = "user") -> tasks_pb2.Task:
 async def test_messages_go_through_the_chat_template() -> None:
     prompts = Prompts("model", load=lambda _: ByteTokenizer())
     ids = await prompts.token_ids(chat("hello", "ok"))
-    assert (ids.tolist(), ids.dtype) == ([7, 5, 2], np.int32)
+    assert ids.tolist() == [7, 5, 2]
+    assert ids.dtype == np.dtype(np.int32)
 
 
 async def test_messages_without_a_tokenizer_are_refused() -> None:
@@ -205,7 +208,5 @@ def test_response_is_limited_by_the_context() -> None:
     assert check_prompt(np.array([1], np.int32), task(max_new_tokens=16), info()) == 16
 
 
-def info() -> "object":
-    from rollout_workers.engine.types import EngineInfo
-
+def info() -> EngineInfo:
     return EngineInfo(name="x", version="1", address="x", model_path="", max_running_requests=1, **INFO_LIMITS)

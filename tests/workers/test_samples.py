@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def version_of(label: str) -> Version:
     return Version.parse(label) or BASE
 
 
-def progress_of(*lengths: int, finish: str = "stop", **more: object) -> GroupProgress:
+def progress_of(*lengths: int, finish: str = "stop", **more: Any) -> GroupProgress:
     progress = GroupProgress(lease(task(group_size=len(lengths), **more)), PROMPT)
     for i, length in enumerate(lengths):
         progress.samples[i].append(generated(i, list(range(10, 10 + length)), finish=finish), version_of)  # type: ignore[arg-type]
@@ -29,7 +31,7 @@ def test_group_lays_prompt_and_response_of_each_sample_end_to_end() -> None:
     columns = read_payload(header, payload)
     assert columns["token_ids"].tolist() == [1, 2, 3, 10, 11, 1, 2, 3, 10]
     assert columns["loss_mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1]
-    np.testing.assert_allclose(columns["logprobs"], [0, 0, 0, -0.1, -0.11, 0, 0, 0, -0.1], rtol=1e-6)
+    assert columns["logprobs"].tolist() == pytest.approx([0, 0, 0, -0.1, -0.11, 0, 0, 0, -0.1])
     assert [s.tokens for s in header.samples] == [5, 4]
     assert [s.loss_tokens for s in header.samples] == [2, 1]
     assert [s.reward for s in header.samples] == [1.0, 0.5]
@@ -122,9 +124,9 @@ def test_continuation_of_another_prompt_or_size_is_not_used() -> None:
 
 
 def test_unfinished_or_empty_sample_makes_no_group() -> None:
+    progress = progress_of(1, 1)
+    progress.samples[1].finish = None
     with pytest.raises(GenerationFailed, match="sample 1 is not finished"):
-        progress = progress_of(1, 1)
-        progress.samples[1].finish = None
         progress.to_group([0, 0], "w")
     with pytest.raises(GenerationFailed, match="sample 0 ended without a token"):
         progress_of(0).to_group([0], "w")

@@ -76,7 +76,7 @@ async def test_wrong_checksum_names_the_file_and_replaces_nothing(
     damaged = bytearray(CONTENT["model.safetensors"])
     damaged[1000] ^= 1
     (tmp_path / "two" / "model.safetensors").write_bytes(damaged)
-    with pytest.raises(WeightsInvalid, match="model.safetensors: its SHA-256 is") as caught:
+    with pytest.raises(WeightsInvalid, match=r"model.safetensors: its SHA-256 is") as caught:
         await fetcher.fetch(V2, manifest, deadline_s=10)
     assert caught.value.file == "model.safetensors"
     assert [path.name for path in good.parent.iterdir()] == [good.name]
@@ -87,7 +87,7 @@ async def test_wrong_checksum_names_the_file_and_replaces_nothing(
 async def test_wrong_size_names_the_file(fetcher: WeightFetcher, tmp_path: Path) -> None:
     manifest = weight_files(tmp_path / "source", CONTENT)
     (tmp_path / "source" / "config.json").write_bytes(b'{"a": 12}')
-    with pytest.raises(WeightsInvalid, match="config.json: it has 9 bytes, the manifest says 8"):
+    with pytest.raises(WeightsInvalid, match=r"config.json: it has 9 bytes, the manifest says 8"):
         await fetcher.fetch(V1, manifest, deadline_s=10)
 
 
@@ -219,16 +219,17 @@ async def test_source_without_ranges_starts_over(
     assert asked[1] > 0
 
 
+@pytest.mark.parametrize("status_of_rest", [206, 200])
 async def test_body_that_ends_early_is_no_file(
-    fetcher: WeightFetcher, tmp_path: Path, serve: Callable[[Handler], Awaitable[str]]
+    fetcher: WeightFetcher, tmp_path: Path, serve: Callable[[Handler], Awaitable[str]], status_of_rest: int
 ) -> None:
     async def short(request: web.Request) -> web.StreamResponse:
         data, start = content_of(request)
-        return web.Response(body=data[:100] if not start else b"", status=206 if start else 200)
+        return web.Response(body=data[:100] if not start else b"", status=status_of_rest if start else 200)
 
     manifest = weight_files(tmp_path / "source", {"model.safetensors": CONTENT["model.safetensors"]})
     manifest.base_url = await serve(short)
-    with pytest.raises(WeightsUnavailable, match=r"100 of 1048576 bytes|not complete"):
+    with pytest.raises(WeightsUnavailable, match=r"the body ended early|a range came|not complete"):
         await fetcher.fetch(V1, manifest, deadline_s=1)
     assert left_over(tmp_path / "weights") == []
 
@@ -258,7 +259,7 @@ async def test_wrong_content_over_http_names_the_file(
 async def test_source_that_is_gone_gives_up_at_the_deadline(fetcher: WeightFetcher, tmp_path: Path) -> None:
     manifest = weight_files(tmp_path / "source", CONTENT)
     manifest.base_url = "http://127.0.0.1:9/v"
-    with pytest.raises(WeightsUnavailable, match="127.0.0.1:9"):
+    with pytest.raises(WeightsUnavailable, match=r"127\.0\.0\.1:9"):
         await fetcher.fetch(V1, manifest, deadline_s=0.5)
 
 

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
+from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
 from rollout_workers.engines import SimulatedHost
 from rollout_workers.options import SimulatedOptions
-from rollout_workers.rewards import RewardFunction, RewardInput
+from rollout_workers.rewards import RewardFunction, RewardInput, Scorer
+from rollout_workers.samples import GroupProgress
 from rollout_workers.worker import Worker
-from tests.workers.building import length_reward, options, task, weight_files
+from tests.workers.building import eventually, length_reward, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService
 
 SLOW = SimulatedOptions(tokens_per_s=50.0, length_median=1_000.0, length_sigma=0.0)
@@ -89,7 +92,7 @@ async def test_every_engine_leases_for_itself_up_to_its_concurrency(fake: FakeSe
     simulated = SimulatedOptions(engines=2, tokens_per_s=50.0, length_median=1_000.0, length_sigma=0.0)
     async with working(fake, tmp_path, simulated=simulated, groups_per_engine=3):
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 6)
-        await asyncio.sleep(0.3)
+        await time_passes(0.3)
         holders = [t.leased_to.split("@")[0] for t in fake.tasks.values() if t.leased_to]
         assert sorted(holders) == ["w.e0"] * 3 + ["w.e1"] * 3
     assert {request.engine_id for request in fake.lease_requests} == {"w.e0", "w.e1"}
@@ -125,7 +128,7 @@ async def test_weights_are_loaded_in_flight(fake: FakeService, tmp_path: Path) -
     async with working(fake, tmp_path, simulated=simulated) as running:
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 8)
         for version in (1, 2):
-            await asyncio.sleep(0.3)
+            await time_passes(0.3)
             files = weight_files(tmp_path / f"v{version}", {"model": b"%d" % version})
             await fake.publish(1, version, weights_pb2.WeightManifest(files=files))
             await fake.until(
@@ -146,7 +149,7 @@ async def test_pause_that_aborts_resumes_the_partial_samples(fake: FakeService, 
     simulated = SimulatedOptions(tokens_per_s=200.0, length_median=200.0, length_sigma=0.0)
     async with working(fake, tmp_path, simulated=simulated, pause_mode="abort"):
         await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
-        await asyncio.sleep(0.3)
+        await time_passes(0.3)
         files = weight_files(tmp_path / "v1", {"model": b"1"})
         await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
         await fake.until(all_done(fake))
@@ -159,7 +162,7 @@ async def test_stop_hands_partial_work_back_and_another_worker_finishes_it(fake:
     slow = SimulatedOptions(tokens_per_s=40.0, length_median=60.0, length_sigma=0.0)
     async with working(fake, tmp_path, simulated=slow) as first:
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 3)
-        await asyncio.sleep(0.5)
+        await time_passes(0.5)
         await first.end()
     returned = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
     assert len(returned) == 3
@@ -188,7 +191,7 @@ async def test_stop_pushes_groups_that_are_made(fake: FakeService, tmp_path: Pat
     async with working(fake, tmp_path) as running:
         await fake.until(lambda: bool(fake.bundles))
         running.worker.stop()
-        await asyncio.sleep(0.2)
+        await eventually(lambda: running.worker._dispatchers[0]._stopping)
         fake.hold_pushes.set()
     assert len(fake.results()) == 3
     assert fake.returns == []
@@ -218,29 +221,25 @@ async def test_finished_samples_of_a_continuation_are_not_generated_again(fake: 
     assert fake.results()["t1"].header.lease_id == "t1/0/2"
 
 
-async def test_stop_during_a_pending_lease_request_loses_no_task(fake: FakeService, tmp_path: Path) -> None:
-    async with working(fake, tmp_path, lease_wait_s=30.0) as running:
-        await fake.until(lambda: bool(fake.lease_requests))
-        original, entered, release = fake.lease, asyncio.Event(), asyncio.Event()
+async def test_stop_during_a_granted_lease_request_loses_no_task(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granted, release, original = asyncio.Event(), asyncio.Event(), fake.lease
 
-        async def grant_but_answer_late(request: tasks_pb2.LeaseTasksRequest) -> tasks_pb2.LeaseTasksResponse:
-            reply = await original(request)
-            if reply.leases and not release.is_set():
-                entered.set()
-                await release.wait()
-            return reply
+    async def answer_late(request: tasks_pb2.LeaseTasksRequest) -> tasks_pb2.LeaseTasksResponse:
+        reply = await original(request)
+        if reply.leases and not granted.is_set():
+            granted.set()
+            await release.wait()
+        return reply
 
-        fake.lease = grant_but_answer_late  # type: ignore[method-assign]
-        await fake.submit(task("t1"))
-        await fake.submit(task("t2", prompt_token_ids=[5]))
-        async with asyncio.timeout(10):
-            await running.worker.slots[0].changes.until(lambda: True)
-            while not entered.is_set() and not fake.results():
-                await asyncio.sleep(0.01)
+    monkeypatch.setattr(fake, "lease", answer_late)
+    await fake.submit(task("t1"))
+    async with working(fake, tmp_path) as running:
+        await asyncio.wait_for(granted.wait(), 10)
         running.worker.stop()
-        await asyncio.sleep(0.05)
-        release.set()
     assert not any(t.leased_to for t in fake.tasks.values())
+    assert [r.lease_id for r in given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)] == ["t1/0/1"]
 
 
 async def test_killed_service_that_comes_back_loses_nothing(fake: FakeService, tmp_path: Path) -> None:
@@ -250,7 +249,7 @@ async def test_killed_service_that_comes_back_loses_nothing(fake: FakeService, t
         for done in (5, 15, 25):
             await fake.until(lambda done=done: len(fake.results()) >= done)
             await fake.stop()
-            await asyncio.sleep(0.3)
+            await time_passes(0.3)
             await fake.start()
         await fake.until(all_done(fake))
         assert not running.running.done()
@@ -260,15 +259,14 @@ async def test_killed_service_that_comes_back_loses_nothing(fake: FakeService, t
 async def test_lost_lease_stops_its_generation(fake: FakeService, tmp_path: Path) -> None:
     fake.ttl_ms = 300
     await fake.submit(task("t1", max_new_tokens=5_000))
-    async with working(fake, tmp_path, simulated=SLOW) as running:
+    async with working(fake, tmp_path, simulated=SLOW, groups_per_engine=1) as running:
         await fake.until(lambda: bool(fake.extends))
         fake.lost_leases.add("t1/0/1")
-        counters = running.worker.counters
-        async with asyncio.timeout(10):
-            while not counters.leases_lost or running.engine._decoding:
-                await asyncio.sleep(0.01)
+        await fake.submit(task("t2", max_new_tokens=4))
+        await fake.until(lambda: "t2" in fake.results())
+        assert set(running.engine._decoding) == set()
+        assert running.worker.counters.leases_lost == 1
     assert fake.returns == []
-    assert fake.results() == {}
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────
@@ -327,14 +325,13 @@ async def test_engine_that_dies_fails_its_tasks_and_works_again_when_it_is_back(
     files = weight_files(tmp_path / "v1", {"model": b"1"})
     await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
     async with working(fake, tmp_path, simulated=SLOW) as running:
-        await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: bool(running.engine._decoding))
         await running.engine.die()
         returned = await failed_return(fake)
         assert "it died" in returned.error
         asked = len(fake.lease_requests)
         await fake.submit(task("t2", max_new_tokens=4))
-        await asyncio.sleep(0.3)
+        await time_passes(0.3)
         # The dead engine is given nothing, however many tasks wait: at most the request under way brings one.
         assert len(fake.lease_requests) <= asked + 1
         assert not fake.tasks["t2"].failed
@@ -351,14 +348,14 @@ async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake:
     slow = SimulatedOptions(tokens_per_s=40.0, length_median=40.0, length_sigma=0.0)
     async with working(fake, tmp_path, simulated=slow) as first:
         await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
-        await asyncio.sleep(0.3)
+        await time_passes(0.3)
         await first.end()
     assert fake.tasks["t1"].continuation is not None
     # A second worker that hears of version 0 first, and of version 1 only after it has the lease.
     await fake.publish(1, 0)
     async with working(fake, tmp_path, worker_id="w2"):
         await fake.until(lambda: fake.tasks["t1"].attempt == 2)
-        await asyncio.sleep(0.2)
+        await time_passes(0.2)
         assert fake.results() == {}
         await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
         await fake.until(all_done(fake))
@@ -374,3 +371,72 @@ async def test_service_that_never_answers_ends_the_worker(fake: FakeService, tmp
     faults = caught.value.exceptions
     assert {getattr(fault, "reason", "") for fault in faults} == {"service_unreachable"}
     assert any("waiting on the service at" in note for fault in faults for note in getattr(fault, "__notes__", ()))
+
+
+async def test_engine_that_never_comes_ends_the_worker(fake: FakeService, tmp_path: Path) -> None:
+    made = options(fake.address, tmp_path, simulated=None, engine_urls=("http://127.0.0.1:9",), engine_timeout_s=0.3)
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(Worker(made).run(), 20)
+    assert "not ready after 0.3 s" in str(caught.value.exceptions[0])
+
+
+async def test_lost_engines_end_the_worker_when_none_comes_back(fake: FakeService, tmp_path: Path) -> None:
+    made = options(fake.address, tmp_path, engine_timeout_s=0.3)
+    host = SimulatedHost(0, made)
+    worker = Worker(made, hosts=[host])
+    running = asyncio.create_task(worker.run())
+    await fake.until(lambda: bool(fake.lease_requests))
+    await host.engine.die()
+    worker.slots[0].failed(EngineUnavailable("e", "probing", "it died"), suspect=True)
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(running, 20)
+    assert "no engine was reachable for 0.3 s" in str(caught.value.exceptions[0])
+
+
+async def test_engine_is_reported_from_its_start_to_its_end(fake: FakeService, tmp_path: Path) -> None:
+    async with working(fake, tmp_path) as running:
+        await fake.until(lambda: any(r.state == weights_pb2.ENGINE_STATE_READY for r in fake.reports))
+        running.engine.fail_next_loads(1)
+        files = weight_files(tmp_path / "v1", {"model": b"1"})
+        await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
+        await fake.until(lambda: fake.reports[-1].reloads == 1)
+    last = fake.reports[-1]
+    assert (last.engine_id, last.worker_id, last.loaded.version, last.errors) == ("w.e0", "w", 1, 1)
+    assert "a fault was injected" in last.last_error
+    assert last.last_reload_ms > 0
+    assert last.state == weights_pb2.ENGINE_STATE_STOPPED
+
+
+async def test_idle_engine_says_on_whom_it_waits(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.dispatcher._WARN_AFTER_S", 0.2)
+    with structlog.testing.capture_logs() as logs:
+        async with working(fake, tmp_path, lease_wait_s=0.1, progress_every_s=0.2) as running:
+            await fake.until(lambda: len(fake.lease_requests) >= 6)
+            assert running.worker.counters.last_error == ""
+    idle = [line for line in logs if line["event"] == "no work"]
+    assert idle
+    assert all(line["waiting_on"] == "the trainer's feeder: no task is pending" for line in idle)
+    progress = [line for line in logs if line["event"] == "progress"]
+    assert progress
+    assert progress[-1]["loaded"] == "1.0"
+    assert "the trainer's feeder" in progress[-1]["waiting_on"]
+
+
+async def test_fault_of_the_worker_over_one_task_fails_that_task_alone(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Scorer.score
+
+    async def score(self: Scorer, progress: GroupProgress) -> list[float]:
+        if progress.task.task_id == "bad":
+            raise ZeroDivisionError("a bug")
+        return await original(self, progress)
+
+    monkeypatch.setattr(Scorer, "score", score)
+    await fake.submit(task("bad"), task("good"))
+    async with working(fake, tmp_path):
+        returned = await failed_return(fake)
+        await fake.until(lambda: "good" in fake.results())
+    assert returned.error == "ZeroDivisionError: a bug"

@@ -28,12 +28,13 @@ from buffer_service.domain.transitions import TaskState
 EXPIRED = "lease expired"
 QUARANTINED = "quarantined"
 
-EXPIRIES_PER_CALL = 100
+EXPIRIES_PER_LEASE = 100
+"""A lease request takes back so many at most; the sweep takes all."""
 
 
 def lease(run: RunState, ask: LeaseAsk) -> Leased:
     """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
-    expire(run)
+    expire(run, EXPIRIES_PER_LEASE)
     worker = _worker(run, ask)
     if ask.request_id and worker.request_id == ask.request_id:
         still_live = [task for task, lease_id in worker.granted if task.lease and task.lease_id == lease_id]
@@ -84,10 +85,10 @@ def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence
     return Returned(run.settle(), outcomes)
 
 
-def expire(run: RunState, limit: int = EXPIRIES_PER_CALL) -> int:
-    """Take back the leases that are due, earliest expiry first; returns how many."""
+def expire(run: RunState, limit: int | None = None) -> int:
+    """Take back the leases that are due, at most `limit`, earliest expiry first; returns how many."""
     expired = 0
-    while expired < limit and (task := run.leases.next_due(run.now)) is not None:
+    while expired != limit and (task := run.leases.next_due(run.now)) is not None:
         _fail(run, task, EXPIRED)
         run.count("leases_expired")
         expired += 1

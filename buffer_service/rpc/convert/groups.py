@@ -11,7 +11,7 @@ from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
 from buffer_wire.errors import InvalidField, RolloutBufferError, UnknownLease
 from buffer_wire.status import to_detail
-from buffer_wire.validate import check_group
+from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
 
@@ -53,9 +53,9 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
         raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
     if len(payload) > max_payload_bytes:
         raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
-    check_group(header, len(payload))
+    summary = check_group(header, len(payload))
     fields.text(header.lease_id, "lease_id", 0, _LEASE_ID_CHARS)
-    return ops.NewGroup(_facts(header, len(body)), body)
+    return ops.NewGroup(_facts(header, summary, len(body)), body)
 
 
 def entry(body: memoryview, max_payload_bytes: int) -> ops.NewGroup | pb.PushAck:
@@ -66,25 +66,17 @@ def entry(body: memoryview, max_payload_bytes: int) -> ops.NewGroup | pb.PushAck
         return refusal(error)
 
 
-def _facts(header: pb.GroupHeader, size_bytes: int) -> ops.GroupFacts:
-    tokens = loss_tokens = 0
-    heads, tails = [], []
-    for sample in header.samples:
-        tokens += sample.tokens
-        loss_tokens += sample.loss_tokens
-        spans = sample.spans
-        first, last = spans[0].version, spans[-1].version
-        heads.append((first.epoch, first.version))
-        tails.append((last.epoch, last.version))
-    head, tail = min(heads), max(tails)
+def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> ops.GroupFacts:
+    # A checked group that is no continuation has a token in every sample.
+    head, tail = summary.head or (0, 0), summary.tail or (0, 0)
     return ops.GroupFacts(
         task_id=header.task_id,
         generation=header.generation,
         lease_id=header.lease_id,
         environment=header.environment,
-        samples=len(heads),
-        tokens=tokens,
-        loss_tokens=loss_tokens,
+        samples=len(header.samples),
+        tokens=summary.tokens,
+        loss_tokens=summary.loss_tokens,
         size_bytes=size_bytes,
         head=ops.WeightVersion(*head),
         tail=ops.WeightVersion(*tail),
@@ -97,17 +89,16 @@ def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.Wei
     """(head version or None, kept response tokens) of a checked continuation. Raises InvalidField."""
     header = group.header
     try:
-        check_group(header, len(group.payload), continuation=True)
+        summary = check_group(header, len(group.payload), continuation=True)
     except InvalidField as error:
         shown = error.attributes
         raise InvalidField(f"{at}.{shown['field']}", shown["value"], shown["limit"]) from None
     if header.task_id != lease_id.partition("/")[0]:
         raise InvalidField(f"{at}.task_id", header.task_id, f"the task of lease {lease_id}")
-    heads = [sample.spans[0].version for sample in header.samples if sample.spans]
-    tokens = sum(sample.tokens - sample.prompt_len for sample in header.samples)
-    if not heads:
+    if summary.head is None:
         return None, 0
-    return ops.WeightVersion(*min((head.epoch, head.version) for head in heads)), tokens
+    prompts = sum(sample.prompt_len for sample in header.samples)
+    return ops.WeightVersion(*summary.head), summary.tokens - prompts
 
 
 # ── acknowledgements ─────────────────────────────────────────────────────────

@@ -2,17 +2,11 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {payload keys}
--- Replies {'ok', abandoned}
+-- Replies {'ok'}
 -- Complexity O(keys)
 
 -- @include reply
 -- @include staging
 
-local staged = {}
-for _, payload in ipairs(unpack_msg(ARGV[1])[1]) do
-  if call('ZSCORE', key('staging'), payload) then
-    staged[#staged + 1] = payload
-  end
-end
-discard_staged(staged)
-return reply('ok', #staged)
+discard_staged(unpack_msg(ARGV[1])[1])
+return reply('ok')

@@ -6,6 +6,7 @@
 -- Complexity O(1)
 
 -- @include ledger
+-- @include states
 
 local request = unpack_msg(ARGV[1])
 
@@ -13,23 +14,13 @@ if load_run() then
   return reply('exists', policy)
 end
 
-local function states_of(transitions, first)
-  local found = {[first] = true}
-  for _, ways in pairs(transitions) do
-    for name in pairs(ways) do
-      found[name] = true
-    end
-  end
-  return found
-end
-
 policy, stored_now = request[1], 0
 read_clock()
 ledger = {groups = {}, tasks = {}, statistics = {}}
-for name in pairs(states_of(GROUP_TRANSITIONS, 'accepted')) do
+for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
   ledger.groups[name] = {0, 0, 0, 0}
 end
-for name in pairs(states_of(TASK_TRANSITIONS, 'submitted')) do
+for name in string.gmatch('submitted ' .. TASK_STATES, '%S+') do
   ledger.tasks[name] = 0
 end
 for _, name in ipairs({

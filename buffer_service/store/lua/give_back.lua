@@ -1,10 +1,12 @@
--- Returns leases, with what their attempts leave behind. Continuations are stored before; those of lost leases go to trash.
+-- Returns leases, with what their attempts leave behind. Continuations are stored before; those of lost leases go to
+-- trash.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, returns}; a return is {lease_id, 'interrupted' | 'failed', error,
 --         payload key of the continuation ('' for none), head_epoch, head (-1: none), tokens}
 -- Replies {'returned', revision, outcomes}: 'pending' | 'failed' | 'lost' for each, in request order
---       | {'error', 'unknown_run' | 'store_rolled_back', ...}: the continuations' keys are on trash where there is a run
+--       | {'error', 'unknown_run' | 'store_rolled_back', ...}: the continuations' keys are on trash where there is a
+--         run
 -- Complexity O(returns * log tasks)
 
 -- @include tasks

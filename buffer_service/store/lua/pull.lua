@@ -5,11 +5,13 @@
 -- ARGV[1] {seen_revision, epoch, step, rank, world_size, train_version (-1: the published one), again}; again: 1 for a
 --         later call of the same try, after 'more'
 -- Replies {'batch', revision, step, train_version, groups, samples, tokens, loss_tokens, staleness_sum, staleness_max,
---         shard_tokens, replayed, queued, forks, chunks}; chunks are packed arrays of group records (lib/groups.lua) whose
+--         shard_tokens, replayed, queued, forks, chunks}; chunks are packed arrays of group records (lib/groups.lua)
+--         whose
 --         heads and tails are still to be clamped by the forks ({epoch, version}) after their epoch
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
 --       | {'more'}: much was evicted; call again
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' | 'step_ahead'
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' |
+--         'step_ahead'
 --         | 'run_paused' | 'failure_budget_exceeded' | 'train_version', ...}
 -- Complexity O(evicted * log queued + batch_groups * log batch_groups); a replay O(shard)
 

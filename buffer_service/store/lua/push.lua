@@ -1,11 +1,13 @@
 -- Accepts groups whose payloads are already stored and staged.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, groups, retry (1 or 0)}; retry: the groups were blocked before. A group is {task_id, generation, lease_id ('' for none), payload key, head_epoch, head,
---         tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or 0), environment}
+-- ARGV[1] {seen_revision, groups, retry (1 or 0)}; retry: the groups were blocked before. A group is {task_id,
+--         generation, lease_id ('' for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens,
+--         loss_tokens, bytes, spans (1 or 0), environment}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'duplicate' | 'closed' |
 --         'rejected_full' | 'blocked' | 'unknown_lease', or for what can never be accepted {field, value, limit}
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there is a run
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
+--         is a run
 -- Complexity O(groups * log queued), plus the same for each group dropped
 
 -- @include groups

@@ -1,11 +1,13 @@
 -- A trainer takes the run over: a new epoch, the clock set back to next_step, a pause cleared.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {next_step (-1: after the last committed step), 'replay' | 'requeue' | 'discard', request_id, allow_regenerate}
+-- ARGV[1] {next_step (-1: after the last committed step), 'replay' | 'requeue' | 'discard', request_id,
+--         allow_regenerate}
 -- Replies {'resumed', revision, epoch, next_step, next_unassembled_step, version, cursor, feeder_state}
 --       | {'more'}: released steps are still being freed; call again
 --       | {'error', 'unknown_run' | 'step_ahead' | 'replay_gap', ...}
--- Complexity O(queued groups newer than the fork + groups of the steps taken back); one atomic call whatever their number
+-- Complexity O(queued groups newer than the fork + groups of the steps taken back); one atomic call whatever their
+-- number
 
 -- @include commit
 

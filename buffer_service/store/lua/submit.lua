@@ -4,7 +4,8 @@
 -- ARGV[1] {seen_revision, epoch, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
 --         {task_id ('' asks for one), priority, spec}
 -- Replies {'submitted', revision, cursor, pending, task_ids}
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'cursor_conflict' | 'pending_full', ...}
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'cursor_conflict' |
+--         'pending_full', ...}
 --       | {'error', 'task_exists', index, task_id}
 -- Complexity O(tasks * log pending)
 

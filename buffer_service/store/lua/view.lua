@@ -3,7 +3,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
--- Replies {'view', policy, state, ledger, queued, delivered, pending, leased, engines, failures} | {'error', 'unknown_run'};
+-- Replies {'view', policy, state, ledger, queued, delivered, pending, leased, engines, failures} | {'error',
+--         'unknown_run'};
 --         queued and delivered are {groups, samples, tokens, bytes}, engines and failures packed records
 -- Complexity O(queued + steps that are not committed); above 20,000 queued groups their sizes come from the ledger
 

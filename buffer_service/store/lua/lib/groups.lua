@@ -1,8 +1,9 @@
 -- Group records and the queue.
 --
 -- A group's record is a msgpack array, the same in hash `groups` while it is queued and in the chunks of a step after:
--- see the G_ constants. Head and tail are those of the present timeline as of G_EPOCH, the run's epoch at the record's
--- writing; `clamp` brings them up to date.
+-- see the G_ constants (13 is the environment). Head and tail are those of the present timeline as of G_EPOCH, the run's
+-- epoch when the record was written; `clamp` brings them up to date.
+--
 -- Indexes: `queue` (score: sequence, member: group id) and `queue_heads` (score: head, member: fixed-width sequence and
 -- group id, so that equal heads go by sequence).
 
@@ -10,7 +11,7 @@
 -- @include timeline
 
 local G_ID, G_TASK, G_SEQUENCE, G_PAYLOAD, G_HEAD, G_TAIL, G_EPOCH = 1, 2, 3, 4, 5, 6, 7
-local G_SAMPLES, G_TOKENS, G_LOSS_TOKENS, G_BYTES, G_SPANS, G_ENVIRONMENT = 8, 9, 10, 11, 12, 13
+local G_SAMPLES, G_TOKENS, G_LOSS_TOKENS, G_BYTES, G_SPANS = 8, 9, 10, 11, 12
 
 local GROUPS, QUEUE, QUEUE_HEADS = key('groups'), key('queue'), key('queue_heads')
 

@@ -113,14 +113,13 @@ local function close_run(again)
   elseif now ~= stored_now then
     call('HSET', RUN, 'now', format('%d', now))
   end
-  local names = ''
-  for _, name in ipairs({'groups', 'tasks', 'space', 'weights'}) do
-    if topics[name] then
-      names = names == '' and name or (names .. ',' .. name)
+  if next(topics) then
+    local names = {}
+    for name in pairs(topics) do
+      names[#names + 1] = name
     end
-  end
-  if names ~= '' then
-    call('PUBLISH', key('notify'), names)
+    table.sort(names)
+    call('PUBLISH', key('notify'), table.concat(names, ','))
   end
   return state.revision
 end

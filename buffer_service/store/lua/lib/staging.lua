@@ -7,8 +7,12 @@ local function unstage(payloads)
   call_many('ZREM', key('staging'), payloads)
 end
 
--- The payloads are no use to anybody.
+-- The payloads are no use to anybody. One that is not staged (any more) was indexed, and is left alone.
 local function discard_staged(payloads)
-  unstage(payloads)
-  call_many('SADD', key('trash'), payloads)
+  local staging = key('staging')
+  for _, payload in ipairs(payloads) do
+    if call('ZREM', staging, payload) == 1 then
+      call('SADD', key('trash'), payload)
+    end
+  end
 end

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios inside one run, made by a command."""

@@ -1,0 +1,139 @@
+"""FakeSglang: an HTTP server with SGLang's paths and reply shapes, for faults that a real one cannot be told to have.
+
+It generates nothing. Each path answers by a handler that a test can replace; every request body is recorded.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+from aiohttp import web
+
+Handler = Callable[[Any], Awaitable[web.StreamResponse]]
+
+VOCABULARY = 50
+
+
+def ok(body: object = None) -> web.Response:
+    return web.json_response(body if body is not None else {})
+
+
+def refused(message: str, status: int = 400) -> web.Response:
+    return web.json_response({"success": False, "message": message}, status=status)
+
+
+def answer(rid: str, tokens: list[int], **meta: Any) -> dict[str, Any]:
+    """One entry of a /generate reply, with every field in order; `meta` replaces some."""
+    return {
+        "output_ids": tokens,
+        "meta_info": {
+            "id": rid,
+            "finish_reason": {"type": "length", "length": len(tokens)},
+            "weight_version": "end",
+            "weight_versions": [{"version": "1.0", "start": 0, "end": len(tokens)}],
+            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+            **meta,
+        },
+    }
+
+
+class FakeSglang:
+    """`async with` serves it on a free loopback port."""
+
+    def __init__(self) -> None:
+        self.version = "1.0"
+        self.model_path = "/nowhere"
+        self.mask_max_tokens = 4096
+        self.received: dict[str, list[Any]] = defaultdict(list)
+        self.handlers: dict[str, Handler] = {
+            "/ready": self._done,
+            "/server_info": self._server_info,
+            "/model_info": self._model_info,
+            "/v1/models": self._models,
+            "/generate": self._generate,
+            "/abort_request": self._done,
+            "/pause_generation": self._done,
+            "/continue_generation": self._done,
+            "/update_weights_from_disk": self._update,
+            "/update_weight_version": self._relabel,
+        }
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._dispatch)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def in_turn(self, path: str, *handlers: Handler) -> None:
+        """Answer `path` by one handler after the other; the last one stays."""
+        remaining = list(handlers)
+
+        async def next_one(body: Any) -> web.StreamResponse:
+            return await (remaining.pop(0) if len(remaining) > 1 else remaining[0])(body)
+
+        self.handlers[path] = next_one
+
+    async def _dispatch(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else None
+        self.received[request.path].append(body)
+        response = await self.handlers[request.path](body)
+        if response is HANG_UP:
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    async def _done(self, body: Any) -> web.StreamResponse:
+        return ok()
+
+    async def _server_info(self, body: Any) -> web.StreamResponse:
+        limits = {"max_req_input_len": 90, "max_running_requests": 4, "sampling_mask_max_tokens": self.mask_max_tokens}
+        return ok({"version": "0.0.fake", **limits})
+
+    async def _model_info(self, body: Any) -> web.StreamResponse:
+        return ok({"model_path": self.model_path, "weight_version": self.version})
+
+    async def _models(self, body: Any) -> web.StreamResponse:
+        return ok({"data": [{"max_model_len": 100}]})
+
+    async def _generate(self, body: Any) -> web.StreamResponse:
+        if body.get("token_ids_logprob"):
+            return await asks_vocabulary(body)
+        return ok([answer(rid, [7, 8]) for rid in body["rid"]])
+
+    async def _update(self, body: Any) -> web.StreamResponse:
+        self.version = body["weight_version"]
+        return ok({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _relabel(self, body: Any) -> web.StreamResponse:
+        self.version = body["new_version"]
+        return ok()
+
+
+HANG_UP = web.Response()
+"""A handler that returns this drops the connection instead."""
+
+
+async def hang_up(body: Any) -> web.StreamResponse:
+    return HANG_UP
+
+
+async def never_answer(body: Any) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def asks_vocabulary(body: Any) -> web.StreamResponse:
+    message = f"token_ids_logprob contains out-of-vocabulary token id 1; valid range is [0, {VOCABULARY})."
+    return web.json_response({"error": {"message": message}}, status=400)

@@ -1,0 +1,141 @@
+"""The admin page: probes, metrics, JSON."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollout_buffer.v1 import weights_pb2
+from tests.support.processes import children, command
+from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, connect, failure, make_group, make_task
+from tests.support.service import ServiceProcess, running_service
+from tests.support.store_server import store_server
+
+
+def fetched(service: ServiceProcess, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(service.admin + path, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def until(service: ServiceProcess, path: str, status: int) -> str:
+    deadline = time.monotonic() + 15
+    while (answer := fetched(service, path))[0] != status:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+    return answer[1]
+
+
+def test_a_service_that_serves_is_alive_and_ready(service: ServiceProcess) -> None:
+    assert fetched(service, "/livez") == (200, "ok\n")
+    assert fetched(service, "/readyz") == (200, "ok\n")
+
+
+def test_the_metrics_of_a_run_are_its_ledgers(service: ServiceProcess, rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=3, max_staleness=4)
+    run.submit([make_task() for _ in range(3)])
+    run.lease(max_tasks=2)
+    run.fill(4)
+    run.pull(0)
+    run.publish(2, commit_through_step=0)
+    report = weights_pb2.EngineReport(
+        engine_id="e", worker_id="w", state=weights_pb2.ENGINE_STATE_READY, loaded=VERSION_0, reloads=3, errors=1
+    )
+    rpc.weights.ReportEngine(weights_pb2.ReportEngineRequest(run=run.ref, report=report), timeout=TIMEOUT_S)
+    state = run.get()
+
+    def metric(name: str, **labels: str) -> float:
+        return service.metric(f"rollout_buffer_{name}", run=run.run_id, **labels)
+
+    assert metric("ledger_groups", disposition="accepted") == 4
+    assert metric("ledger_groups", disposition="trained") == 2
+    assert metric("ledger_groups", disposition="dropped_overflow") == 1
+    assert metric("ledger_bytes", disposition="accepted") == state.groups.accepted.bytes
+    assert metric("ledger_groups") == 2 * 4, "accepted, and the dispositions that sum up to it"
+    assert metric("tasks", state="leased") == 2
+    assert metric("tasks", state="submitted") == state.tasks.submitted
+    assert metric("queue_groups") == 1
+    assert metric("queue_limit_groups") == 3
+    assert metric("published_version") == 2
+    assert metric("staleness_limit_versions") == 4
+    assert metric("committed_steps") == 1
+    assert metric("engines", state="ready") == 1
+    assert metric("engine_lag_max_versions") == 2
+    assert metric("engine_reloads_total") == 3
+    assert metric("assembled_groups_total") == 2
+
+
+def test_the_metrics_of_rpcs_count_methods_and_codes(service: ServiceProcess, rpc: Rpc) -> None:
+    before = service.metric("rollout_buffer_rpcs_total", method="PushGroups", code="OK")
+    sent_before = service.metric("rollout_buffer_rpc_sent_bytes_total", method="PullBatch")
+    run = rpc.create(batch_groups=1)
+    group = make_group("x0")
+    run.push([group])
+    run.pull(0)
+    assert service.metric("rollout_buffer_rpcs_total", method="PushGroups", code="OK") == before + 1
+    assert service.metric("rollout_buffer_pushed_groups_total", outcome="queued") >= 1
+    sent = service.metric("rollout_buffer_rpc_sent_bytes_total", method="PullBatch") - sent_before
+    assert group.ByteSize() < sent < group.ByteSize() + 100
+    assert service.metric("rollout_buffer_rpc_seconds_count", method="CreateRun") >= 1
+    assert service.metric("rollout_buffer_rpcs_total", method="GetRun", code="NOT_FOUND") == 0
+    missing = type(run)(rpc, "missing")
+    assert failure(missing.get).reason == "unknown_run"
+    assert service.metric("rollout_buffer_rpcs_total", method="GetRun", code="NOT_FOUND") == 1
+
+
+def test_every_metric_bears_the_projects_name_and_no_workers_or_tasks(service: ServiceProcess, rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=1)
+    run.fill(1)
+    _, text = fetched(service, "/metrics")
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.name.startswith("rollout_buffer_") for family in families)
+    assert all(family.documentation for family in families)
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    assert labels <= {"run", "disposition", "state", "reason", "method", "code", "outcome", "le"}
+
+
+def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2)
+    run.submit([make_task()])
+    index = json.loads(fetched(service, "/")[1])
+    assert index["address"] == service.address
+    assert f"/api/runs/{run.run_id}" in index["runs"]
+    listed = {item["run_id"]: item for item in json.loads(fetched(service, "/api/runs")[1])}
+    assert listed[run.run_id]["pending_tasks"] == 1
+    assert listed[run.run_id]["waits_on"] == "workers: no worker has leased a task"
+    whole = json.loads(fetched(service, f"/api/runs/{run.run_id}")[1])
+    assert whole["policy"]["batch_groups"] == 2
+    assert whole["groups_balanced"]
+    assert whole["tasks_balanced"]
+
+
+def test_a_run_that_is_not_there_is_a_404_with_its_reason(service: ServiceProcess) -> None:
+    status, body = fetched(service, "/api/runs/nobody")
+    assert (status, json.loads(body)["reason"]) == (404, "unknown_run")
+
+
+def test_it_is_not_ready_while_an_rpc_process_is_missing(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service:
+        (pid,) = [pid for pid in children(service.pid) if "buffer_service.app" in command(pid)]
+        os.kill(pid, signal.SIGKILL)
+        assert until(service, "/readyz", 503) == "not every rpc process is up\n"
+        until(service, "/readyz", 200)
+
+
+def test_it_is_not_ready_while_the_store_is_away_but_alive(tmp_path: Path) -> None:
+    with store_server() as store, running_service(tmp_path, store=store.url) as service:
+        connect(service.address).channel.close()
+        store.kill()
+        assert "does not answer" in until(service, "/readyz", 503)
+        assert fetched(service, "/livez")[0] == 200
+        assert fetched(service, "/metrics")[0] == 503
+        store.start()
+        until(service, "/readyz", 200)

@@ -1,0 +1,91 @@
+"""Settings: defaults, precedence, bounds, and what is never printed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from buffer_service.observability.addresses import Address
+from buffer_service.settings import Durability, Settings, redact_url
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("RB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+def test_defaults_need_nothing(tmp_path: Path) -> None:
+    settings = Settings()
+    assert settings.listen == "127.0.0.1:50051"
+    assert settings.data_dir == tmp_path / "rollout-buffer"
+    assert settings.durability is Durability.PROCESS
+    assert 1 <= settings.rpc_processes <= 4
+
+
+def test_the_environment_sets_and_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RB_RPC_PROCESSES", "3")
+    monkeypatch.setenv("RB_DURABILITY", "host")
+    assert Settings().rpc_processes == 3
+    assert Settings().durability is Durability.HOST
+    assert Settings(rpc_processes=1).rpc_processes == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rpc_processes": 0},
+        {"durability": "everysec"},
+        {"listen": "50051"},
+        {"listen": "::1:50051"},
+        {"listen": "127.0.0.1:70000"},
+        {"max_message_bytes": 1},
+        {"drain_grace_s": -1},
+        {"nonsense": 1},
+    ],
+    ids=str,
+)
+def test_what_is_out_of_bounds_or_unknown_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as error:
+        Settings(**values)
+    assert next(iter(values)) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["listen", "admin"])
+def test_an_open_door_has_to_be_asked_for(name: str) -> None:
+    open_door: dict[str, Any] = {name: "0.0.0.0:50051"}
+    with pytest.raises(ValidationError, match="insecure"):
+        Settings(**open_door)
+    assert Settings(**open_door, insecure=True).insecure
+    for loopback in ("localhost:1", "127.0.0.2:1", "[::1]:1"):
+        open_door[name] = loopback
+        Settings(**open_door)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().rpc_processes = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@host:6379/0", "redis://user:***@host:6379/0"),
+        ("redis://:secret@host", "redis://:***@host"),
+        ("unix:///tmp/store.sock", "unix:///tmp/store.sock"),
+        ("redis://host:6379", "redis://host:6379"),
+        ("redis://user:p@ss:w@rd@host:6379", "redis://user:***@host:6379"),
+    ],
+)
+def test_passwords_are_never_shown(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+    assert Settings(store=url).redacted()["store"] == shown
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    for text in ("127.0.0.1:80", "[::1]:80", "localhost:0"):
+        assert str(Address.parse(text)) == text

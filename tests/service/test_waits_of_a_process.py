@@ -1,0 +1,179 @@
+"""Lines, drain and byte budget of one rpc process, without any RPC."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from buffer_service.domain.ports import Topic
+from buffer_service.rpc.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.waiting import Lines
+from buffer_wire.errors import NotReady
+
+
+class Notes:
+    """Notifications that the test gives."""
+
+    def __init__(self) -> None:
+        self._ticket = 0
+        self._changed = asyncio.Event()
+
+    def ticket(self, run_id: str, topic: Topic) -> int:
+        return self._ticket
+
+    def notify(self) -> None:
+        self._ticket += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, run_id: str, topic: Topic, seen: int, timeout_s: float) -> int:
+        if self._ticket <= seen:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return self._ticket
+
+
+class Shelf:
+    """Things to be taken, as tries of the store would."""
+
+    def __init__(self) -> None:
+        self.things: list[str] = []
+        self.tries: list[str] = []
+
+    async def take(self, who: str) -> str:
+        self.tries.append(who)
+        await asyncio.sleep(0)
+        return self.things.pop(0) if self.things else ""
+
+
+async def settled() -> None:
+    """Let every task run until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_only_the_head_of_a_line_tries_again() -> None:
+    notes, drain, shelf = Notes(), Drain(), Shelf()
+    lines = Lines(notes, drain)
+    async with asyncio.TaskGroup() as tasks:
+        waits = []
+        for who in "abc":
+            waits.append(
+                tasks.create_task(lines.until("r", Topic.TASKS, lambda who=who: shelf.take(who), bool, 30))  # type: ignore[misc]
+            )
+            await settled()
+        assert shelf.tries == ["a", "a", "b", "c"]
+        shelf.things = ["first"]
+        notes.notify()
+        await settled()
+        assert waits[0].result() == "first"
+        assert shelf.tries[4:] == ["a", "b"]
+        shelf.things = ["second", "third"]
+        notes.notify()
+    assert [wait.result() for wait in waits] == ["first", "second", "third"]
+    assert lines.is_empty("r", Topic.TASKS)
+
+
+async def test_a_hint_between_the_try_and_the_wait_is_not_missed() -> None:
+    notes, shelf = Notes(), Shelf()
+    lines = Lines(notes, Drain())
+    tries = 0
+
+    async def attempt() -> str:
+        nonlocal tries
+        tries += 1
+        found = await shelf.take("a")
+        if tries == 2:
+            shelf.things.append("late")
+            notes.notify()
+        return found
+
+    async with asyncio.timeout(0.4):
+        assert await lines.until("r", Topic.TASKS, attempt, bool, 30) == "late"
+
+
+async def test_whoever_is_not_at_the_head_when_its_time_is_up_tries_once_more() -> None:
+    shelf = Shelf()
+    lines = Lines(Notes(), Drain())
+    async with asyncio.TaskGroup() as tasks:
+        head = tasks.create_task(lines.until("r", Topic.TASKS, lambda: shelf.take("head"), bool, 0.3))
+        await settled()
+        assert await lines.until("r", Topic.TASKS, lambda: shelf.take("other"), bool, 0.05) == ""
+        assert shelf.tries.count("other") == 2
+        assert not head.done()
+
+
+async def test_lines_of_different_runs_do_not_wait_for_each_other() -> None:
+    shelf = Shelf()
+    lines = Lines(Notes(), Drain())
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(lines.until("slow", Topic.TASKS, lambda: shelf.take("a"), bool, 0.2))
+        await settled()
+        shelf.things = ["thing"]
+        assert await lines.until("fast", Topic.TASKS, lambda: shelf.take("b"), bool, 5) == "thing"
+        assert not waiting.done()
+
+
+async def test_a_drain_ends_waits_at_once_but_no_try() -> None:
+    notes, drain, shelf = Notes(), Drain(), Shelf()
+    lines = Lines(notes, drain)
+    trying, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> str:
+        trying.set()
+        await finish.wait()
+        return "granted"
+
+    async with asyncio.TaskGroup() as tasks:
+        in_try = tasks.create_task(lines.until("r", Topic.TASKS, slow, bool, 30))
+        await trying.wait()
+        waiting = [
+            tasks.create_task(_refused(lines.until("other", Topic.TASKS, lambda: shelf.take("x"), bool, 30)))
+            for _ in range(2)
+        ]
+        await settled()
+        drain.begin()
+        await settled()
+        assert all(wait.done() for wait in waiting)
+        assert not in_try.done()
+        finish.set()
+    assert in_try.result() == "granted"
+    with pytest.raises(NotReady):
+        async with drain.interruptible():
+            raise AssertionError("nothing is waited for after a drain has begun")
+
+
+async def _refused(wait: object) -> None:
+    with pytest.raises(NotReady):
+        await wait  # type: ignore[misc]
+
+
+async def test_a_byte_budget_is_overdrawn_by_those_who_hold_nothing_only() -> None:
+    budget = ByteBudget(100)
+    budget.take(150)
+    assert not budget.has_room
+    mine = 150
+
+    async def may_read(held: int) -> None:
+        await budget.until(lambda: budget.has_room or not held)
+
+    async with asyncio.timeout(1):
+        await may_read(0)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(may_read(mine))
+        await settled()
+        assert not waiting.done()
+        budget.give(40)
+        await settled()
+        assert not waiting.done()
+        budget.give(20)
+    assert budget.used_bytes == 90
+
+
+async def test_one_stream_too_many_is_told_to_come_again() -> None:
+    slots = StreamSlots(1)
+    with slots.slot(), pytest.raises(NotReady, match="max_streams"), slots.slot():
+        pass
+    with slots.slot():
+        pass

@@ -1,0 +1,221 @@
+"""A run as tests drive it: short calls with defaults, a frozen clock, and what must hold at the end of every test."""
+
+import itertools
+from typing import Any
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.store.keys import index_key
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_service.store.replies import text, unpack
+
+RUN = "a-run.1"
+
+
+def weights(version: int, epoch: int = 1) -> ops.WeightVersion:
+    return ops.WeightVersion(epoch, version)
+
+
+class Run:
+    """One run of a store. Times are ms of the frozen clock, which begins at 1,000,000."""
+
+    def __init__(self, store: RedisRunStore, run_id: str = RUN) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.epoch = 1
+        self.now = 1_000_000
+        self._ids = itertools.count(1)
+
+    async def create(self, **policy: Any) -> ops.RunView:
+        await self.at(self.now)
+        view, _ = await self.store.create_run(self.run_id, RunPolicy(**({"batch_groups": 2} | policy)))
+        return view
+
+    async def at(self, now: int) -> None:
+        self.now = now
+        await self.command("SET", index_key(self.run_id, "test_now"), now)
+
+    async def pass_ms(self, passed: int) -> None:
+        await self.at(self.now + passed)
+
+    async def command(self, *parts: Any) -> Any:
+        return await self.store._connection.command(*parts)
+
+    async def submit(self, *tasks: str | tuple[str, int], request_id: str = "", seen: int = 0) -> ops.Submitted:
+        """Task ids, or (task id, priority)."""
+        pairs = [task if isinstance(task, tuple) else (task, 0) for task in tasks]
+        new = [ops.NewTask(name, 4, priority, "env", f"spec-{name}".encode()) for name, priority in pairs]
+        cursor = (await self.view()).cursor
+        request = ops.Submit(
+            self.epoch, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
+        )
+        return await self.store.submit(self.run_id, request, seen_revision=seen)
+
+    async def lease(
+        self,
+        max_tasks: int = 1,
+        *,
+        worker: str = "w",
+        instance: str = "i",
+        request_id: str = "",
+        engine: str = "e",
+        loaded: ops.WeightVersion | None = None,
+        seen: int = 0,
+    ) -> ops.Leased:
+        ask = ops.LeaseAsk(
+            worker, instance, request_id or f"lease-{next(self._ids)}", engine, loaded or weights(0), max_tasks
+        )
+        return await self.store.lease(self.run_id, ask, seen_revision=seen)
+
+    async def one_lease(self, **kwargs: Any) -> ops.LeaseGrant:
+        (grant,) = (await self.lease(1, **kwargs)).grants
+        return grant
+
+    async def give_back(
+        self,
+        *leases: ops.LeaseGrant,
+        kind: ops.ReturnKind = ops.ReturnKind.INTERRUPTED,
+        error: str = "",
+        continuation: bytes = b"",
+        head: ops.WeightVersion | None = None,
+        tokens: int = 0,
+        worker: str = "w",
+        instance: str = "i",
+    ) -> list[str]:
+        returns = [ops.LeaseReturn(g.lease_id, kind, error, continuation, head, tokens) for g in leases]
+        returned = await self.store.give_back(self.run_id, worker, instance, returns)
+        return [outcome.value for outcome in returned.outcomes]
+
+    def group(
+        self,
+        source: ops.LeaseGrant | str,
+        body: bytes = b"body",
+        *,
+        head: int | ops.WeightVersion = 0,
+        tail: int | ops.WeightVersion | None = None,
+        tokens: int = 10,
+        generation: int | None = None,
+        lease_id: str | None = None,
+        samples: int = 4,
+        size: int | None = None,
+    ) -> ops.NewGroup:
+        """A group of a lease, or without one of a task id."""
+        head = head if isinstance(head, ops.WeightVersion) else weights(head, self.epoch)
+        tail = (
+            tail if isinstance(tail, ops.WeightVersion) else weights(head.version if tail is None else tail, head.epoch)
+        )
+        leaseless = isinstance(source, str)
+        facts = ops.GroupFacts(
+            task_id=source if isinstance(source, str) else source.task_id,
+            generation=generation if generation is not None else 0 if isinstance(source, str) else source.generation,
+            lease_id=lease_id if lease_id is not None else "" if leaseless else source.lease_id,  # type: ignore[union-attr]
+            environment="env",
+            samples=samples,
+            tokens=tokens,
+            loss_tokens=tokens // 2,
+            size_bytes=len(body) if size is None else size,
+            head=head,
+            tail=tail,
+            spans_versions=head != tail,
+        )
+        return ops.NewGroup(facts, body)
+
+    async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
+        return list((await self.store.push(self.run_id, groups, seen_revision=seen)).outcomes)
+
+    async def push_kinds(self, *groups: ops.NewGroup) -> list[str]:
+        return [outcome.kind.value for outcome in await self.push(*groups)]
+
+    async def fill(self, *names: str, **kwargs: Any) -> None:
+        """Queue groups without leases."""
+        for name in names:
+            assert await self.push_kinds(self.group(name, f"body-{name}".encode(), **kwargs)) == ["queued"]
+
+    async def pull(
+        self, step: int, *, rank: int = 0, world_size: int = 1, train_version: int | None = None, seen: int = 0
+    ) -> ops.Batch | ops.Short:
+        request = ops.Pull(self.epoch, step, rank, world_size, train_version)
+        return await self.store.pull(self.run_id, request, seen_revision=seen)
+
+    async def batch(self, step: int, **kwargs: Any) -> ops.Batch:
+        batch = await self.pull(step, **kwargs)
+        assert isinstance(batch, ops.Batch), batch
+        return batch
+
+    async def bodies(self, batch: ops.Batch) -> list[bytes]:
+        fetched = await self.store.fetch(self.run_id, [g.payload_key for g in batch.shard])
+        return [b"(gone)" if body is None else bytes(body) for body in fetched]
+
+    async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
+        return await self.store.commit(self.run_id, self.epoch, through, seen_revision=seen)
+
+    async def checkpoint(self, through: int, seen: int = 0) -> tuple[int, int]:
+        return await self.store.checkpoint(self.run_id, self.epoch, through, seen_revision=seen)
+
+    async def publish(
+        self, version: int, commit_through: int | None = None, manifest: bytes | None = None, seen: int = 0
+    ) -> ops.Published:
+        manifest = f"manifest-{version}".encode() if manifest is None else manifest
+        request = ops.Publish(self.epoch, version, manifest, commit_through)
+        return await self.store.publish(self.run_id, request, seen_revision=seen)
+
+    async def resume(
+        self,
+        next_step: int | None = None,
+        mode: ops.ResumeMode = ops.ResumeMode.REPLAY,
+        *,
+        request_id: str = "",
+        allow_regenerate: bool = False,
+    ) -> ops.Resumed:
+        request = ops.Resume(next_step, mode, request_id or f"resume-{next(self._ids)}", allow_regenerate)
+        resumed = await self.store.resume(self.run_id, request)
+        self.epoch = resumed.epoch
+        return resumed
+
+    async def view(self) -> ops.RunView:
+        return await self.store.view(self.run_id)
+
+    async def ledger(self) -> dict[str, int]:
+        """Groups by state, without the states that are empty."""
+        return {name: amount.groups for name, amount in (await self.view()).groups.items() if amount.groups}
+
+    async def tasks(self) -> dict[str, int]:
+        return {name: count for name, count in (await self.view()).tasks.items() if count}
+
+    async def members(self, index: str) -> list[str]:
+        """Of a sorted set, in its order."""
+        return [text(m) for m in await self.command("ZRANGE", index_key(self.run_id, index), 0, -1)]
+
+    async def record(self, index: str, name: str) -> Any:
+        """An unpacked record of a hash."""
+        packed = await self.command("HGET", index_key(self.run_id, index), name)
+        return None if packed is None else unpack(packed)
+
+    async def payload_keys(self) -> set[str]:
+        """Payloads that exist."""
+        return {text(key) for key in await self.command("KEYS", "rb:p:*")}
+
+    async def living_keys(self) -> set[str]:
+        """Payloads that something refers to: queued and assembled groups, continuations."""
+        living = set()
+        for packed in await self.command("HVALS", index_key(self.run_id, "groups")):
+            living.add(text(unpack(packed)[3]))
+        for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
+            living |= {text(group[3]) for group in unpack(packed)}
+        for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
+            living.add(text(unpack(packed)[b"payload"]))
+        return living - {""}
+
+    async def check(self) -> None:
+        """Ledgers balance; after a sweep exactly the living payloads exist."""
+        view = await self.view()
+        for field in ("groups", "samples", "tokens", "bytes"):
+            amounts = {name: getattr(amount, field) for name, amount in view.groups.items()}
+            assert amounts.pop("accepted") == sum(amounts.values()), (field, view.groups)
+            assert all(amount >= 0 for amount in amounts.values()), view.groups
+        counts = dict(view.tasks)
+        assert counts.pop("submitted") == sum(counts.values()), view.tasks
+        await self.store.sweep()
+        assert await self.payload_keys() == await self.living_keys()
+        heads = [member[15:] for member in await self.members("queue_heads")]
+        assert sorted(await self.members("queue")) == sorted(heads)

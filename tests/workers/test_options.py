@@ -1,0 +1,51 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buffer_wire.errors import InvalidField
+from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions, default_worker_id
+
+NEEDED: dict[str, Any] = {"address": "127.0.0.1:50051", "run_id": "r", "reward": "m:f"}
+
+
+def test_every_source_of_engines_knows_its_count() -> None:
+    assert WorkerOptions(**NEEDED, engine_urls=("http://a:1", "http://b:1")).engine_count == 2
+    assert WorkerOptions(**NEEDED, launch=LaunchOptions(Path("m"), engines=3)).engine_count == 3
+    assert WorkerOptions(**NEEDED, simulated=SimulatedOptions(engines=4)).engine_count == 4
+
+
+@pytest.mark.parametrize("sources", [{}, {"simulated": SimulatedOptions(), "engine_urls": ("http://a:1",)}])
+def test_exactly_one_source_of_engines_is_named(sources: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match="one of engine_urls, launch and simulated"):
+        WorkerOptions(**NEEDED, **sources)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("address", "localhost"),
+        ("run_id", "a b"),
+        ("reward", "module.function"),
+        ("worker_id", ""),
+        ("worker_id", "x" * 101),
+        ("groups_per_engine", 0),
+        ("groups_per_engine", 257),
+        ("pause_mode", "gently"),
+        ("lease_wait_s", 61.0),
+        ("drain_grace_s", 0.0),
+        ("reload_timeout_s", float("nan")),
+        ("service_timeout_s", float("inf")),
+        ("keep_versions", 0),
+        ("engine_urls", ("localhost:30000",)),
+    ],
+)
+def test_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    given: dict[str, Any] = {**NEEDED, "engine_urls": ("http://a:1",), field: value}
+    with pytest.raises(InvalidField) as caught:
+        WorkerOptions(**given)
+    assert caught.value.attributes["field"] == field
+
+
+def test_default_worker_id_is_a_legal_one() -> None:
+    WorkerOptions(**NEEDED, simulated=SimulatedOptions(), worker_id=default_worker_id())
