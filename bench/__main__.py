@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -102,7 +103,7 @@ class Sides:
         return size.groups / (time.perf_counter() - start)
 
 
-def measure(sides: Sides, size: workload.Size, runs: int) -> dict[str, object]:
+def measure(sides: Sides, size: workload.Size, runs: int) -> dict[str, Any]:
     """One size, its sides in turn; the first round warms up and does not count."""
     own, floor, streams = [], [], []
     for i in range(runs + 1):

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 from bench.roles import Handler
 
@@ -66,7 +67,7 @@ def grpc_client(port: int) -> dict[str, Handler]:
     async def push(size: int, count: int) -> None:
         blob = bytes(size)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
-            call = channel.stream_stream(_METHOD_PUSH)()
+            call: Any = channel.stream_stream(_METHOD_PUSH)()  # type: ignore[call-arg]  # raw bytes
 
             async def send() -> None:
                 for _ in range(count):
@@ -80,7 +81,8 @@ def grpc_client(port: int) -> dict[str, Handler]:
 
     async def pull(size: int, count: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
-            async for _message in channel.unary_stream(_METHOD_PULL)(b"%d %d" % (size, count)):
+            method: Any = channel.unary_stream(_METHOD_PULL)  # type: ignore[call-arg]  # raw bytes
+            async for _message in method(b"%d %d" % (size, count)):
                 pass
 
     return {

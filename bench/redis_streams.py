@@ -5,6 +5,7 @@ no exactly-once: the comparison is with the least anybody could write.
 """
 
 import pickle
+from typing import Any
 
 from bench import workload
 from bench.roles import Handler
@@ -50,7 +51,7 @@ def consumer(unix_socket: str) -> dict[str, Handler]:
     def consume(size: workload.Size) -> int:
         seen = 0
         while seen < size.groups:
-            reply = client.xreadgroup(_GROUP, "c", {_STREAM: ">"}, count=size.bundle, block=5_000)
+            reply: Any = client.xreadgroup(_GROUP, "c", {_STREAM: ">"}, count=size.bundle, block=5_000)
             ids = []
             for _stream, entries in reply:
                 for entry_id, fields in entries:

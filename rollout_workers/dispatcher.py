@@ -18,7 +18,7 @@ from rollout_workers.keeper import LeaseKeeper
 from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import Version
-from rollout_workers.work import Tools, Work
+from rollout_workers.work import Stage, Tools, Work
 
 _MAX_PER_REQUEST = 256
 _QUICK_ANSWER_S = 0.05
@@ -99,10 +99,11 @@ class Dispatcher:
         self._stopping = True
         self._changes.notify()
 
-    def cut(self) -> None:
-        """Have all work handed back as it is."""
+    def cut(self, *stages: Stage) -> None:
+        """Have the work in these stages handed back as it is."""
         for work in list(self._works):
-            work.cut()
+            if work.stage in stages:
+                work.cut()
 
     # ── leasing ──────────────────────────────────────────────────────────────
 

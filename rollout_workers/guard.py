@@ -1,7 +1,8 @@
 """Watches over one engine: notices when it is gone, has it started again if the worker owns it, and connects it anew.
 
-Invariants: a suspect engine gets no new work until it has answered a probe; an engine that comes back is taken for one
-with unknown weights, so that the loader brings it to the published version before it works again.
+Invariants: a suspect engine gets no new work until it has answered a probe and names the weights it should hold; an
+engine that comes back is taken for one with unknown weights, so that the loader brings it to the published version
+before it works again.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from rollout_workers.engines import EngineHost
 from rollout_workers.errors import EnginesLost
 from rollout_workers.service import WaitLog
 from rollout_workers.slot import EngineSlot
+from rollout_workers.versions import BASE, Version
 
 PROBE_S = 5.0
 _SECOND_PROBE_S = 0.2
@@ -44,12 +46,12 @@ class EngineGuard:
             elif slot.loading:
                 # A paused engine is not ready by design.
                 await slot.changes.until(lambda: not slot.loading, timeout_s=1.0)
-            elif await self._answers():
+            elif await self._answers() and await self._is_the_same():
                 if slot.suspect:
                     slot.suspect = False
                     slot.changes.notify()
             elif not slot.loading:
-                await self._reconnect("it does not answer")
+                await self._reconnect("it does not answer, or was started anew")
 
     async def _answers(self) -> bool:
         if await self._slot.engine.ready():
@@ -57,6 +59,19 @@ class EngineGuard:
         await asyncio.sleep(_SECOND_PROBE_S)
         # A pause may have begun in between; then the next round asks again.
         return self._slot.loading or await self._slot.engine.ready()
+
+    async def _is_the_same(self) -> bool:
+        """False when the engine has lost the weights that were loaded: it was started anew between two probes."""
+        slot = self._slot
+        reloads, expected = slot.reloads, slot.loaded
+        try:
+            label = await slot.engine.loaded_version()
+        except EngineError:
+            return False
+        if slot.loading or slot.reloads != reloads or not slot.current or slot.pristine:
+            return True
+        # A higher one is the business of whoever wrote the weights.
+        return (Version.parse(label) or BASE) >= expected
 
     async def _reconnect(self, why: str) -> None:
         slot, began, delays = self._slot, time.monotonic(), _BACKOFF.delays()
@@ -77,6 +92,6 @@ class EngineGuard:
             if nobody and time.monotonic() - began > self._timeout_s:
                 raise EnginesLost(f"no engine was reachable for {self._timeout_s:g} s; last error: {slot.last_error}")
             await asyncio.sleep(next(delays))
-        slot.reachable, slot.suspect, slot.loading = True, False, False
+        slot.reachable, slot.suspect, slot.loading, slot.broken = True, False, False, False
         slot.changes.notify()
         _log.info("engine is back", engine=slot.engine_id, after_s=round(time.monotonic() - began, 1))

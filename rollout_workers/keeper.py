@@ -91,7 +91,9 @@ class LeaseKeeper:
         except RolloutBufferError as error:
             if not worth_waiting(error):
                 raise
-            self._service.wait_log("extend leases").say(on_whom(error, self._service.address), str(error))
+            first_s = min((self.expires_in_s(lease_id) for lease_id in self._held), default=0.0)
+            why = f"{error}; by this worker's clock the first lease ends in {first_s:.0f} s, its work goes on"
+            self._service.wait_log("keep leases").say(on_whom(error, self._service.address), why)
             return
         if reply.ttl_ms:
             self._ttl_s = reply.ttl_ms / 1000

@@ -57,6 +57,7 @@ class Progress:
             leases=sum(dispatcher.held for dispatcher in self._dispatchers),
             generating=sum(dispatcher.generating for dispatcher in self._dispatchers),
             unanswered=len(self._pusher),
+            reward_s=round(counters.reward_s, 1),
             **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
             **{f"returned_{name}": count for name, count in counters.returned.items()},
             **({"waiting_on": "; ".join(waiting)} if waiting else {}),

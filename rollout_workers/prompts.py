@@ -86,8 +86,6 @@ def check_prompt(prompt: TokenIds, task: tasks_pb2.Task, info: EngineInfo) -> in
         raise InvalidField("prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest} for this engine")
     if not task.sampling.max_new_tokens:
         raise InvalidField("sampling.max_new_tokens", 0, "at least 1")
-    if task.sampling.stop:
-        raise InvalidField("sampling.stop", list(task.sampling.stop), "empty: this worker stops at stop_token_ids")
     return min(task.sampling.max_new_tokens, info.context_length - len(prompt))
 
 

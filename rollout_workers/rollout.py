@@ -88,6 +88,7 @@ class SingleTurn:
                     top_p=_given(sampling.HasField("top_p"), sampling.top_p, 1.0),
                     top_k=sampling.top_k if sampling.HasField("top_k") else 0,
                     stop_token_ids=tuple(sampling.stop_token_ids),
+                    stop=tuple(sampling.stop),
                 )
             )
         return requests

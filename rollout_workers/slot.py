@@ -31,7 +31,9 @@ class EngineSlot:
         """True while the engine holds the weights it started with."""
         self.reachable = True
         self.loading = False
-        """True from before the pause until after the resume; stays true while what the engine holds is not trusted."""
+        """True from before the pause until after the resume."""
+        self.broken = False
+        """True while the engine is paused because what it holds cannot be trusted."""
         self.quarantined = False
         self.stopped = False
         self.reloads = 0

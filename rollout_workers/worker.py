@@ -3,7 +3,7 @@
 `run` reads top to bottom: open the engines, start the parts, work until told to stop, drain, close.
 
 Draining, within `drain_grace_s`: nothing more is leased; engines end their requests and partial work goes back with its
-continuation; groups that are made are scored and pushed; what has no answer at the end goes back too.
+continuation; groups that are made are scored and pushed; what has no answer after a moment goes back too.
 """
 
 import asyncio
@@ -32,10 +32,14 @@ from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.watcher import WeightWatcher
-from rollout_workers.work import Tools
+from rollout_workers.work import Stage, Tools
 
 OUTSTANDING_PER_SLOT = 4
 """Leases held for each group on an engine: room for those being scored and pushed."""
+
+_ANSWERS_S = 2.0
+"""How long a drain waits for answers to pushes. A full queue may not answer at all, and what goes back is not lost: its
+finished samples are kept."""
 
 _log = structlog.get_logger()
 
@@ -152,9 +156,12 @@ class Worker:
 
         for dispatcher in self._dispatchers:
             dispatcher.stop()
+        await asyncio.wait(working, timeout=min(_ANSWERS_S, left(0.7)))
+        for dispatcher in self._dispatchers:
+            dispatcher.cut(Stage.PUSHING)
         await asyncio.wait(working, timeout=left(0.7))
         for dispatcher in self._dispatchers:
-            dispatcher.cut()
+            dispatcher.cut(*Stage)
         await asyncio.wait(working, timeout=left(0.9))
         held = sum(dispatcher.held for dispatcher in self._dispatchers)
         for task in working:

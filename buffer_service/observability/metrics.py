@@ -4,6 +4,7 @@ mode, switched on by the supervisor through the environment), which the supervis
 No label names a worker, a task or a sample.
 """
 
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,21 +29,23 @@ class RpcMetrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self._received = Counter(
+        received = Counter(
             "rollout_buffer_rpc_received_bytes",
             "Bytes of messages with groups that came in.",
             ["method"],
             registry=registry,
         )
-        self._sent = Counter(
+        sent = Counter(
             "rollout_buffer_rpc_sent_bytes",
             "Bytes of messages with groups that went out.",
             ["method"],
             registry=registry,
         )
-        self._pushed = Counter(
-            "rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"], registry=registry
-        )
+        pushed = Counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"], registry=registry)
+        # Looking up a label costs more than counting.
+        self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
+        self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
+        self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind}
         self._blocked = Gauge(
             "rollout_buffer_blocked_pushes",
             "Pushes that wait for room in a full queue.",
@@ -70,19 +73,16 @@ class RpcMetrics:
 
     def received(self, method: str, size: int) -> None:
         """A message with groups came in."""
-        self._received.labels(method).inc(size)
+        self._received[method].inc(size)
 
     def sent(self, method: str, size: int) -> None:
         """A message with groups goes out."""
-        self._sent.labels(method).inc(size)
+        self._sent[method].inc(size)
 
     def pushed(self, outcomes: Sequence[ops.Pushed]) -> None:
         """A push was settled."""
-        counts: dict[str, int] = {}
-        for outcome in outcomes:
-            counts[outcome.kind] = counts.get(outcome.kind, 0) + 1
-        for kind, count in counts.items():
-            self._pushed.labels(kind).inc(count)
+        for kind, count in Counts(outcome.kind for outcome in outcomes).items():
+            self._pushed[kind].inc(count)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

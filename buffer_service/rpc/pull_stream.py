@@ -1,4 +1,4 @@
-"""One pull: waits for the batch, then streams the shard in messages of about 1 MiB, reading one ahead of the sending.
+"""One pull: waits for the batch, then streams the shard in messages of about 1 MiB, reading ahead of the sending.
 
 A body that is gone is reported lost, which makes the stored batch smaller: before the first message the pull is
 simply repeated; after it the batch's facts are on their way, so the client is told to repeat it.
@@ -19,10 +19,12 @@ from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady
 from rollout_buffer.v1 import batches_pb2 as pb
 
-CHUNK_BYTES = 1 << 20
-MAX_CHUNK_GROUPS = 256
+MESSAGE_BYTES = 1 << 20
+READ_BYTES = 4 << 20
+"""One read of the store; two are held at once."""
+MAX_READ_GROUPS = 1_024
 TYPICAL_TOKEN_BYTES = 10
-"""Of the three fixed columns, for the first guess of how many groups make a chunk."""
+"""Of the three fixed columns, for the first guess of how many groups make a read."""
 
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -108,7 +110,7 @@ class PullStream:
 
 
 class _Chunks:
-    """Which groups to read next, so that a read is about CHUNK_BYTES: sizes are learned from what was read."""
+    """Which groups to read next, so that a read is about READ_BYTES: sizes are learned from what was read."""
 
     def __init__(self, batch: ops.Batch) -> None:
         self._shard = batch.shard
@@ -118,7 +120,7 @@ class _Chunks:
 
     def next_keys(self) -> list[str]:
         """Payload keys of the next chunk; empty at the end."""
-        count = min(MAX_CHUNK_GROUPS, max(1, CHUNK_BYTES // self._group_bytes))
+        count = min(MAX_READ_GROUPS, max(1, READ_BYTES // self._group_bytes))
         return [group.payload_key for group in self._shard[self._done : self._done + count]]
 
     def groups(self, keys: Sequence[str]) -> Sequence[ops.ShardGroup]:
@@ -133,11 +135,11 @@ class _Chunks:
 
 
 def _messages(revision: int, groups: Sequence[Delivered]) -> Iterator[bytes]:
-    """The groups as messages of at most CHUNK_BYTES, unless a single group is larger."""
+    """The groups as messages of at most MESSAGE_BYTES, unless a single group is larger."""
     part: list[Delivered] = []
     size = 0
     for group in groups:
-        if part and size + len(group.body) > CHUNK_BYTES:
+        if part and size + len(group.body) > MESSAGE_BYTES:
             yield join_pull(revision, part)
             part, size = [], 0
         part.append(group)

@@ -1,8 +1,8 @@
 """One push stream: bundles are read ahead a little, pushed in order, and acknowledged in order.
 
-What was read ahead goes to the store in one call where it belongs to the same run, up to about 1 MiB: with small
-groups the call costs more than the groups. Memory: at most WINDOW bundles, and beyond the first one only while the
-process's byte budget has room.
+What was read ahead goes to the store in one call where it belongs to the same run: a call costs more than a small
+group, and waking up for its reply more than a large one. Memory: at most WINDOW bundles, and beyond the first one only
+while the process's byte budget has room.
 """
 
 import asyncio
@@ -24,10 +24,9 @@ from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2 as pb
 
 WINDOW = 4
-MERGED_BYTES = 1 << 20
+MERGED_BYTES = 4 << 20
 
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
-
 
 Entry = ops.NewGroup | pb.PushAck
 """A group to push, or the refusal of one that breaks a rule."""
@@ -61,11 +60,12 @@ class PushStream:
         self._context = context
         self._parts = parts
         self._read: deque[_Bundle] = deque()
+        self._held = 0
+        self._held_bytes = 0
         self._end: RolloutBufferError | None = None
         self._ended = False
-        self._arrived = asyncio.Event()
-        self._room = asyncio.Semaphore(WINDOW)
-        self._held_bytes = 0
+        self._changed = asyncio.Event()
+        """Set when something was read, or when what was read is acknowledged."""
 
     async def run(self) -> None:
         """Serve until the client ends its side, or an error ends both."""
@@ -79,36 +79,46 @@ class PushStream:
     # ── reading ──────────────────────────────────────────────────────────────
 
     async def _read_ahead(self) -> None:
+        context = self._context
+        sequence = 0
         try:
-            sequence = 1
-            while (message := await self._next_message()) is not None:
-                self._take(message, sequence)
-                sequence += 1
+            async with self._parts.drain.interruptible():
+                while True:
+                    await self._room()
+                    message = await context.read()
+                    if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                        break
+                    sequence += 1
+                    self._take(message, sequence)
         except RolloutBufferError as error:
             # Raised again after the acknowledgement of what was read before it.
             self._end = error
         self._ended = True
-        self._arrived.set()
+        self._changed.set()
 
-    async def _next_message(self) -> bytes | None:
+    async def _room(self) -> None:
         budget = self._parts.budget
-        async with self._parts.drain.interruptible():
-            await self._room.acquire()
-            if not budget.has_room:
-                await budget.until(lambda: budget.has_room or not self._held_bytes)
-            message = await self._context.read()
-        return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
+        while self._held >= WINDOW:
+            await self._change()
+        if self._held and not budget.has_room:
+            await budget.until(lambda: budget.has_room or not self._held)
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def _take(self, message: bytes, sequence: int) -> None:
-        self._parts.budget.take(len(message))
-        self._held_bytes += len(message)
-        self._parts.metrics.received("PushGroups", len(message))
+        size = len(message)
+        self._parts.budget.take(size)
+        self._held_bytes += size
+        self._held += 1
+        self._parts.metrics.received("PushGroups", size)
         bundle = convert.parsed("PushGroupsRequest", split_push, message)
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
         run = bundle.run
-        self._read.append(_Bundle(run.run_id, run.seen_revision, sequence, len(message), entries))
-        self._arrived.set()
+        self._read.append(_Bundle(run.run_id, run.seen_revision, sequence, size, entries))
+        self._changed.set()
 
     # ── pushing ──────────────────────────────────────────────────────────────
 
@@ -116,18 +126,21 @@ class PushStream:
         while bundles := await self._next_bundles():
             for response in await self._push(bundles):
                 await self._context.write(response.SerializeToString())
-            for bundle in bundles:
-                self._held_bytes -= bundle.size_bytes
-                self._parts.budget.give(bundle.size_bytes)
-                self._room.release()
+            self._release(bundles)
         if self._end is not None:
             raise self._end
+
+    def _release(self, bundles: list[_Bundle]) -> None:
+        size = sum([bundle.size_bytes for bundle in bundles])
+        self._held -= len(bundles)
+        self._held_bytes -= size
+        self._parts.budget.give(size)
+        self._changed.set()
 
     async def _next_bundles(self) -> list[_Bundle]:
         """What was read and may go into one call; empty at the end of the stream."""
         while not self._read and not self._ended:
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self._change()
         bundles: list[_Bundle] = []
         size = 0
         while self._read and (not bundles or self._read[0].run_id == bundles[0].run_id):

@@ -58,6 +58,8 @@ def generate_body(
             "min_p": request.min_p,
             "ignore_eos": request.ignore_eos,
         }
+        if request.stop:
+            parameters["stop"] = list(request.stop)
         if request.stop_token_ids:
             parameters["stop_token_ids"] = list(request.stop_token_ids)
         sampling.append(parameters)

@@ -63,6 +63,9 @@ class SampleRequest:
     """In [0, 1]; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the sample, besides the model's own end-of-sequence token. The token itself is kept."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the sample, needs an engine with a tokenizer. Their tokens are kept. One that lies across the
+    point where a sample was interrupted is not recognized."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
     rid: str = field(default_factory=new_rid)

@@ -23,6 +23,7 @@ from rollout_workers.weights.watcher import Published, WeightWatcher
 
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
 _RESUME_S = 10.0
+_LOST_S = 30.0
 _log = structlog.get_logger()
 
 
@@ -46,8 +47,6 @@ class WeightLoader:
         self._timeout_s = timeout_s
         self._weightless = weightless
         """True for engines that take a version by its name alone (simulated ones)."""
-        self._broken = False
-        """True while the engine is paused because what it holds cannot be trusted."""
 
     async def run(self) -> None:
         """Load whatever is published, until cancelled."""
@@ -78,6 +77,11 @@ class WeightLoader:
             target = self._watcher.latest
             if target is None:
                 return
+            if not self._slot.reachable:
+                # The guard's business, and no failure to load.
+                await self._slot.changes.until(lambda: self._slot.reachable, timeout_s=_LOST_S)
+                began = time.monotonic()
+                continue
             try:
                 await self._bring_to(target)
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
@@ -99,7 +103,7 @@ class WeightLoader:
         try:
             await self._swap(path, label)
         finally:
-            slot.loading = self._broken
+            slot.loading = slot.broken
             slot.changes.notify()
         slot.reloads += 1
         slot.last_reload_ms = round((time.monotonic() - began) * 1000)
@@ -138,7 +142,7 @@ class WeightLoader:
     async def _swap(self, path: Path, label: str) -> None:
         """Pause, load, verify, go on. Leaves the engine paused only while its weights cannot be trusted."""
         engine = self._slot.engine
-        trusted = not self._broken
+        trusted = not self._slot.broken
         try:
             await engine.pause(self._pause_mode)
             try:
@@ -157,7 +161,7 @@ class WeightLoader:
             trusted = True
         finally:
             # Also when cancelled: an engine that outlives this worker must not stay paused.
-            self._broken = not trusted
+            self._slot.broken = not trusted
             if trusted:
                 with contextlib.suppress(EngineError, TimeoutError):
                     async with asyncio.timeout(_RESUME_S):
@@ -170,7 +174,7 @@ class WeightLoader:
         slot.quarantined = True
         slot.changes.notify()
         _log.error("engine quarantined", engine=slot.engine_id, error=slot.last_error)
-        if self._broken:
+        if slot.broken:
             # Its requests wait on a resume that may never come: let them come back.
             with contextlib.suppress(EngineError):
                 await slot.engine.pause(PauseMode.ABORT)

@@ -10,6 +10,7 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from transformers import AutoTokenizer
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineLoadFailed
@@ -123,6 +124,13 @@ async def test_a_stop_token_ends_the_sample_and_is_its_last_token(engine: Sglang
     (cut,) = await engine.generate(group(1, 9))
     assert (cut.output_ids.tolist(), cut.finish_reason) == ([100] * 9, "length")
     assert EOS_ID not in cut.output_ids
+
+
+async def test_a_stop_string_ends_the_sample_and_its_tokens_are_kept(engine: SglangEngine, models: Models) -> None:
+    await reload(engine, models.constant[0], "3.1")
+    text = AutoTokenizer.from_pretrained(models.constant[0]).decode([100, 100])
+    (stopped,) = await engine.generate(group(1, 9, stop=(text,)))
+    assert (stopped.output_ids.tolist(), stopped.finish_reason) == ([100, 100], "stop")
 
 
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])

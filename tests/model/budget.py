@@ -1,11 +1,12 @@
 """How long the machine runs, from the environment.
 
-RB_MODEL_OPERATIONS: operations in all, default 5,000. RB_MODEL_SEED: a number for other histories than the fixed ones
+RB_MODEL_OPERATIONS: operations in all, default 8,000. RB_MODEL_SEED: a number for other histories than the fixed ones
 that every run without it repeats. RB_MODEL_SHRINK=1: look for the shortest history that fails (up to five minutes).
 """
 
 import os
 from collections import Counter
+from collections.abc import Collection
 
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
@@ -13,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.machine import MOODS, RunMachine
 from tests.model.subjects import Subject
 
-OPERATIONS = int(os.environ.get("RB_MODEL_OPERATIONS", "5000"))
+OPERATIONS = int(os.environ.get("RB_MODEL_OPERATIONS", "8000"))
 SEED = os.environ.get("RB_MODEL_SEED")
 SHRINK = os.environ.get("RB_MODEL_SHRINK") == "1"
 
@@ -39,15 +40,17 @@ def settings(operations: int, *, phases: tuple[hypothesis.Phase, ...]) -> hypoth
     )
 
 
-def explore(subject: Subject, operations: int, *, shrink: bool = SHRINK) -> Counter[str]:
-    """Run histories of every mood on the model and a subject; how often each outcome was seen. Raises Disagreement."""
+def explore(
+    subject: Subject, operations: int, *, moods: Collection[str] = MOODS.keys(), shrink: bool = SHRINK
+) -> Counter[str]:
+    """Run histories of these moods on the model and a subject; how often each outcome was seen. Raises Disagreement."""
     seen: Counter[str] = Counter()
     phases = (hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else []))
-    for mood in MOODS:
+    for mood in moods:
         members = {"subject": subject, "seen": seen, "mood": mood}
         machine = type("RunMachineOnSubject", (RunMachine,), members)
         if SEED is not None:
             hypothesis.seed(int(SEED))(machine)
-        share = operations * 11 // 10 // len(MOODS)
+        share = operations * 11 // 10 // len(moods)
         run_state_machine_as_test(machine, settings=settings(share, phases=phases))
     return seen

@@ -75,8 +75,16 @@ MOODS = {
         "report_lost": 4,
         "time_passes": 1,
     },
-    "interrupted": {**STEADY, "lease": 12, "give_back": 14, "train": 6, "push_results": 2, "push_again": 1},
-    "short of everything": {**STEADY, "time_passes": 12, "give_back": 8, "change_budget": 1},
+    "interrupted": {
+        **STEADY,
+        "lease": 12,
+        "give_back": 14,
+        "train": 6,
+        "push_results": 2,
+        "push_again": 1,
+        "interrupt_and_rewind": 5,
+    },
+    "short of everything": {**STEADY, "time_passes": 12, "give_back": 8, "change_budget": 4},
     "troubled": {**STEADY, **TROUBLE},
 }
 """How often each action is taken, by the mood of a history. (Rules of their own would not do: Hypothesis leaves a
@@ -269,20 +277,22 @@ class RunMachine(RuleBasedStateMachine):
         self.count_outcomes("retry_push")
 
     def extend(self, draw: st.DataObject) -> None:
-        worker, instance, _ = self.recent(draw, self.grants)
+        worker, instance, _ = self.holder(draw)
         lease_ids = [grant.lease_id for _, _, grant in self.grants[-4:]]
         extended = self.pair.both("extend", worker, instance, lease_ids)
         if extended is not None:
             self.seen.update("extend:live" if live else "extend:lost" for live in extended.live)
 
-    def give_back(self, draw: st.DataObject) -> None:
-        worker, instance, _ = self.recent(draw, self.grants)
-        returns = []
+    def holder(self, draw: st.DataObject) -> tuple[str, str, ops.LeaseGrant]:
+        """Who was given a lease, mostly one that is live."""
         live = [held for held in self.grants if self.pair.is_live(held[2].lease_id)]
-        if live and not rarely(draw, 4):
-            worker, instance, _ = live[-1]
+        return self.recent(draw, self.grants if rarely(draw, 4) or not live else live)
+
+    def give_back(self, draw: st.DataObject) -> None:
+        worker, instance, _ = self.holder(draw)
+        returns = []
         for _ in range(draw.draw(st.integers(1, 2))):
-            lease_id = self.recent(draw, live or self.grants)[2].lease_id
+            lease_id = self.holder(draw)[2].lease_id
             kind = draw.draw(st.sampled_from(ops.ReturnKind))
             error = f"error of {lease_id}" if kind is ops.ReturnKind.FAILED else ""
             body = b"" if rarely(draw, 3) else b"kept by " + lease_id.encode()
@@ -321,6 +331,8 @@ class RunMachine(RuleBasedStateMachine):
         if isinstance(pulled, ops.Batch):
             self.seen["pull:resharded"] += sharded_for not in {None, world_size}
             self.seen["pull:replayed" if pulled.replayed else "pull:assembled"] += 1
+            if self.blocked and not pulled.replayed:
+                self.retry_blocked(draw)
         elif pulled is not None:
             self.seen["pull:short"] += 1
 
@@ -390,6 +402,20 @@ class RunMachine(RuleBasedStateMachine):
             self.seen[f"resume:{request.mode}"] += taken_back
             self.seen["resume:regenerated"] += resumed.next_step < before.checkpointed_steps
             self.seen["resume:behind"] += before.committed_steps < resumed.next_step
+        if resumed.next_step < resumed.next_unassembled_step:
+            self.pull_once(draw, resumed.next_step)
+
+    def interrupt_and_rewind(self, draw: st.DataObject) -> None:
+        """Something is kept of a task just before the trainer goes back behind the weights that made it."""
+        self.train(draw)
+        self.submit(draw)
+        self.lease(draw)
+        if self.grants:
+            worker, instance, grant = self.grants[-1]
+            newest = self.versions[-1]
+            kept = ops.LeaseReturn(grant.lease_id, ops.ReturnKind.INTERRUPTED, "", b"newest", newest, 6)
+            self.pair.both("give_back", worker, instance, [kept])
+        self.resume(draw)
 
     def report_lost(self, draw: st.DataObject) -> None:
         step = draw.draw(st.integers(max(0, self.view.committed_steps - 1), self.view.next_step))

@@ -12,6 +12,7 @@ from buffer_service.domain.failures import over_budget
 from buffer_service.domain.gate import too_stale
 from buffer_service.domain.model import batches, leasing, state
 from buffer_service.domain.model.leases import LeaseBook
+from buffer_service.domain.model.pending import PendingTasks
 from buffer_service.domain.model.queue import GroupQueue
 from buffer_service.domain.model.records import Payloads, Task
 from buffer_service.domain.model.state import RunState
@@ -82,12 +83,12 @@ def in_turn(groups: Iterable[tuple[int, int]], world_size: int) -> list[list[int
     return [sequences[rank::world_size] for rank in range(world_size)]
 
 
-_make_pending = RunState.make_pending
+_add = PendingTasks.add
 
 
-def behind_fresh_ones(run: RunState, task: Task, not_before: int) -> None:
-    task.came_back = False
-    _make_pending(run, task, not_before)
+def all_priorities_are_equal(pending: PendingTasks, task: Task) -> None:
+    task.priority = 0
+    _add(pending, task)
 
 
 def failures_are_kept(run: RunState, task: Task) -> None:
@@ -111,7 +112,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "continuations are not clamped by a resume": (Task, "clamp", lambda *_: None),
     "a requeue ignores the caps": (GroupQueue, "fits", caps_hold_always),
     "ranks are filled in turn": (batches, "shard", in_turn),
-    "tasks that came back wait behind fresh ones": (RunState, "make_pending", behind_fresh_ones),
+    "all priorities are equal": (PendingTasks, "add", all_priorities_are_equal),
     "a task that starts anew keeps its failures": (RunState, "start_anew", failures_are_kept),
     "payloads are never deleted": (Payloads, "trash", lambda *_: None),
 }

@@ -76,12 +76,11 @@ async def test_replies_are_parsed_however_they_are_cut(tmp_path: Path, portion: 
     reply = ALL_KINDS if portion >= 7 else ALL_KINDS.replace(b"$%d\r\n%b" % (len(LARGE), LARGE), b"$500\r\n" + body)
     async with scripted(tmp_path / "s", lambda _: reply, portion=portion) as url:
         first, second = await exchange(url, ("A",), ("B",))
-    assert repr(first) == repr(second)
-    *simple, pair, error, absent = first
-    assert simple == [b"OK", -42, None, []]
-    assert [bytes(part) for part in pair] == [b"\r\n", body]
-    assert isinstance(error, ReplyError)
-    assert (error.code, absent) == ("ERR", None)
+    for simple, pair, error, absent in ((reply[:4], *reply[4:]) for reply in (first, second)):
+        assert simple == [b"OK", -42, None, []]
+        assert [bytes(part) for part in pair] == [b"\r\n", body]
+        assert isinstance(error, ReplyError)
+        assert (error.code, absent) == ("ERR", None)
 
 
 async def test_a_reply_longer_than_the_read_buffer_is_parsed_as_it_comes(tmp_path: Path) -> None:

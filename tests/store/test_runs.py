@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def test_the_store_is_what_the_rest_of_the_service_asks_for(store: RedisRunStore) -> None:
-    port: "RunStore" = store
+    port: RunStore = store
     assert list(await port.list_runs()) == []
 
 

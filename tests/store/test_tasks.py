@@ -12,6 +12,7 @@ from buffer_wire.errors import (
     PendingFull,
     RunPaused,
     StaleEpoch,
+    StepAhead,
 )
 from tests.store.driver import Run, weights
 
@@ -288,6 +289,17 @@ async def test_a_thousand_leases_expire_in_portions(run: Run) -> None:
     await run.pass_ms(1001)
     assert await run.store.sweep() == 2400
     assert await run.tasks() == {"submitted": 2400, "pending": 2400}
+
+
+async def test_a_refused_operation_remembers_the_time(run: Run) -> None:
+    await run.create(lease_ttl_ms=1000)
+    await run.submit("a")
+    lease = await run.one_lease()
+    await run.pass_ms(1001)
+    with pytest.raises(StepAhead):
+        await run.pull(1)
+    await run.at(run.now - 1001)
+    assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).live == [False]
 
 
 async def test_time_never_goes_back(run: Run) -> None:

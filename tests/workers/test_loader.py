@@ -15,7 +15,7 @@ from rollout_workers.versions import BASE, Version
 from rollout_workers.weights.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.watcher import WeightWatcher
-from tests.workers.building import weight_files
+from tests.workers.building import time_passes, weight_files
 from tests.workers.fake_service import FakeService
 
 
@@ -252,6 +252,19 @@ async def test_cancelled_load_does_not_leave_the_engine_paused(
         await entered.wait()
     assert it.engine.calls[-1] == "resume"
     assert await it.engine.ready()
+
+
+async def test_engine_that_is_lost_is_left_to_the_guard(fake: FakeService, tmp_path: Path) -> None:
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+        it.slot.reachable = False
+        await it.publish(1, 1)
+        await time_passes(0.3)
+        assert it.engine.calls == []
+        assert it.slot.errors == 0
+        it.slot.reachable = True
+        it.slot.changes.notify()
+        await it.until_loaded(1, 1)
 
 
 async def test_watch_goes_on_after_a_restart_of_the_service(fake: FakeService, tmp_path: Path) -> None:

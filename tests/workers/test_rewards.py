@@ -188,17 +188,13 @@ async def test_task_without_a_prompt_is_refused() -> None:
         ([1, 100], {}, "prompt_token_ids is 'token id 100'"),
         ([-1], {}, "prompt_token_ids is 'token id -1'"),
         ([1] * 16, {}, "prompt_token_ids is '16 tokens'"),
-        ([1], {"stop": ["\n"]}, "sampling.stop"),
         ([1], {"max_new_tokens": 0}, "sampling.max_new_tokens"),
     ],
 )
 def test_prompt_the_engine_cannot_take_is_refused(ids: list[int], more: dict[str, object], field: str) -> None:
     of = task(prompt_token_ids=ids)
     for name, value in more.items():
-        if name == "stop":
-            of.sampling.stop.extend(value)  # type: ignore[arg-type]
-        else:
-            setattr(of.sampling, name, value)
+        setattr(of.sampling, name, value)
     with pytest.raises(InvalidField, match=field):
         check_prompt(np.array(ids, np.int32), of, info())
 

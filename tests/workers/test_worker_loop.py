@@ -341,6 +341,21 @@ async def test_engine_that_dies_fails_its_tasks_and_works_again_when_it_is_back(
     assert [span.version.version for span in spans] == [1]
 
 
+async def test_engine_that_was_started_anew_between_two_probes_is_loaded_again(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    files = weight_files(tmp_path / "v1", {"model": b"1"})
+    await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
+    async with working(fake, tmp_path) as running:
+        await fake.until(lambda: bool(fake.lease_requests))
+        await running.engine.revive()
+        running.worker.slots[0].failed(EngineUnavailable("e", "generating", "Server disconnected"), suspect=True)
+        await fake.until(lambda: fake.reports[-1].reloads == 2)
+        await fake.submit(task("t1"))
+        await fake.until(all_done(fake))
+    assert [span.version.version for span in fake.results()["t1"].header.samples[0].spans] == [1]
+
+
 async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake: FakeService, tmp_path: Path) -> None:
     files = weight_files(tmp_path / "v1", {"model": b"1"})
     await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))

@@ -14,7 +14,7 @@ if load_run() then
   return reply('exists', policy)
 end
 
-policy, stored_now = request[1], 0
+policy = request[1]
 read_clock()
 ledger = {groups = {}, tasks = {}, statistics = {}}
 for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
@@ -36,6 +36,6 @@ state = {
   next_step = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0, assembled_now = 0,
   sequence = 0, ended_sequence = 0, ended_through = 0,
 }
-call('HSET', RUN, 'policy', pack(policy))
+call('HSET', RUN, 'policy', pack(policy), 'now', format('%d', now))
 write_run()
 return reply('created')

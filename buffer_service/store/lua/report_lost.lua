@@ -11,7 +11,7 @@ local request = unpack_msg(ARGV[1])
 local step = request[1]
 
 relieve()
-if not load_run() then
+if not begin_run() then
   return refuse('unknown_run')
 end
 local header = step >= state.committed_steps and step < state.next_step and load_step(step)

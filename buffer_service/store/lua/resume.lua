@@ -15,7 +15,7 @@ local request = unpack_msg(ARGV[1])
 local step, mode, request_id, allow_regenerate = unpack(request, 1, 4)
 
 relieve()
-if not load_run() then
+if not begin_run() then
   return refuse('unknown_run')
 end
 local last = call('HGET', RUN, 'last_resume')

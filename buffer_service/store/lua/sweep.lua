@@ -11,7 +11,7 @@
 
 local request = unpack_msg(ARGV[1])
 relieve()
-if not load_run() then
+if not begin_run() then
   return refuse('unknown_run')
 end
 local expired = expire_leases(1000)

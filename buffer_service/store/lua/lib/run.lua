@@ -13,7 +13,7 @@
 -- @include keys
 
 local policy, state, ledger, now
-local stored_now
+local stored_now = 0
 local changed = false
 local topics = {}
 
@@ -49,7 +49,18 @@ local function load_run()
 end
 
 local function write_run()
-  call('HSET', RUN, 'state', pack(state), 'ledger', pack(ledger), 'now', format('%d', now))
+  call('HSET', RUN, 'state', pack(state), 'ledger', pack(ledger))
+end
+
+-- Loads the run for an operation that may change it, and remembers the time, whatever becomes of the operation.
+local function begin_run()
+  if not load_run() then
+    return false
+  end
+  if now ~= stored_now then
+    call('HSET', RUN, 'now', format('%d', now))
+  end
+  return true
 end
 
 local function budget_exceeded()
@@ -70,7 +81,7 @@ end
 
 -- Loads the run and checks that the store is not behind `seen`. Returns a refusal, or nil.
 local function open_run(seen)
-  if not load_run() then
+  if not begin_run() then
     return refuse('unknown_run')
   end
   if seen > state.revision then
@@ -110,8 +121,6 @@ local function close_run(again)
       state.revision = state.revision + 1
     end
     write_run()
-  elseif now ~= stored_now then
-    call('HSET', RUN, 'now', format('%d', now))
   end
   if next(topics) then
     local names = {}
