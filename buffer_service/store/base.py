@@ -55,3 +55,15 @@ class StoreBase:
         """Go on freeing what a commit or checkpoint released, in portions that do not hold up the store."""
         while more:
             _, (more,) = await self._call("free", run_id, b"\x90")
+
+    async def delete_trash(self, run_id: str, portion: int = 500) -> int:
+        """Delete payloads that nothing refers to any more; returns how many keys were on trash.
+
+        The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
+        """
+        trash, deleted = index_key(run_id, "trash"), 0
+        while keys := await self._connection.command("SRANDMEMBER", trash, portion):
+            await self._connection.command("UNLINK", *keys)
+            await self._connection.command("SREM", trash, *keys)
+            deleted += len(keys)
+        return deleted

@@ -54,6 +54,8 @@ class BatchOps(StoreBase):
         """See domain.ports.RunStore.checkpoint."""
         _, (revision, steps, more) = await self._call("checkpoint", run_id, pack(seen_revision, epoch, through_step))
         await self._free(run_id, more)
+        # Not left to the sweep: memory that is freed now is used again by the next payloads.
+        await self.delete_trash(run_id)
         return revision, steps
 
     async def resume(self, run_id: str, resume: ops.Resume) -> ops.Resumed:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
-from buffer_service.store.keys import index_key, new_payload_key
+from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
 
 
@@ -35,18 +35,6 @@ class GroupOps(StoreBase):
         """See domain.ports.RunStore.fetch."""
         del run_id  # the keys say it
         return await self._connection.fetch(payload_keys)
-
-    async def delete_trash(self, run_id: str, portion: int = 500) -> int:
-        """Delete payloads that nothing refers to any more; returns how many keys were on trash.
-
-        The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
-        """
-        trash, deleted = index_key(run_id, "trash"), 0
-        while keys := await self._connection.command("SRANDMEMBER", trash, portion):
-            await self._connection.command("UNLINK", *keys)
-            await self._connection.command("SREM", trash, *keys)
-            deleted += len(keys)
-        return deleted
 
 
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:

@@ -1,8 +1,8 @@
 -- Group records and the queue.
 --
 -- A group's record is a msgpack array, the same in hash `groups` while it is queued and in the chunks of a step after:
--- see the G_ constants (13 is the environment). Head and tail are those of the present timeline as of G_EPOCH, the run's
--- epoch when the record was written; `clamp` brings them up to date.
+-- see the G_ constants (13 is the environment). Head and tail are those of the present timeline as of G_EPOCH, the
+-- run's epoch when the record was written; `clamp` brings them up to date.
 --
 -- Indexes: `queue` (score: sequence, member: group id) and `queue_heads` (score: head, member: fixed-width sequence and
 -- group id, so that equal heads go by sequence).

@@ -2,13 +2,13 @@
 --
 -- Record (hash `tasks`, msgpack map): sequence, priority, state, generation, attempt, failures, returned (it came back:
 -- ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the lease), error
--- (the last), accepted (attempt whose group was accepted, 0 without a lease, -1 none) and body (its payload key), and of
--- its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
+-- (the last), accepted (attempt whose group was accepted, 0 without a lease, -1 none) and body (its payload key), and
+-- of its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
 --
--- Indexes: `pending` (score: order of leasing) and `delayed` (score: not_before) hold the pending ones, `leases` (score:
--- expiry) the leased ones, set `held:<worker>` a worker's leased ones, `ended` (score: order of ending) the tombstones
--- that are in no assembled step. Members of all but `ended` are entry(task): fixed-width sequence, then the task id, so
--- that ties go by sequence.
+-- Indexes: `pending` (score: order of leasing) and `delayed` (score: not_before) hold the pending ones, `leases`
+-- (score: expiry) the leased ones, set `held:<worker>` a worker's leased ones, `ended` (score: order of ending) the
+-- tombstones that are in no assembled step. Members of all but `ended` are entry(task): fixed-width sequence, then the
+-- task id, so that ties go by sequence.
 
 -- @include ledger
 
