@@ -1,8 +1,13 @@
 """Pushes into a run's queue, first come, first served while it is full.
 
 Invariants: while somebody waits in a run's line nobody else's push is tried; the bodies of a blocked push lie in the
-store under their payload keys, and keys that did not become groups are abandoned, whatever ends the wait.
+store under their payload keys, and keys that did not become groups are abandoned, whatever ends the wait. The head of
+the line tries for everybody behind it whose bodies are in the store, in the line's order: each try also keeps leases
+alive and tells the store that the bodies are still wanted.
 """
+
+from collections.abc import Sequence
+from itertools import islice
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
@@ -11,7 +16,7 @@ from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.waiting import Lines
 
 RETRY_S = 0.5
-"""Each try keeps the leases of what is blocked alive, and they may be as short as a second."""
+"""Leases may be as short as a second."""
 
 
 class Pushes:
@@ -22,63 +27,87 @@ class Pushes:
         self._lines = lines
         self._janitor = janitor
         self._metrics = metrics
+        self._waiting: dict[str, list[_Push]] = {}
+        """By run, in the order of its line."""
 
     async def push(self, run_id: str, groups: list[ops.NewGroup], seen_revision: int) -> ops.PushResult:
         """Push groups (the list is emptied) in order; while the queue is full and the policy says `block`, wait.
 
-        Raises what the store raises, and NotReady when the process shuts down meanwhile.
+        Never answers BLOCKED. Raises what the store raises, and NotReady when the process shuts down meanwhile.
         """
-        push = _Push(self._store, run_id, groups, seen_revision)
-        try:
-            if self._lines.is_empty(run_id, Topic.SPACE):
-                result = await push.attempt()
-                if not push.blocked:
-                    return result
-            with self._metrics.blocked():
+        push = _Push(groups, seen_revision)
+        if self._lines.is_empty(run_id, Topic.SPACE):
+            await self._first_try(run_id, push)
+            if not push.blocked:
+                return push.result()
+        with self._metrics.blocked():
+            line = self._waiting.setdefault(run_id, [])
+            line.append(push)
+            try:
                 return await self._stand_in_line(run_id, push)
-        finally:
-            if push.blocked:
-                self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
+            finally:
+                line.remove(push)
+                if not line:
+                    del self._waiting[run_id]
+                if push.blocked:
+                    self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
+
+    async def _first_try(self, run_id: str, push: "_Push") -> None:
+        result = await self._store.push(run_id, push.groups, seen_revision=push.seen_revision)
+        push.settle(range(len(push.facts)), result)
+        # The store has the bodies now: a wait must not hold on to them.
+        push.groups.clear()
 
     async def _stand_in_line(self, run_id: str, push: "_Push") -> ops.PushResult:
         async with self._lines.turn(run_id, Topic.SPACE):
             while True:
                 ticket = self._lines.ticket(run_id, Topic.SPACE)
-                result = await push.attempt()
+                if push.groups:
+                    await self._first_try(run_id, push)
+                else:
+                    await self._try_again(run_id)
                 if not push.blocked:
-                    return result
+                    return push.result()
                 await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)
+
+    async def _try_again(self, run_id: str) -> None:
+        tried = [(push, list(push.blocked)) for push in self._waiting[run_id] if push.blocked]
+        if not tried:
+            # Whoever was at the head before has tried for this one too.
+            return
+        groups = [push.blocked[position] for push, positions in tried for position in positions]
+        seen = max(push.seen_revision for push, _ in tried)
+        result = await self._store.retry_push(run_id, groups, seen_revision=seen)
+        outcomes = iter(result.outcomes)
+        for push, positions in tried:
+            share = list(islice(outcomes, len(positions)))
+            push.settle(positions, ops.PushResult(result.revision, share, result.published))
 
 
 class _Push:
     """One push: its outcomes so far, and what of it is blocked, by position."""
 
-    def __init__(self, store: RunStore, run_id: str, groups: list[ops.NewGroup], seen_revision: int) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._facts = [group.facts for group in groups]
-        self._groups = groups
-        self._seen_revision = seen_revision
-        self._outcomes: dict[int, ops.Pushed] = {}
+    def __init__(self, groups: list[ops.NewGroup], seen_revision: int) -> None:
+        self.facts = [group.facts for group in groups]
+        self.groups = groups
+        self.seen_revision = seen_revision
         self.blocked: dict[int, tuple[ops.GroupFacts, str]] = {}
+        self._outcomes: dict[int, ops.Pushed] = {}
+        self._last: ops.PushResult | None = None
 
-    async def attempt(self) -> ops.PushResult:
-        """Try what is not settled."""
-        if self._groups:
-            positions = list(range(len(self._facts)))
-            result = await self._store.push(self._run_id, self._groups, seen_revision=self._seen_revision)
-            # The store has the bodies now: a wait must not hold on to them.
-            self._groups.clear()
-        else:
-            positions = list(self.blocked)
-            result = await self._store.retry_push(
-                self._run_id, list(self.blocked.values()), seen_revision=self._seen_revision
-            )
+    def settle(self, positions: Sequence[int], result: ops.PushResult) -> None:
+        """Take the outcomes of a try over the groups at these positions."""
+        self._last = result
         for position, outcome in zip(positions, result.outcomes, strict=True):
             self._outcomes[position] = outcome
             if outcome.kind is ops.PushKind.BLOCKED:
-                self.blocked[position] = (self._facts[position], outcome.payload_key)
+                self.blocked[position] = (self.facts[position], outcome.payload_key)
             else:
                 self.blocked.pop(position, None)
-        outcomes = [self._outcomes[position] for position in range(len(self._facts))]
-        return ops.PushResult(result.revision, outcomes, result.published)
+
+    def result(self) -> ops.PushResult:
+        """All outcomes, once nothing is blocked."""
+        if self._last is None:
+            raise RuntimeError("no try was made")
+        outcomes = [self._outcomes[position] for position in range(len(self.facts))]
+        return ops.PushResult(self._last.revision, outcomes, self._last.published)

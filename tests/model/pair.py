@@ -11,6 +11,7 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.model import ReferenceModel
+from buffer_service.domain.model.records import Lease
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import RolloutBufferError
 from tests.model.subjects import Subject
@@ -132,10 +133,10 @@ class Pair:
         """The run as the model sees it."""
         return self.model.view(self.run_id)
 
-    def is_live(self, lease_id: str) -> bool:
-        """Whether a task is leased under this id."""
-        leased = self.model._runs[self.run_id].leases.tasks
-        return any(task.lease_id == lease_id for task in leased.values())
+    def leases(self) -> dict[str, Lease]:
+        """Leases by id, with those that are past their expiry and not taken back yet."""
+        leased = self.model._runs[self.run_id].leases.tasks.values()
+        return {task.lease_id: task.lease for task in leased if task.lease}
 
     def groups_of(self, step: int) -> Sequence[str]:
         """Ids of a stored step's groups."""
@@ -145,7 +146,7 @@ class Pair:
     def moments(self) -> list[int]:
         """Times, in ms, on both sides of which rules on time differ."""
         run = self.model._runs[self.run_id]
-        expiries = [task.lease.expiry for task in run.tasks.values() if task.lease]
+        expiries = [lease.expiry for lease in self.leases().values()]
         backing_off = [task.not_before for task in run.tasks.values() if task in run.pending]
         return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
 

@@ -1,8 +1,8 @@
 """What happens at the end of every history, so that what no dump shows makes a difference after all.
 
 A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
-continue and how stale that is, or what the queue and the steps hold. So: the run is released, every task is leased and
-failed until nothing is left to lease, then the queue is emptied batch by batch, and every stored step is read again.
+continue and how stale that is, or what the queue and the steps hold. So: the run is released and often all its steps are queued again, every task is
+leased and failed until nothing is left to lease, the queue is emptied batch by batch, and every stored step is read.
 """
 
 import dataclasses
@@ -16,13 +16,26 @@ ALL = 256
 
 
 def uncover(pair: Pair) -> None:
-    """Lease, fail, pull and read everything there is."""
-    if pair.view.paused:
-        pair.both("resume", ops.Resume(None, ops.ResumeMode.REPLAY, "uncover", allow_regenerate=False))
+    """Outlive a lease; lease, fail, pull and read everything there is."""
+    _outlive_a_lease(pair)
+    view = pair.view
+    if view.paused or view.revision % 2:
+        mode = ops.ResumeMode.REQUEUE if view.revision % 2 else ops.ResumeMode.REPLAY
+        pair.both("resume", ops.Resume(view.checkpointed_steps, mode, "uncover", allow_regenerate=False))
     pair.both("update_policy", _without_caps(pair.view.policy))
     _publish(pair)
     _fail_everything(pair)
     _read_everything(pair)
+
+
+def _outlive_a_lease(pair: Pair) -> None:
+    """The first lease that expires is lost by a millisecond; those that expire later are not."""
+    leases = pair.leases()
+    ahead = [lease.expiry + 1 - pair.now for lease in leases.values() if lease.expiry >= pair.now]
+    if ahead:
+        pair.advance(min(ahead))
+    for lease_id, lease in sorted(leases.items()):
+        pair.both("extend", lease.worker_id, lease.instance_id, [lease_id])
 
 
 def _without_caps(policy: RunPolicy) -> RunPolicy:

@@ -2,12 +2,19 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from typing import cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from buffer_service.domain.ports import Topic
+from buffer_service.domain import ops
+from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.janitor import Janitor
+from buffer_service.rpc.pushes import Pushes
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.errors import NotReady
 
@@ -177,3 +184,108 @@ async def test_one_stream_too_many_is_told_to_come_again() -> None:
         pass
     with slots.slot():
         pass
+
+
+# ── pushes in a line ─────────────────────────────────────────────────────────
+
+FACTS = ops.GroupFacts("t", 0, "", "", 1, 1, 1, 1, ops.WeightVersion(1), ops.WeightVersion(1), spans_versions=False)
+
+
+class FullStore:
+    """Accepts `room` groups; blocks the rest, keeping their bodies under keys."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        self.accepted: list[str] = []
+        self.abandoned: list[str] = []
+        self.calls: list[list[str]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def push(self, run_id: str, groups: list[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+        names = [group.facts.task_id for group in groups]
+        await self.gate.wait()
+        return self._judge(names)
+
+    async def retry_push(
+        self, run_id: str, groups: list[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
+    ) -> ops.PushResult:
+        await self.gate.wait()
+        return self._judge([key for _, key in groups])
+
+    async def abandon_push(self, run_id: str, payload_keys: list[str]) -> None:
+        self.abandoned += payload_keys
+
+    def _judge(self, names: list[str]) -> ops.PushResult:
+        self.calls.append(names)
+        outcomes = []
+        for name in names:
+            if self.room:
+                self.room -= 1
+                self.accepted.append(name)
+                outcomes.append(ops.Pushed(ops.PushKind.QUEUED, name))
+            else:
+                outcomes.append(ops.Pushed(ops.PushKind.BLOCKED, name, payload_key=name))
+        return ops.PushResult(len(self.calls), outcomes, ops.WeightVersion(1))
+
+
+def pushes_on(store: FullStore) -> tuple[Pushes, Notes, Janitor]:
+    notes, janitor = Notes(), Janitor(cast("RunStore", store))
+    lines = Lines(notes, Drain())
+    return Pushes(cast("RunStore", store), lines, janitor, RpcMetrics(CollectorRegistry())), notes, janitor
+
+
+def named(*names: str) -> list[ops.NewGroup]:
+    return [ops.NewGroup(replace(FACTS, task_id=name), b"body") for name in names]
+
+
+async def test_the_head_of_the_line_tries_for_all_whose_bodies_are_in_the_store() -> None:
+    store = FullStore()
+    pushes, notes, _ = pushes_on(store)
+    store.gate.clear()
+    async with asyncio.TaskGroup() as tasks:
+        # All three are on their way to the store before any of them is answered.
+        waiting = [tasks.create_task(pushes.push("r", named(*names), 0)) for names in ("ab", "c", "de")]
+        await settled()
+        store.gate.set()
+        await settled()
+        late = tasks.create_task(pushes.push("r", named("f"), 0))
+        await settled()
+        assert ["f"] not in store.calls
+        store.room = 4
+        notes.notify()
+        await settled()
+        assert ["a", "b", "c", "d", "e"] in store.calls
+        assert store.accepted == ["a", "b", "c", "d"]
+        assert waiting[0].done()
+        assert waiting[1].done()
+        assert not waiting[2].done()
+        store.room = 1
+        notes.notify()
+        await settled()
+        assert store.accepted == ["a", "b", "c", "d", "e"]
+        assert ["f"] in store.calls, "it is tried when its turn comes, not before"
+        store.room = 1
+        notes.notify()
+    assert store.accepted == list("abcdef")
+    assert [outcome.group_id for outcome in waiting[2].result().outcomes] == ["d", "e"]
+    assert late.result().outcomes[0].kind is ops.PushKind.QUEUED
+
+
+async def test_a_blocked_push_that_is_cancelled_has_its_payloads_deleted() -> None:
+    store = FullStore()
+    pushes, _, janitor = pushes_on(store)
+    store.room = 1
+    async with asyncio.TaskGroup() as tasks:
+        deleting = tasks.create_task(janitor.delete_abandoned())
+        blocked = tasks.create_task(pushes.push("r", named("a", "b", "c"), 0))
+        await settled()
+        assert store.accepted == ["a"]
+        blocked.cancel()
+        await settled()
+        assert store.abandoned == ["b", "c"]
+        store.room = 1
+        await pushes.push("r", named("d"), 0)
+        assert store.accepted == ["a", "d"]
+        janitor.close()
+        await deleting

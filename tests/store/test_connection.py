@@ -171,7 +171,8 @@ async def test_near_maxmemory_nothing_is_indexed_whose_payload_failed() -> None:
         await run.batch(0)
         await run.publish(1, commit_through=0)
         await run.checkpoint(0)
-        assert await store.sweep() >= 2
+        # What the checkpoint freed is deleted already.
+        await store.sweep()
         with pytest.raises(StoreOutOfMemory):
             await run.push(run.group("again"))
         await run.command("CONFIG", "SET", "maxmemory", "24mb")

@@ -39,7 +39,10 @@ local function queue_group(group, from)
   call('HSET', GROUPS, group[G_ID], pack(group))
   call('ZADD', QUEUE, format('%d', group[G_SEQUENCE]), group[G_ID])
   call('ZADD', QUEUE_HEADS, format('%d', group[G_HEAD]), head_entry(group))
-  topics.groups = true
+  -- Pulls wait only while less than a batch is queued; a hint at every group would wake all replicas for nothing.
+  if call('ZCARD', QUEUE) == policy.batch_groups then
+    topics.groups = true
+  end
 end
 
 local function load_group(group_id)
