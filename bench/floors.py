@@ -94,7 +94,6 @@ def grpc_client(port: int) -> dict[str, Handler]:
 def store_client(unix_socket: str) -> dict[str, Handler]:
     """Command `move`: SET, GET and UNLINK `count` values of `size` bytes, a few at a time."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 << 20)
     connection.connect(unix_socket)
     window = 8
 

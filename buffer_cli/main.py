@@ -90,7 +90,7 @@ def config_policy() -> None:
 
 @app.command()
 def status(
-    run_id: Annotated[str | None, typer.Argument(help="The run; may be left out where there is only one.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="May be left out where there is only one.")] = None,
     address: AddressOption = SERVICE,
     as_json: JsonOption = False,
     timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")] = 10.0,

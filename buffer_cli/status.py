@@ -46,7 +46,7 @@ def _choose(address: str, run_ids: list[str], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"runs": run_ids}, indent=2))
     elif run_ids:
-        print("runs, name one of them: " + ", ".join(run_ids))
+        print("runs, name one of them with --run: " + ", ".join(run_ids))
     else:
         print(f"the service at {address} has no run yet")
     return 0

@@ -37,6 +37,8 @@ def to_options(given: dict[str, Any]) -> WorkerOptions:
     simulated_values = {name: values.pop(name) for name in _SIMULATED if name in values}
     _refuse_stray({**launch_values, **({"engine_flag": flags} if flags else {})}, needs="--launch", there=bool(model))
     _refuse_stray(simulated_values, needs="--simulate", there=simulate)
+    if engines != 1:
+        _refuse_stray({"engines": engines}, needs="--launch or --simulate", there=bool(model) or simulate)
     return WorkerOptions(
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,

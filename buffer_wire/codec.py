@@ -10,11 +10,15 @@ messages are not merged.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+M = TypeVar("M", bound=Message)
 
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
 
@@ -41,8 +45,13 @@ def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
     raise MalformedMessage(f"bad varint at byte {at}")
 
 
+_ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
+
+
 def varint(value: int) -> bytes:
     """`value` (not negative) as a protobuf varint."""
+    if value <= 0x7F:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
@@ -53,26 +62,41 @@ def varint(value: int) -> bytes:
 
 def fields(buf: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Field numbers and values of a message: ints for varints, views for length-delimited; fixed ones are skipped."""
+    # Varints of one byte, nearly all, are read in place: the service does this for every group.
     at, end = 0, len(buf)
     while at < end:
-        tag, at = read_varint(buf, at)
+        tag, at = buf[at], at + 1
+        if tag > 0x7F:
+            tag, at = read_varint(buf, at - 1)
         kind = tag & 7
-        if kind == _LEN:
-            size, at = read_varint(buf, at)
-            stop = at + size
-            if stop > end:
-                raise MalformedMessage(f"field {tag >> 3} runs {stop - end} bytes past the end of its message")
-            yield tag >> 3, buf[at:stop]
-            at = stop
-        elif kind == _VARINT:
-            value, at = read_varint(buf, at)
-            yield tag >> 3, value
-        elif kind in (_I64, _I32):
+        if kind in (_I64, _I32):
             at += 8 if kind == _I64 else 4
-        else:
+            continue
+        if kind not in (_LEN, _VARINT):
             raise MalformedMessage(f"wire type {kind} of field {tag >> 3} is not one of proto3")
+        if at >= end:
+            raise MalformedMessage("the message is cut off")
+        value, at = buf[at], at + 1
+        if value > 0x7F:
+            value, at = read_varint(buf, at - 1)
+        if kind == _VARINT:
+            yield tag >> 3, value
+            continue
+        stop = at + value
+        if stop > end:
+            raise MalformedMessage(f"field {tag >> 3} runs {stop - end} bytes past the end of its message")
+        yield tag >> 3, buf[at:stop]
+        at = stop
     if at > end:
         raise MalformedMessage("the message is cut off")
+
+
+def _parse(kind: type[M], message: memoryview) -> M:
+    """A small embedded message. Raises MalformedMessage."""
+    try:
+        return kind.FromString(bytes(message))
+    except DecodeError as error:
+        raise MalformedMessage(str(error)) from error
 
 
 def _len_field(number: int, size: int) -> bytes:
@@ -86,10 +110,19 @@ def _int_field(number: int, value: int) -> bytes:
 # ── groups ───────────────────────────────────────────────────────────────────
 
 _EMPTY = memoryview(b"")
+_HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | _LEN, 2 << 3 | _LEN
 
 
 def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
     """Header and payload of a serialized Group."""
+    if len(body) > 2 and body[0] == _HEADER_TAG:
+        # As it is nearly always written: header, payload, and nothing else.
+        size, at = read_varint(body, 1)
+        stop = at + size
+        if stop < len(body) and body[stop] == _PAYLOAD_TAG:
+            size, start = read_varint(body, stop + 1)
+            if start + size == len(body):
+                return body[at:stop], body[start:]
     header = payload = _EMPTY
     for number, value in fields(body):
         if number == 1 and isinstance(value, memoryview):
@@ -119,7 +152,7 @@ def split_push(message: Buffer) -> PushBundle:
     run, sequence, groups = common_pb2.RunRef(), 0, []
     for number, value in fields(memoryview(message)):
         if number == 1 and isinstance(value, memoryview):
-            run.ParseFromString(bytes(value))
+            run = _parse(common_pb2.RunRef, value)
         elif number == 2 and isinstance(value, int):
             sequence = value
         elif number == 3 and isinstance(value, memoryview):
@@ -132,7 +165,7 @@ def split_push_one(message: Buffer) -> PushBundle:
     run, groups = common_pb2.RunRef(), []
     for number, value in fields(memoryview(message)):
         if number == 1 and isinstance(value, memoryview):
-            run.ParseFromString(bytes(value))
+            run = _parse(common_pb2.RunRef, value)
         elif number == 2 and isinstance(value, memoryview):
             groups = [value]
     return PushBundle(run, 0, groups)
@@ -178,7 +211,7 @@ def split_pull(message: Buffer) -> tuple[int, batches_pb2.BatchInfo | None, list
         if number == 1 and isinstance(value, int):
             revision = value
         elif number == 2 and isinstance(value, memoryview):
-            batch = batches_pb2.BatchInfo.FromString(bytes(value))
+            batch = _parse(batches_pb2.BatchInfo, value)
         elif number == 3 and isinstance(value, memoryview):
             groups.append(_split_delivered(value))
     return revision, batch, groups

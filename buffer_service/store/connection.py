@@ -6,7 +6,6 @@ every wait has a deadline and ends in StoreUnavailable, StoreOutOfMemory or Stor
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,9 +25,6 @@ from buffer_wire.errors import (
 
 REPLY_BYTES = 4 << 20
 """Most bytes of payloads asked for in one command."""
-
-UNIX_SEND_BYTES = 2 << 20
-"""Asked of the kernel as send buffer of a unix socket; it grants at most its own limit."""
 
 CONNECT_TIMEOUT_S = 5.0
 LOADING_TIMEOUT_S = 10.0
@@ -85,10 +81,9 @@ async def connect(address: Address, on_push: Callable[[Any], None] | None = None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if address.path:
-                transport, connection = await loop.create_unix_connection(make, address.path)
-                # A payload goes out in one write instead of one for each 200 KB, with a switch of processes after each.
-                sock = transport.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
+                # The kernel's small default buffer is right: with 2 MB the store's CPU rose from 0.5 to 0.7 s/GB, for
+                # what is written has then left the caches before it is read.
+                _, connection = await loop.create_unix_connection(make, address.path)
             else:
                 _, connection = await loop.create_connection(
                     make, address.host, address.port, ssl=address.ssl_context()

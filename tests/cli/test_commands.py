@@ -116,7 +116,7 @@ def test_status_shows_where_a_run_stands(service: ServiceProcess) -> None:
     run = client.create(batch_groups=2, max_staleness=3)
     run.submit([make_task()])
     run.fill(1)
-    shown = command("status", run.run_id, "--address", service.address)
+    shown = command("status", "--run", run.run_id, "--address", service.address)
     assert shown.returncode == 0, shown.stderr
     for words in (
         run.run_id,
@@ -127,7 +127,7 @@ def test_status_shows_where_a_run_stands(service: ServiceProcess) -> None:
         "accepted",
     ):
         assert words in shown.stdout
-    values = json.loads(command("status", run.run_id, "--json", RB_ADDRESS=service.address).stdout)
+    values = json.loads(command("status", "--run", run.run_id, "--json", RB_ADDRESS=service.address).stdout)
     assert values["run_id"] == run.run_id
     assert values["groups"]["balanced"] is True
     assert values["groups"]["queued"]["groups"] == "1"
@@ -138,7 +138,7 @@ def test_status_shows_where_a_run_stands(service: ServiceProcess) -> None:
 
 
 def test_status_of_what_is_not_there_says_so(service: ServiceProcess) -> None:
-    nobody = command("status", "nobody", "--address", service.address)
+    nobody = command("status", "--run", "nobody", "--address", service.address)
     assert nobody.returncode == 1
     assert "there is no run 'nobody'" in nobody.stderr
     nowhere = command("status", "--address", "127.0.0.1:1", "--timeout-s", "2")
@@ -167,6 +167,7 @@ def test_worker_options_reach_the_worker() -> None:
         ({"simulate": True, "engine_urls": ["http://a:1"]}, "engines"),
         ({"engine_urls": ["http://a:1"], "engine_flag": ["--tp 2"]}, "--engine-flag"),
         ({"engine_urls": ["http://a:1"], "seed": 1}, "--seed"),
+        ({"engine_urls": ["http://a:1"], "engines": 2}, "--engines"),
         ({"simulate": True, "reward": "nonsense"}, "reward"),
     ],
     ids=str,

@@ -142,6 +142,17 @@ def test_without_checkpoints_only_the_newest_committed_steps_are_retained() -> N
     assert world.batch(3).replayed
 
 
+def test_a_repeated_commit_frees_nothing_when_retention_was_lowered_meanwhile() -> None:
+    world = World(batch_groups=1)
+    world.train(3)
+    world.do(world.model.update_policy, _with(world, retained_steps=1))
+    before = world.view
+    world.commit(2)
+    assert world.view == before
+    world.train()
+    assert world.view.checkpointed_steps == 3
+
+
 # ── resume ──
 
 

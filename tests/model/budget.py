@@ -11,7 +11,8 @@ from collections.abc import Collection
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.machine import MOODS, RunMachine
+from tests.model.machine import RunMachine
+from tests.model.moods import MOODS
 from tests.model.subjects import Subject
 
 OPERATIONS = int(os.environ.get("RB_MODEL_OPERATIONS", "8000"))

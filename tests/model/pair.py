@@ -86,6 +86,7 @@ class Pair:
             self._compare_bodies(reply, answer)
         if isinstance(reply, ops.PushResult) and isinstance(answer, ops.PushResult):
             self._both_replies = (reply, answer)
+            self._check_caps(reply)
         self.last = reply
         self.seen["operations"] += 1
         if isinstance(reply, RolloutBufferError):
@@ -177,6 +178,15 @@ class Pair:
             self.seen["steps:freed"] += 1
         if after.paused != before.paused:
             self.seen[f"paused:{after.paused or 'released'}"] += 1
+
+    def _check_caps(self, pushed: ops.PushResult) -> None:
+        """No push leaves the queue above a cap."""
+        if any(outcome.kind is ops.PushKind.QUEUED for outcome in pushed.outcomes):
+            policy, queued = self.view.policy, self.view.groups["queued"]
+            tokens_hold = not policy.max_queued_tokens or queued.tokens <= policy.max_queued_tokens
+            groups_hold = queued.groups <= policy.max_queued_groups
+            self._compare("caps", (groups_hold, tokens_hold), (True, True))
+            self._compare("cap on bytes", queued.bytes <= policy.max_queued_bytes, other=True)
 
     def _compare(self, what: str, mine: Any, other: Any) -> None:
         if mine == other:

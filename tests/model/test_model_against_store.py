@@ -1,23 +1,12 @@
 """The store's scripts and the reference model agree on everything that can be seen, over random histories."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.model.budget import OPERATIONS, explore
 from tests.model.outcomes import missing
 from tests.model.subjects import StoreSubject
-from tests.support.store_server import store_server
 
-ENOUGH_FOR_EVERY_OUTCOME = 5_000
-
-
-@pytest.fixture
-def store() -> Iterator[StoreSubject]:
-    with store_server() as server:
-        subject = StoreSubject(server.url)
-        yield subject
-        subject.close()
+ENOUGH_FOR_EVERY_OUTCOME = 8_000
 
 
 @pytest.mark.timeout(3_600)

@@ -1,8 +1,9 @@
 """What happens at the end of every history, so that what no dump shows makes a difference after all.
 
 A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
-continue and how stale that is, or what the queue and the steps hold. So: the run is released and often all its steps are queued again, every task is
-leased and failed until nothing is left to lease, the queue is emptied batch by batch, and every stored step is read.
+continue and how stale that is, or what the queue and the steps hold. So: the first lease is outlived, the run is
+released and often all its steps are queued again, every task is leased and failed until nothing is left to lease, the
+queue is emptied batch by batch, and every stored step is read.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buffer_wire import codec
@@ -84,6 +84,7 @@ def test_unknown_fields_of_a_newer_client_are_skipped() -> None:
 
 
 @given(st.binary(max_size=80))
+@example(b"\n\x01\x00")
 def test_garbage_is_refused_or_read_but_never_crashes(garbage: bytes) -> None:
     with contextlib.suppress(codec.MalformedMessage):
         codec.split_push(garbage)

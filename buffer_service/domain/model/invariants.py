@@ -1,4 +1,10 @@
-"""The invariants that can be seen in one state of a run; protocol.md in the documentation numbers them."""
+"""The invariants that can be seen in one state of a run.
+
+Both ledgers balance and agree with what exists; a task has at most one live lease, and one exactly while it is
+leased; no group is in two places; no stored batch was assembled with a group staler than max_staleness; progress marks
+are in order and every step between the freed and the next one is stored; what is kept has its payload. (Caps are not
+here: a policy that lowers one takes effect with the next push.)
+"""
 
 from collections import Counter
 from collections.abc import Iterator

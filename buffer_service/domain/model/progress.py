@@ -93,11 +93,14 @@ def _require_assembled(run: RunState, through_step: int) -> None:
 
 
 def _commit(run: RunState, through_step: int) -> None:
+    """Settle steps as trained; what that leaves beyond retention is freed. A repeat does nothing."""
+    if through_step < run.committed_steps:
+        return
     for step in range(run.committed_steps, through_step + 1):
         for group in run.steps[step].groups:
             run.move_group(group, GroupState.TRAINED)
-        run.committed_steps = step + 1
-        run.changed = True
+    run.committed_steps = through_step + 1
+    run.changed = True
     beyond_retention = run.committed_steps - run.policy.retained_steps
     if beyond_retention > run.checkpointed_steps:
         _free(run, beyond_retention)
