@@ -74,13 +74,17 @@ demo-seeds: ## the demo with three seeds
 
 # --- tests --------------------------------------------------------------------------------------------------
 
-.PHONY: test test-fast test-protobuf-matrix
+.PHONY: test test-fast test-redis test-protobuf-matrix
 test: ## all tests, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: install ## the tests that need no SGLang
 	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+test-redis: install ## the store's rules on the redis-server that is on PATH
+	@command -v redis-server >/dev/null || { echo "test-redis: there is no redis-server on PATH" >&2; exit 1; }
+	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store tests/model $(PYTEST_ARGS)
 
 test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)

@@ -82,6 +82,12 @@ class Sides:
         message = size.bundle * size.group_bytes
         count = size.groups // size.bundle
         gigabytes = message * count / 1e9
+        for role, size_bytes in (
+            (self.raw_server, message),
+            (self.raw_client, message),
+            (self.raw_store, size.group_bytes),
+        ):
+            role.call("prepare", size_bytes)
         costs = {}
         for name in ("push", "pull"):
             with measured({"server": [self.raw_server.pid]}) as cost:
@@ -92,12 +98,12 @@ class Sides:
         costs["store"] = cost.cpu["all"] / (size.groups * size.group_bytes / 1e9)
         return costs
 
-    def run_streams(self, size: workload.Size) -> float:
+    def run_streams(self, size: workload.Size, command: str = "produce") -> float:
         """Groups a second of the hand-rolled queue."""
         self.stream_consumer.call("prepare")
         start = time.perf_counter()
         self.stream_consumer.start("consume", size)
-        self.stream_producer.call("produce", size)
+        self.stream_producer.call(command, size)
         if self.stream_consumer.wait() != size.groups:
             raise RuntimeError("the Redis Streams queue lost groups")
         return size.groups / (time.perf_counter() - start)
@@ -105,21 +111,24 @@ class Sides:
 
 def measure(sides: Sides, size: workload.Size, runs: int) -> dict[str, Any]:
     """One size, its sides in turn; the first round warms up and does not count."""
-    own, floor, streams = [], [], []
+    own, floor, streams, pipelined = [], [], [], []
     for i in range(runs + 1):
         print(f"  {size.name}: run {i}/{runs}" if i else f"  {size.name}: warm-up", flush=True)
         a = sides.run_ours(f"bench-{size.name}-{i}-{os.getpid()}", size)
         b = sides.run_floors(size)
         c = sides.run_streams(size)
+        d = sides.run_streams(size, "produce_pipelined")
         if i:
             own.append(a)
             floor.append(b)
             streams.append(c)
+            pipelined.append(d)
     ratios = [(a["service"] + a["store"]) / sum(b.values()) for a, b in zip(own, floor, strict=True)]
     return {
         "cpu_over_floors": median(ratios),
         "groups_per_s": median([a["groups_per_s"] for a in own]),
         "redis_streams_groups_per_s": median(streams),
+        "redis_streams_pipelined_groups_per_s": median(pipelined),
         "vs_redis_streams": median([a["groups_per_s"] / c for a, c in zip(own, streams, strict=True)]),
         "service_cpu_s_per_gb": median([a["service"] for a in own]),
         "store_cpu_s_per_gb": median([a["store"] for a in own]),

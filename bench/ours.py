@@ -84,7 +84,7 @@ def producer(address: str) -> dict[str, Handler]:
                 if result.outcome != "queued":
                     raise RuntimeError(f"group {i} was answered {result}")
 
-        slots = 4 * size.bundle
+        slots = 8 * size.bundle
         async with asyncio.TaskGroup() as group:
             for first in range(slots):
                 group.create_task(push(first))

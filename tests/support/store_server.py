@@ -21,7 +21,7 @@ class StoreServer:
     def __init__(self, *settings: str, binary: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rbt-"))
         self.socket = self.folder / "s"
-        self.binary = binary or find_binary()
+        self.binary = binary or find_binary(os.environ.get("RB_TEST_STORE_BINARY"))
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
 
