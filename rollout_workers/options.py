@@ -159,7 +159,7 @@ class WorkerOptions:
     progress_every_s: float = 10.0
     """Interval of the progress lines; 0 turns them off."""
 
-    bundle_bytes: int = 1 << 20
+    bundle_bytes: int = 4 << 20
     """A push bundle is sent when it holds so many bytes ..."""
 
     bundle_wait_s: float = 0.02

@@ -56,7 +56,7 @@ class Pusher:
         service: ServiceClient,
         counters: Counters,
         *,
-        bundle_bytes: int = 1 << 20,
+        bundle_bytes: int = 4 << 20,
         bundle_wait_s: float = 0.02,
         window_bytes: int = 256 << 20,
         window_groups: int = 1_024,
