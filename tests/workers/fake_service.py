@@ -67,6 +67,8 @@ class FakeService:
     """Lease ids that heartbeats are told to be lost."""
     hold_pushes: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: pushes wait, as in a full queue that blocks."""
+    held_pushes: int = 0
+    """Bundles that wait for it."""
     refuse_task_ids: set[str] = field(default_factory=set)
     """A bundle with one of them ends its stream with an error that no repeat can mend."""
     wait: "tasks_pb2.LeaseWait.ValueType" = tasks_pb2.LEASE_WAIT_NO_TASKS
@@ -262,7 +264,13 @@ class _Groups(groups_pb2_grpc.GroupServiceServicer):
                 await _abort(context, self.fake.refuse_pushes.popleft())
             if self.fake.refuse_task_ids & {group.header.task_id for group in request.groups}:
                 await _abort(context, RolloutBufferError("malformed message"))
-            await self.fake.hold_pushes.wait()
+            self.fake.held_pushes += 1
+            try:
+                await self.fake.hold_pushes.wait()
+            finally:
+                # Also when the worker has given the stream up.
+                self.fake.held_pushes -= 1
+                await self.fake.changed()
             acks = [self.fake.take(group) for group in request.groups]
             await self.fake.changed()
             if self.fake.swallow_acks:

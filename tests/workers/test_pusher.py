@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,12 +10,15 @@ from buffer_wire.errors import RunPaused
 from buffer_wire.status import Unauthorized
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
-from rollout_workers.pusher import Pusher, PushResult
+from rollout_workers.pusher import Pusher
 from rollout_workers.samples import GroupProgress
 from rollout_workers.service import ServiceClient
 from rollout_workers.versions import BASE
 from tests.workers.building import eventually, generated, lease, task
 from tests.workers.fake_service import FakeService, FakeTask
+
+if TYPE_CHECKING:
+    from rollout_workers.parcels import PushResult
 
 
 class Pushing:

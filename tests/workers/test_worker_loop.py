@@ -214,6 +214,7 @@ async def test_finished_samples_of_a_continuation_are_not_generated_again(fake: 
     async with working(fake, tmp_path, drain_grace_s=1.5) as first:
         await fake.until(lambda: bool(fake.bundles))
         first.worker.stop()
+    await fake.until(lambda: fake.held_pushes == 0)
     fake.hold_pushes.set()
     async with working(fake, tmp_path, worker_id="w2") as second:
         await fake.until(all_done(fake))

@@ -1,0 +1,62 @@
+"""Groups on their way to the service, and the line in which they wait."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from buffer_wire.errors import RolloutBufferError
+from rollout_buffer.v1 import groups_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """The final answer to a group; `error` where the outcome is invalid or refused."""
+
+    outcome: str
+    error: RolloutBufferError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One group on its way."""
+
+    header: groups_pb2.GroupHeader
+    payload: bytes
+    size_bytes: int
+    result: asyncio.Future[PushResult]
+    rejections: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+
+class Line:
+    """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, kept and never recounted."""
+
+    def __init__(self) -> None:
+        self._parcels: deque[Parcel] = deque()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    @property
+    def first(self) -> Parcel:
+        """The head of the line."""
+        return self._parcels[0]
+
+    def join(self, parcel: Parcel) -> None:
+        """Stand at the end."""
+        self._parcels.append(parcel)
+        self.size_bytes += parcel.size_bytes
+
+    def return_to_head(self, parcels: Sequence[Parcel]) -> None:
+        """Stand at the head again, in order."""
+        self._parcels.extendleft(reversed(parcels))
+        self.size_bytes += sum(parcel.size_bytes for parcel in parcels)
+
+    def take(self) -> Parcel:
+        """Take the head of the line out."""
+        parcel = self._parcels.popleft()
+        self.size_bytes -= parcel.size_bytes
+        return parcel
