@@ -71,6 +71,7 @@ demo-seeds: ## the demo with three seeds
 		echo "demo-seeds: seed $$seed"; \
 		$(BIN)/python -m examples.demo --seed $$seed --out demo_out/seed-$$seed $(DEMO_ARGS); \
 	done
+	@$(BIN)/python -m examples.demo.seeds demo_out
 
 # --- tests --------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def summarize(steps: Sequence[DemoStep], run: RunState, *, seed: int, wall_s: fl
         "wall_s": wall_s,
         "ledger": asdict(run.ledger),
         "ledgers_balanced": run.ledger.balanced,
-        "rewards": rewards,
+        "by_step": [asdict(step) for step in steps],
     }
 
 
