@@ -398,7 +398,7 @@ Global___Group: typing_extensions.TypeAlias = Group
 
 @typing.final
 class PushGroupsRequest(google.protobuf.message.Message):
-    """One message of a push stream: any number of groups, best about 1 MiB in all, at most the service's message limit."""
+    """One message of a push stream: any number of groups, best 1 to 4 MiB in all, at most the service's message limit."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
