@@ -328,6 +328,25 @@ class StoreUnsuitable(StoreFault):
         super().__init__(f"the store at {store} is refused: {why}", store=store, why=why)
 
 
+class NotReplicated(StoreFault):
+    """The write is done, but too few replicas of the store have it; the same request waits for them again.
+
+    Attributes: wanted, reached, timeout_ms.
+    """
+
+    reason = "not_replicated"
+    code = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, wanted: int, reached: int, timeout_ms: int) -> None:
+        super().__init__(
+            f"{reached} of the {wanted} replicas that policy.wait_replicas asks for have the write after {timeout_ms} ms",
+            wanted=wanted,
+            reached=reached,
+            timeout_ms=timeout_ms,
+        )
+
+
 class StoreOutOfMemory(StoreFault):
     """The store refused a write for lack of memory; nothing was accepted."""
 

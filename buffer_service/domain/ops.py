@@ -1,7 +1,7 @@
 """Requests and results of every operation on a run, as plain values.
 
 They are what the RPC side hands to a store and what the reference model understands. Times are integer
-milliseconds, versions and sizes integers; rewards never get here. `weights` are (epoch, version) pairs.
+milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are (epoch, version) pairs.
 """
 
 from collections.abc import Sequence
@@ -67,6 +67,7 @@ class LeaseWait(StrEnum):
     PAUSED = "paused"
     BACKING_OFF = "backing_off"
     QUARANTINED = "quarantined"
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,21 @@ class ReturnOutcome(StrEnum):
     LOST = "lost"
 
 
+class LeaseState(StrEnum):
+    """What a heartbeat finds of a lease."""
+
+    LIVE = "live"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    """Its group could no longer be fresh: this very call took it back, later ones find it lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Result of a heartbeat; `live` is in request order."""
+    """Result of a heartbeat; `states` is in request order."""
 
     revision: int
-    live: Sequence[bool]
+    states: Sequence[LeaseState]
     ttl_ms: int
 
 
@@ -173,6 +183,18 @@ class GroupFacts:
     tail: WeightVersion
     spans_versions: bool
     """True when tokens of the group came from more than one weight version."""
+    mean_milli: int
+    """Mean over all response tokens of the version that made each, in milli-versions, rounded down."""
+    equal_rewards: bool
+    """True when there are two or more samples and all have the same reward."""
+    mean_reward_milli: int
+    """Mean reward in milli-rewards, rounded down, within +-NO_REWARD_BOUND."""
+    response_lengths: bytes
+    """Response tokens of each sample, little-endian uint32."""
+    rewards: bytes
+    """Reward of each sample, little-endian float32."""
+    min_response_tokens: int
+    max_response_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +214,8 @@ class PushKind(StrEnum):
     REJECTED_FULL = "rejected_full"
     BLOCKED = "blocked"
     UNKNOWN_LEASE = "unknown_lease"
+    FILTERED = "filtered"
+    """Accepted, and ended by the run's filter."""
     INVALID = "invalid"
     """Could never be accepted: above a cap on its own, or a generation that does not exist yet."""
 
@@ -223,13 +247,18 @@ class PushResult:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One try to pull a rank's shard of a step. train_version None: the published version."""
+    """One try to pull a rank's shard of a round of a step; whole batches have round 0 only.
+
+    train_version None: that of the step's earlier rounds, else the published version. batch_groups None: the policy's.
+    """
 
     epoch: int
     step: int
     rank: int
     world_size: int
     train_version: int | None
+    round: int = 0
+    batch_groups: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +274,14 @@ class ShardGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """An assembled step as one rank sees it; totals are over all ranks."""
+    """A closed round of a step as one rank sees it; totals are over all ranks and the step's rounds up to this one,
+    hence the step's totals when `final`.
+    """
 
     revision: int
     step: int
+    round: int
+    final: bool
     train_version: int
     total_groups: int
     total_samples: int
@@ -264,7 +297,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """No batch yet: what is there, what is needed, and on whom the pull waits."""
+    """No round yet: what is queued, what the round needs, and on whom the pull waits."""
 
     revision: int
     step: int
@@ -364,6 +397,15 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """One event of a run's recording: `data` is packed, its fields are named in docs/recording.md."""
+
+    event_id: str
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFailure:
     """A task that failed for good."""
 
@@ -378,8 +420,8 @@ class RunView:
     """The whole state of a run.
 
     `groups` maps `accepted` and every GroupState to its Amount, `tasks` maps `submitted` and every TaskState to a
-    count; what is queued, forming, delivered, pending and leased is counted from what exists. `statistics` has
-    the fields of the wire's RunStatistics.
+    count; what is queued, forming, delivered, pending and leased is counted from what exists. `environments` has the
+    same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics.
     """
 
     run_id: str
@@ -394,7 +436,9 @@ class RunView:
     world_size: int
     cursor: int
     paused: str
+    draining: bool
     groups: dict[str, Amount]
+    environments: dict[str, dict[str, Amount]]
     tasks: dict[str, int]
     statistics: dict[str, int]
     engines: Sequence[EngineReport]

@@ -1,10 +1,10 @@
 """RunPolicy: the rules of a run, their defaults and bounds, and which combinations are refused.
 
-Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything else), every value is an integer, and
-`max_staleness` and `max_lookahead` are the only ones that may be unset (-1).
+Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything else); its values are integers, names and
+the rules of environments; only the fields of `_MAY_BE_UNSET` may be unset (-1).
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from buffer_wire.errors import InvalidField, InvalidPolicy
@@ -13,6 +13,14 @@ UNSET = -1
 """Stands for "no bound" in the integer fields that may be unset."""
 
 GIB = 1 << 30
+
+NO_REWARD_BOUND = 10**12
+"""In milli-rewards: beyond any reward, so no bound."""
+
+MAX_SHARE = 10_000
+MAX_PRIORITY = 255
+MAX_ENVIRONMENTS = 256
+"""Environments of a run, named by its policy, its tasks and its groups."""
 
 
 class OverflowAction(StrEnum):
@@ -30,9 +38,52 @@ class StaleAction(StrEnum):
     RECYCLE = "recycle"
 
 
+class StalenessMeasure(StrEnum):
+    """Which version of a group the gate compares with the train_version, and `stalest_first` goes by."""
+
+    HEAD = "head"
+    MEAN = "mean"
+    TAIL = "tail"
+
+
+class Order(StrEnum):
+    """In which order queued groups enter batches."""
+
+    FIFO = "fifo"
+    LIFO = "lifo"
+    STALEST_FIRST = "stalest_first"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRule:
+    """Share and priority of one environment; UNSET leaves either as it would be without a rule."""
+
+    environment: str
+    share: int = UNSET
+    """Weight among the environments that have work, 0 to 10,000; 0: only when no other has any."""
+    priority: int = UNSET
+    """Replaces the priority of the environment's tasks and groups against others', 0 to 255."""
+
+
 _BOUNDS: dict[str, tuple[int, int]] = {
     "batch_groups": (1, 65_536),
     "max_queued_groups": (1, 10_000_000),
+    "max_generations": (0, 1_000),
+    "filter_min_response_tokens": (0, 1 << 31),
+    "filter_max_response_tokens": (0, 1 << 31),
+    "filter_min_mean_reward_milli": (-NO_REWARD_BOUND, NO_REWARD_BOUND),
+    "filter_max_mean_reward_milli": (-NO_REWARD_BOUND, NO_REWARD_BOUND),
+    "min_acceptance_milli": (0, 1_000),
+    "batch_tokens": (0, 1 << 50),
+    "micro_batch_groups": (0, 65_536),
+    "max_version_spread": (0, 1_000_000),
+    "quota_groups": (0, 100_000_000),
+    "quota_tokens": (0, 1 << 50),
+    "quota_bytes": (0, 1 << 50),
+    "max_retained_bytes": (0, 1 << 50),
+    "wait_replicas": (0, 16),
+    "wait_timeout_ms": (1, 60_000),
     "max_queued_tokens": (0, 1 << 50),
     "max_queued_bytes": (1 << 20, 1 << 50),
     "max_staleness": (0, 1_000_000),
@@ -48,7 +99,17 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "retained_steps": (1, 100_000),
 }
 
-_MAY_BE_UNSET = frozenset({"max_staleness", "max_lookahead", "failure_budget"})
+_MAY_BE_UNSET = frozenset({"max_staleness", "max_lookahead", "failure_budget", "max_version_spread"})
+
+_ACTIONS = {
+    "overflow_action": OverflowAction,
+    "stale_action": StaleAction,
+    "staleness_measure": StalenessMeasure,
+    "order": Order,
+}
+_FLAGS = frozenset(
+    {"reserve_queue_space", "cancel_stale_leases", "filter_equal_rewards", "equal_shards", "record_groups"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +135,31 @@ class RunPolicy:
     prefetch_batches: int = 0
     batches_per_publish: int = 1
     retained_steps: int = 64
+    preset: str = ""
+    """The preset that the policy was made from, for people; it decides nothing."""
+    order: Order = Order.FIFO
+    environments: tuple[EnvironmentRule, ...] = ()
+    """In order of name, each once."""
+    staleness_measure: StalenessMeasure = StalenessMeasure.HEAD
+    max_generations: int = 0
+    cancel_stale_leases: bool = False
+    filter_equal_rewards: bool = False
+    filter_min_response_tokens: int = 0
+    filter_max_response_tokens: int = 0
+    filter_min_mean_reward_milli: int = -NO_REWARD_BOUND
+    filter_max_mean_reward_milli: int = NO_REWARD_BOUND
+    min_acceptance_milli: int = 100
+    batch_tokens: int = 0
+    equal_shards: bool = False
+    micro_batch_groups: int = 0
+    max_version_spread: int = UNSET
+    quota_groups: int = 0
+    quota_tokens: int = 0
+    quota_bytes: int = 0
+    max_retained_bytes: int = 0
+    record_groups: bool = False
+    wait_replicas: int = 0
+    wait_timeout_ms: int = 1_000
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:
@@ -84,17 +170,77 @@ class RunPolicy:
                 continue
             if not low <= value <= high:
                 raise InvalidField(f"policy.{name}", value, f"between {low} and {high}")
+        self._check_environments()
+        self._refuse_empty_filters()
+        self._refuse_small_queues()
         self._refuse_deadlocks()
 
-    def _refuse_deadlocks(self) -> None:
-        n = self.batch_groups
-        if self.max_queued_groups < n:
+    def _check_environments(self) -> None:
+        ordered = tuple(sorted(self.environments, key=lambda rule: rule.environment))
+        object.__setattr__(self, "environments", ordered)
+        if len(ordered) > MAX_ENVIRONMENTS:
+            raise InvalidField("policy.environments", len(ordered), f"at most {MAX_ENVIRONMENTS} environments")
+        for index, rule in enumerate(ordered):
+            field = f"policy.environments[{rule.environment}]"
+            if index and ordered[index - 1].environment == rule.environment:
+                raise InvalidField(field, "named twice", "each environment once")
+            if not UNSET <= rule.share <= MAX_SHARE:
+                raise InvalidField(f"{field}.share", rule.share, f"between 0 and {MAX_SHARE}")
+            if not UNSET <= rule.priority <= MAX_PRIORITY:
+                raise InvalidField(f"{field}.priority", rule.priority, f"between 0 and {MAX_PRIORITY}")
+
+    def _refuse_empty_filters(self) -> None:
+        """A filter that lets nothing through starves the trainer."""
+        if 0 < self.filter_max_response_tokens < self.filter_min_response_tokens:
             raise InvalidPolicy(
-                "max_queued_groups", f"{self.max_queued_groups} groups can never hold a batch of {n} groups"
+                "filter_max_response_tokens",
+                f"{self.filter_max_response_tokens} is below filter_min_response_tokens "
+                f"{self.filter_min_response_tokens}: no group passes",
             )
-        if 0 < self.max_queued_tokens < n:
+        if self.filter_max_mean_reward_milli < self.filter_min_mean_reward_milli:
             raise InvalidPolicy(
-                "max_queued_tokens", f"{self.max_queued_tokens} tokens can never hold a batch of {n} groups"
+                "filter_max_mean_reward_milli",
+                f"{self.filter_max_mean_reward_milli} is below filter_min_mean_reward_milli "
+                f"{self.filter_min_mean_reward_milli}: no group passes",
+            )
+
+    def _refuse_small_queues(self) -> None:
+        """The queue must be able to hold what one assembly takes: a batch, or a round of micro-batches."""
+        n = self.micro_batch_groups or self.batch_groups
+        taken = f"a round of {n} groups a rank" if self.micro_batch_groups else f"a batch of {n} groups"
+        if self.micro_batch_groups > self.batch_groups:
+            raise InvalidPolicy(
+                "micro_batch_groups", f"{self.micro_batch_groups} groups are more than batch_groups {self.batch_groups}"
+            )
+        if self.max_queued_groups < n:
+            raise InvalidPolicy("max_queued_groups", f"{self.max_queued_groups} groups can never hold {taken}")
+        if 0 < self.max_queued_tokens < max(n, self.batch_tokens if not self.micro_batch_groups else 0):
+            wanted = f"batch_tokens {self.batch_tokens}" if self.max_queued_tokens >= n else taken
+            raise InvalidPolicy("max_queued_tokens", f"{self.max_queued_tokens} tokens can never hold {wanted}")
+        # A trainer holds up to d prefetched and b unpublished batches while it waits for the next one.
+        batches = self.prefetch_batches + self.batches_per_publish
+        least = {
+            "quota_groups": (batches + 1) * self.batch_groups,
+            "quota_tokens": (batches + 1) * self.max_queued_tokens,
+            "quota_bytes": (batches + 1) * self.max_queued_bytes,
+        }
+        if self.quota_tokens and not self.max_queued_tokens:
+            raise InvalidPolicy("quota_tokens", "needs max_queued_tokens: one batch could fill the whole quota")
+        for name, bound in least.items():
+            quota = getattr(self, name)
+            if 0 < quota < bound:
+                raise InvalidPolicy(
+                    name,
+                    f"{quota} is below {bound}, what {batches} uncommitted batches (prefetch_batches "
+                    f"{self.prefetch_batches} + batches_per_publish {self.batches_per_publish}) and the next one need",
+                )
+
+    def _refuse_deadlocks(self) -> None:
+        if self.cancel_stale_leases and (
+            self.max_staleness == UNSET or self.staleness_measure is not StalenessMeasure.HEAD
+        ):
+            raise InvalidPolicy(
+                "cancel_stale_leases", "needs max_staleness, and staleness_measure head: only a head is known in advance"
             )
         if self.max_staleness != UNSET and self.max_staleness < self.least_staleness:
             raise InvalidPolicy(
@@ -119,16 +265,36 @@ class RunPolicy:
         """
         return (self.prefetch_batches + self.batches_per_publish - 1) // self.batches_per_publish
 
-    def to_store(self) -> dict[str, int | str]:
-        """The policy as the store's scripts read it: integers, and the actions by name."""
-        return {k: str(v) if isinstance(v, StrEnum) else int(v) for k, v in asdict(self).items()}
+    def to_store(self) -> dict[str, object]:
+        """The policy as the store's scripts read it: integers, names, and [name, share, priority] of environments."""
+        stored: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "environments":
+                stored[field.name] = [[rule.environment, rule.share, rule.priority] for rule in value]
+            elif isinstance(value, str):
+                stored[field.name] = str(value)
+            else:
+                stored[field.name] = int(value)
+        return stored
 
     @classmethod
-    def from_store(cls, stored: dict[str, int | str]) -> "RunPolicy":
-        """The inverse of `to_store`; ignores keys that this version does not know."""
+    def from_store(cls, stored: dict[str, object]) -> "RunPolicy":
+        """The inverse of `to_store`; ignores keys that this version does not know, and fills in those that the one
+        that wrote it did not.
+        """
         known = {f.name for f in fields(cls)}
-        values: dict[str, object] = {k: v for k, v in stored.items() if k in known}
-        values["overflow_action"] = OverflowAction(str(values["overflow_action"]))
-        values["stale_action"] = StaleAction(str(values["stale_action"]))
-        values["reserve_queue_space"] = bool(values["reserve_queue_space"])
-        return cls(**values)  # type: ignore[arg-type]
+        values = {k: v for k, v in stored.items() if k in known}
+        for name, action in _ACTIONS.items():
+            if name in values:
+                values[name] = action(str(values[name]))
+        for name in _FLAGS & values.keys():
+            values[name] = bool(values[name])
+        rules = values.pop("environments", None) or ()
+        return cls(
+            environments=tuple(
+                EnvironmentRule(environment=str(name), share=share, priority=priority)
+                for name, share, priority in rules  # type: ignore[attr-defined]
+            ),
+            **values,  # type: ignore[arg-type]
+        )

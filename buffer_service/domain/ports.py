@@ -66,6 +66,28 @@ class RunStore(Protocol):
         """Replace the policy; returns the revision."""
         ...
 
+    async def pause_run(self, run_id: str) -> int:
+        """Hold the run: no leases, no submits, no new batches; returns the revision."""
+        ...
+
+    async def drain_run(self, run_id: str) -> int:
+        """Let the run end: no leases, no submits; what is queued and leased is still trained. Returns the revision."""
+        ...
+
+    async def continue_run(self, run_id: str) -> int:
+        """Undo pause_run and drain_run; returns the revision."""
+        ...
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete the run with all its keys. From the first moment on nobody finds it any more; after a crash any
+        replica's sweep goes on.
+        """
+        ...
+
+    async def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:
+        """Events of the run's recording after an event id ("" for the first that is kept), at most `limit`."""
+        ...
+
     async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
         """Add tasks and move the cursor.
 
@@ -118,9 +140,9 @@ class RunStore(Protocol):
         ...
 
     async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
-        """Assemble a step if it is its turn and enough is queued, or return the stored one. Evicts what is too stale
-        first. Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded,
-        InvalidField (train_version below the published version, rank not below world_size).
+        """Close a round of a step if it is its turn and enough is queued, or return the stored one. Evicts what is too
+        stale first. Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded,
+        InvalidField (train_version, rank, round, batch_groups, world_size).
         """
         ...
 

@@ -3,8 +3,9 @@
 isort:skip_file
 Batches: groups on their way to the trainer, and the trainer's progress.
 
-A step counts batches pulled, from 0. The same (epoch, step, rank) always returns the same groups until the
-step is checkpointed, whoever asks, after any crash.
+A step counts batches pulled, from 0. A whole batch is one round, round 0; a streamed one has as many as it takes.
+The same (epoch, step, round, rank) always returns the same groups until the step is checkpointed, whoever asks,
+after any crash.
 """
 
 import builtins
@@ -66,6 +67,8 @@ class PullBatchRequest(google.protobuf.message.Message):
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     WAIT_MS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    BATCH_GROUPS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     step: builtins.int
@@ -75,10 +78,18 @@ class PullBatchRequest(google.protobuf.message.Message):
     world_size: builtins.int
     """1 to 4,096; fixed for an epoch by its first pull."""
     train_version: builtins.int
-    """The version whose weights will train on the batch; at least the published one. Unset: the published version."""
+    """The version whose weights will train on the batch; at least the published one, and that of the step's earlier
+    rounds. Unset: that of the earlier rounds, else the published version.
+    """
     wait_ms: builtins.int
     """Longest wait for the batch, 0 to 3,600,000. When it passes, DEADLINE_EXCEEDED with reason `batch_not_ready`
     says what is short and on whom the pull waits.
+    """
+    round: builtins.int
+    """The round to pull, from 0: any closed one, or the next. Above 0 only where the policy sets micro_batch_groups."""
+    batch_groups: builtins.int
+    """N of this step, if it differs from the policy's: 1 to max_queued_groups (65,536 when streamed). The pull that
+    closes the step's first round decides; equal for every rank.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
@@ -94,9 +105,14 @@ class PullBatchRequest(google.protobuf.message.Message):
         world_size: builtins.int = ...,
         train_version: builtins.int | None = ...,
         wait_ms: builtins.int = ...,
+        round: builtins.int = ...,
+        batch_groups: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_train_version", b"_train_version", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_train_version", b"_train_version", "epoch", b"epoch", "rank", b"rank", "run", b"run", "step", b"step", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "epoch", b"epoch", "rank", b"rank", "round", b"round", "run", b"run", "step", b"step", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_train_version", b"_train_version"]) -> typing.Literal["train_version"] | None: ...
 
 Global___PullBatchRequest: typing_extensions.TypeAlias = PullBatchRequest
@@ -120,18 +136,22 @@ class BatchInfo(google.protobuf.message.Message):
     REPLAYED_FIELD_NUMBER: builtins.int
     WAITED_MS_FIELD_NUMBER: builtins.int
     QUEUED_GROUPS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step, from 0."""
     train_version: builtins.int
     """The version whose weights train on the batch."""
     total_groups: builtins.int
-    """Totals over all ranks of the step, so that a token-mean loss over any sharding equals the single-process one."""
+    """Totals over all ranks and over the step's rounds up to this one: the step's totals where `final` is set, so that a
+    token-mean loss over any sharding equals the single-process one.
+    """
     total_samples: builtins.int
-    """Samples of the step, over all ranks."""
+    """Samples, likewise."""
     total_tokens: builtins.int
-    """Tokens of the step (prompt and response), over all ranks."""
+    """Tokens (prompt and response), likewise."""
     total_loss_tokens: builtins.int
-    """Ones in the loss masks of the step, over all ranks."""
+    """Ones in the loss masks, likewise."""
     shard_groups: builtins.int
     """Groups of this rank; their order in the stream is theirs in the step."""
     shard_tokens: builtins.int
@@ -146,6 +166,10 @@ class BatchInfo(google.protobuf.message.Message):
     """How long this request waited for the batch."""
     queued_groups: builtins.int
     """Groups queued after the assembly."""
+    round: builtins.int
+    """The round, from 0."""
+    final: builtins.bool
+    """True for the step's last round; always for whole batches."""
     def __init__(
         self,
         *,
@@ -162,8 +186,10 @@ class BatchInfo(google.protobuf.message.Message):
         replayed: builtins.bool = ...,
         waited_ms: builtins.int = ...,
         queued_groups: builtins.int = ...,
+        round: builtins.int = ...,
+        final: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["final", b"final", "queued_groups", b"queued_groups", "replayed", b"replayed", "round", b"round", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
 
 Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 

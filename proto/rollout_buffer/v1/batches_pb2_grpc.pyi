@@ -3,8 +3,9 @@
 isort:skip_file
 Batches: groups on their way to the trainer, and the trainer's progress.
 
-A step counts batches pulled, from 0. The same (epoch, step, rank) always returns the same groups until the
-step is checkpointed, whoever asks, after any crash.
+A step counts batches pulled, from 0. A whole batch is one round, round 0; a streamed one has as many as it takes.
+The same (epoch, step, round, rank) always returns the same groups until the step is checkpointed, whoever asks,
+after any crash.
 """
 
 import abc
@@ -137,7 +138,7 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
     ], channel: grpc.aio.Channel) -> None: ...
 
     PullBatch: _BatchServicePullBatchType
-    """Streams one rank's shard of a step. The first message carries `batch` and no groups."""
+    """Streams one rank's shard of one round of a step. The first message carries `batch` and no groups."""
 
     Commit: _BatchServiceCommitType
     """Marks every step up to and including `through_step` as trained. Idempotent."""
@@ -176,7 +177,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.batches_pb2.PullBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.batches_pb2.PullBatchResponse], collections.abc.AsyncIterator[rollout_buffer.v1.batches_pb2.PullBatchResponse]]:
-        """Streams one rank's shard of a step. The first message carries `batch` and no groups."""
+        """Streams one rank's shard of one round of a step. The first message carries `batch` and no groups."""
 
     @abc.abstractmethod
     def Commit(

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import rollout_buffer.v1.common_pb2
+import rollout_buffer.v1.groups_pb2
 import rollout_buffer.v1.weights_pb2
 import sys
 import typing
@@ -73,6 +74,100 @@ STALE_ACTION_RECYCLE: StaleAction.ValueType  # 2
 """Its task is started anew, as the next generation."""
 Global___StaleAction: typing_extensions.TypeAlias = StaleAction
 
+class _StalenessMeasure:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StalenessMeasureEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StalenessMeasure.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STALENESS_MEASURE_UNSPECIFIED: _StalenessMeasure.ValueType  # 0
+    """Not set."""
+    STALENESS_MEASURE_HEAD: _StalenessMeasure.ValueType  # 1
+    """The smallest version of any sample's first token (default)."""
+    STALENESS_MEASURE_MEAN: _StalenessMeasure.ValueType  # 2
+    """The mean version over all response tokens."""
+    STALENESS_MEASURE_TAIL: _StalenessMeasure.ValueType  # 3
+    """The largest version of any sample's last token."""
+
+class StalenessMeasure(_StalenessMeasure, metaclass=_StalenessMeasureEnumTypeWrapper):
+    """Which version of a group is compared with the train_version."""
+
+STALENESS_MEASURE_UNSPECIFIED: StalenessMeasure.ValueType  # 0
+"""Not set."""
+STALENESS_MEASURE_HEAD: StalenessMeasure.ValueType  # 1
+"""The smallest version of any sample's first token (default)."""
+STALENESS_MEASURE_MEAN: StalenessMeasure.ValueType  # 2
+"""The mean version over all response tokens."""
+STALENESS_MEASURE_TAIL: StalenessMeasure.ValueType  # 3
+"""The largest version of any sample's last token."""
+Global___StalenessMeasure: typing_extensions.TypeAlias = StalenessMeasure
+
+class _Order:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _OrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Order.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ORDER_UNSPECIFIED: _Order.ValueType  # 0
+    """Not set."""
+    ORDER_FIFO: _Order.ValueType  # 1
+    """In order of acceptance (default)."""
+    ORDER_LIFO: _Order.ValueType  # 2
+    """The newest first."""
+    ORDER_STALEST_FIRST: _Order.ValueType  # 3
+    """The smallest version, by the run's staleness measure, first; equal ones in order of acceptance."""
+    ORDER_PRIORITY: _Order.ValueType  # 4
+    """The highest priority first; equal ones in order of acceptance."""
+
+class Order(_Order, metaclass=_OrderEnumTypeWrapper):
+    """In which order queued groups enter batches. With shares of environments this is the order within each."""
+
+ORDER_UNSPECIFIED: Order.ValueType  # 0
+"""Not set."""
+ORDER_FIFO: Order.ValueType  # 1
+"""In order of acceptance (default)."""
+ORDER_LIFO: Order.ValueType  # 2
+"""The newest first."""
+ORDER_STALEST_FIRST: Order.ValueType  # 3
+"""The smallest version, by the run's staleness measure, first; equal ones in order of acceptance."""
+ORDER_PRIORITY: Order.ValueType  # 4
+"""The highest priority first; equal ones in order of acceptance."""
+Global___Order: typing_extensions.TypeAlias = Order
+
+@typing.final
+class EnvironmentRule(google.protobuf.message.Message):
+    """Share and priority of one environment. Both act at once, on tasks that wait for a lease and on queued groups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    environment: builtins.str
+    """The environment, at most 64 characters; each at most once."""
+    share: builtins.int
+    """Weight among the environments that have work, 0 to 10,000: leases and batches are divided by it (stride
+    scheduling); what an environment cannot use goes to the others. 0: only when no other has work. Unset: 1 if any
+    rule has a share, else no division.
+    """
+    priority: builtins.int
+    """Replaces the priority of the environment's tasks and groups against those of others, 0 to 255. Unset: their own."""
+    def __init__(
+        self,
+        *,
+        environment: builtins.str = ...,
+        share: builtins.int | None = ...,
+        priority: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "priority", b"priority", "share", b"share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "environment", b"environment", "priority", b"priority", "share", b"share"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_share", b"_share"]) -> typing.Literal["share"] | None: ...
+
+Global___EnvironmentRule: typing_extensions.TypeAlias = EnvironmentRule
+
 @typing.final
 class RunPolicy(google.protobuf.message.Message):
     """The rules of a run. Unset fields take the defaults named here; GetRun returns the effective policy with every
@@ -99,6 +194,29 @@ class RunPolicy(google.protobuf.message.Message):
     PREFETCH_BATCHES_FIELD_NUMBER: builtins.int
     BATCHES_PER_PUBLISH_FIELD_NUMBER: builtins.int
     RETAINED_STEPS_FIELD_NUMBER: builtins.int
+    PRESET_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    STALENESS_MEASURE_FIELD_NUMBER: builtins.int
+    MAX_GENERATIONS_FIELD_NUMBER: builtins.int
+    CANCEL_STALE_LEASES_FIELD_NUMBER: builtins.int
+    FILTER_EQUAL_REWARDS_FIELD_NUMBER: builtins.int
+    FILTER_MIN_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    FILTER_MAX_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    FILTER_MIN_MEAN_REWARD_MILLI_FIELD_NUMBER: builtins.int
+    FILTER_MAX_MEAN_REWARD_MILLI_FIELD_NUMBER: builtins.int
+    MIN_ACCEPTANCE_MILLI_FIELD_NUMBER: builtins.int
+    BATCH_TOKENS_FIELD_NUMBER: builtins.int
+    EQUAL_SHARDS_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_GROUPS_FIELD_NUMBER: builtins.int
+    MAX_VERSION_SPREAD_FIELD_NUMBER: builtins.int
+    QUOTA_GROUPS_FIELD_NUMBER: builtins.int
+    QUOTA_TOKENS_FIELD_NUMBER: builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: builtins.int
+    MAX_RETAINED_BYTES_FIELD_NUMBER: builtins.int
+    RECORD_GROUPS_FIELD_NUMBER: builtins.int
+    WAIT_REPLICAS_FIELD_NUMBER: builtins.int
+    WAIT_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     batch_groups: builtins.int
     """N, groups of a batch, 1 to 65,536; default 32."""
     max_queued_groups: builtins.int
@@ -137,6 +255,70 @@ class RunPolicy(google.protobuf.message.Message):
     """Batches trained between two publishes, 1 to 1,000; default 1."""
     retained_steps: builtins.int
     """Committed steps kept for replay when the trainer does not checkpoint, 1 to 100,000; default 64."""
+    preset: builtins.str
+    """A named policy that the unset fields start from instead of the defaults, for example `miles` or `areal(4)`; the
+    list is in docs/presets.md.
+    """
+    order: Global___Order.ValueType
+    """In which order queued groups enter batches; default FIFO. Changes act at once."""
+    staleness_measure: Global___StalenessMeasure.ValueType
+    """What max_staleness is compared with; default HEAD. Can change only while nothing is queued."""
+    max_generations: builtins.int
+    """Generations of a task that recycling may start, 1 to 1,000; a group of the last one is dropped instead. 0 (default)
+    is no cap.
+    """
+    cancel_stale_leases: builtins.bool
+    """Take back leases whose group could no longer be fresh; the worker learns it with its next heartbeat. Needs
+    max_staleness on HEAD. Default false.
+    """
+    filter_equal_rewards: builtins.bool
+    """Filter groups of two or more samples whose rewards are all equal: no advantage, no gradient. Default false."""
+    filter_min_response_tokens: builtins.int
+    """Filter groups with a response of fewer tokens, 0 (default) to 2^31."""
+    filter_max_response_tokens: builtins.int
+    """Filter groups with a response of more tokens, 1 to 2^31; 0 (default) is no bound."""
+    filter_min_mean_reward_milli: builtins.int
+    """Filter groups whose mean reward is lower, in thousandths, -10^12 to 10^12; unset: no bound."""
+    filter_max_mean_reward_milli: builtins.int
+    """Filter groups whose mean reward is higher, in thousandths, -10^12 to 10^12; unset: no bound."""
+    min_acceptance_milli: builtins.int
+    """The run counts as starved by its filter when fewer of its recent groups pass, in thousandths, 0 (never) to 1,000;
+    default 100. It decides nothing; it is shown and alarmed.
+    """
+    batch_tokens: builtins.int
+    """Token budget: a batch ends before the group that would exceed it (never empty), or at batch_groups groups. 0
+    (default) is no budget; values of 1 to 2^50.
+    """
+    equal_shards: builtins.bool
+    """Every rank gets the same number of groups; batches must be divisible by the world size. Default false."""
+    micro_batch_groups: builtins.int
+    """n: batches are assembled in rounds of world_size * n groups as soon as these are there. 0 (default): whole
+    batches. At most batch_groups.
+    """
+    max_version_spread: builtins.int
+    """A continuation older than this many versions against the engine that would go on with it is given up: the group
+    starts anew. Unset: no bound. 0 to 1,000,000.
+    """
+    quota_groups: builtins.int
+    """Quotas over all that is queued, forming or delivered; 0 (default) is no quota. Groups: at least
+    (prefetch_batches + batches_per_publish + 1) * batch_groups.
+    """
+    quota_tokens: builtins.int
+    """Tokens: at least (prefetch_batches + batches_per_publish + 1) * max_queued_tokens, which must be set."""
+    quota_bytes: builtins.int
+    """Bytes: at least (prefetch_batches + batches_per_publish + 1) * max_queued_bytes."""
+    max_retained_bytes: builtins.int
+    """Committed groups kept for replay, in bytes; the oldest steps beyond it are freed. 0 (default) is no bound."""
+    record_groups: builtins.bool
+    """Keep an event of everything that happens to groups, for ExportRecords. Default false."""
+    wait_replicas: builtins.int
+    """Replicas of the store that must have what an acknowledgement speaks of, 0 (default) to 16."""
+    wait_timeout_ms: builtins.int
+    """Longest wait for them, 1 to 60,000; default 1,000. When it passes the call fails with `not_replicated`."""
+    @property
+    def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentRule]:
+        """Shares and priorities, at most 256 environments; changes act at once (a curriculum changes them as it goes)."""
+
     def __init__(
         self,
         *,
@@ -158,19 +340,60 @@ class RunPolicy(google.protobuf.message.Message):
         prefetch_batches: builtins.int | None = ...,
         batches_per_publish: builtins.int | None = ...,
         retained_steps: builtins.int | None = ...,
+        preset: builtins.str = ...,
+        order: Global___Order.ValueType = ...,
+        environments: collections.abc.Iterable[Global___EnvironmentRule] | None = ...,
+        staleness_measure: Global___StalenessMeasure.ValueType = ...,
+        max_generations: builtins.int | None = ...,
+        cancel_stale_leases: builtins.bool | None = ...,
+        filter_equal_rewards: builtins.bool | None = ...,
+        filter_min_response_tokens: builtins.int | None = ...,
+        filter_max_response_tokens: builtins.int | None = ...,
+        filter_min_mean_reward_milli: builtins.int | None = ...,
+        filter_max_mean_reward_milli: builtins.int | None = ...,
+        min_acceptance_milli: builtins.int | None = ...,
+        batch_tokens: builtins.int | None = ...,
+        equal_shards: builtins.bool | None = ...,
+        micro_batch_groups: builtins.int | None = ...,
+        max_version_spread: builtins.int | None = ...,
+        quota_groups: builtins.int | None = ...,
+        quota_tokens: builtins.int | None = ...,
+        quota_bytes: builtins.int | None = ...,
+        max_retained_bytes: builtins.int | None = ...,
+        record_groups: builtins.bool | None = ...,
+        wait_replicas: builtins.int | None = ...,
+        wait_timeout_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batches_per_publish", b"_batches_per_publish", "_failure_budget", b"_failure_budget", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_staleness", b"_max_staleness", "_prefetch_batches", b"_prefetch_batches", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "batch_groups", b"batch_groups", "batches_per_publish", b"batches_per_publish", "failure_budget", b"failure_budget", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_staleness", b"max_staleness", "prefetch_batches", b"prefetch_batches", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batches_per_publish", b"_batches_per_publish", "_failure_budget", b"_failure_budget", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_staleness", b"_max_staleness", "_prefetch_batches", b"_prefetch_batches", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "batch_groups", b"batch_groups", "batches_per_publish", b"batches_per_publish", "failure_budget", b"failure_budget", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_staleness", b"max_staleness", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_generations", b"_max_generations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_generations", b"max_generations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_generations", b"_max_generations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_generations", b"max_generations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "staleness_measure", b"staleness_measure", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batch_tokens", b"_batch_tokens"]) -> typing.Literal["batch_tokens"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_per_publish", b"_batches_per_publish"]) -> typing.Literal["batches_per_publish"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cancel_stale_leases", b"_cancel_stale_leases"]) -> typing.Literal["cancel_stale_leases"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_equal_shards", b"_equal_shards"]) -> typing.Literal["equal_shards"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failure_budget", b"_failure_budget"]) -> typing.Literal["failure_budget"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_filter_equal_rewards", b"_filter_equal_rewards"]) -> typing.Literal["filter_equal_rewards"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli"]) -> typing.Literal["filter_max_mean_reward_milli"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_filter_max_response_tokens", b"_filter_max_response_tokens"]) -> typing.Literal["filter_max_response_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli"]) -> typing.Literal["filter_min_mean_reward_milli"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_filter_min_response_tokens", b"_filter_min_response_tokens"]) -> typing.Literal["filter_min_response_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_ttl_ms", b"_lease_ttl_ms"]) -> typing.Literal["lease_ttl_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_attempts", b"_max_attempts"]) -> typing.Literal["max_attempts"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_generations", b"_max_generations"]) -> typing.Literal["max_generations"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_inflight_groups", b"_max_inflight_groups"]) -> typing.Literal["max_inflight_groups"] | None: ...
     @typing.overload
@@ -184,15 +407,35 @@ class RunPolicy(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_queued_tokens", b"_max_queued_tokens"]) -> typing.Literal["max_queued_tokens"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_retained_bytes", b"_max_retained_bytes"]) -> typing.Literal["max_retained_bytes"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_staleness", b"_max_staleness"]) -> typing.Literal["max_staleness"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_version_spread", b"_max_version_spread"]) -> typing.Literal["max_version_spread"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_micro_batch_groups", b"_micro_batch_groups"]) -> typing.Literal["micro_batch_groups"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_acceptance_milli", b"_min_acceptance_milli"]) -> typing.Literal["min_acceptance_milli"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_prefetch_batches", b"_prefetch_batches"]) -> typing.Literal["prefetch_batches"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_quota_bytes", b"_quota_bytes"]) -> typing.Literal["quota_bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_quota_groups", b"_quota_groups"]) -> typing.Literal["quota_groups"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_quota_tokens", b"_quota_tokens"]) -> typing.Literal["quota_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_record_groups", b"_record_groups"]) -> typing.Literal["record_groups"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_reserve_queue_space", b"_reserve_queue_space"]) -> typing.Literal["reserve_queue_space"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_retained_steps", b"_retained_steps"]) -> typing.Literal["retained_steps"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_retry_backoff_ms", b"_retry_backoff_ms"]) -> typing.Literal["retry_backoff_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_wait_replicas", b"_wait_replicas"]) -> typing.Literal["wait_replicas"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_wait_timeout_ms", b"_wait_timeout_ms"]) -> typing.Literal["wait_timeout_ms"] | None: ...
 
 Global___RunPolicy: typing_extensions.TypeAlias = RunPolicy
 
@@ -314,6 +557,31 @@ class GroupLedger(google.protobuf.message.Message):
 Global___GroupLedger: typing_extensions.TypeAlias = GroupLedger
 
 @typing.final
+class EnvironmentLedger(google.protobuf.message.Message):
+    """The group ledger of one environment."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    environment: builtins.str
+    """The environment; empty for groups that named none."""
+    @property
+    def groups(self) -> Global___GroupLedger:
+        """What became of its groups."""
+
+    def __init__(
+        self,
+        *,
+        environment: builtins.str = ...,
+        groups: Global___GroupLedger | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["groups", b"groups"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["environment", b"environment", "groups", b"groups"]) -> None: ...
+
+Global___EnvironmentLedger: typing_extensions.TypeAlias = EnvironmentLedger
+
+@typing.final
 class TaskLedger(google.protobuf.message.Message):
     """Every submitted task is in exactly one of the entries below `submitted`."""
 
@@ -404,6 +672,12 @@ class RunStatistics(google.protobuf.message.Message):
     ASSEMBLED_GROUPS_FIELD_NUMBER: builtins.int
     CONTINUATION_TOKENS_DISCARDED_FIELD_NUMBER: builtins.int
     ASSEMBLED_GROUPS_SPANNING_VERSIONS_FIELD_NUMBER: builtins.int
+    LEASES_CANCELLED_FIELD_NUMBER: builtins.int
+    FILTERED_EQUAL_REWARDS_FIELD_NUMBER: builtins.int
+    FILTERED_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    FILTERED_MEAN_REWARD_FIELD_NUMBER: builtins.int
+    RECENT_ACCEPTANCE_PPM_FIELD_NUMBER: builtins.int
+    CONTINUATIONS_BEYOND_SPREAD_FIELD_NUMBER: builtins.int
     leases_granted: builtins.int
     """Leases given out."""
     leases_expired: builtins.int
@@ -430,6 +704,18 @@ class RunStatistics(google.protobuf.message.Message):
     """Tokens of continuations that were given up because their head was too stale."""
     assembled_groups_spanning_versions: builtins.int
     """Groups of assembled steps whose tokens came from more than one weight version."""
+    leases_cancelled: builtins.int
+    """Leases taken back because their group could no longer be fresh."""
+    filtered_equal_rewards: builtins.int
+    """Groups filtered because all rewards were equal."""
+    filtered_response_tokens: builtins.int
+    """Groups filtered because of the length of a response."""
+    filtered_mean_reward: builtins.int
+    """Groups filtered because of their mean reward."""
+    recent_acceptance_ppm: builtins.int
+    """Moving average (weight 1/64 each) of the share of groups that pass the filter, in millionths; 1,000,000 at first."""
+    continuations_beyond_spread: builtins.int
+    """Continuations given up because of max_version_spread."""
     def __init__(
         self,
         *,
@@ -446,8 +732,14 @@ class RunStatistics(google.protobuf.message.Message):
         assembled_groups: builtins.int = ...,
         continuation_tokens_discarded: builtins.int = ...,
         assembled_groups_spanning_versions: builtins.int = ...,
+        leases_cancelled: builtins.int = ...,
+        filtered_equal_rewards: builtins.int = ...,
+        filtered_response_tokens: builtins.int = ...,
+        filtered_mean_reward: builtins.int = ...,
+        recent_acceptance_ppm: builtins.int = ...,
+        continuations_beyond_spread: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "continuation_tokens_discarded", b"continuation_tokens_discarded", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "continuation_tokens_discarded", b"continuation_tokens_discarded", "continuations_beyond_spread", b"continuations_beyond_spread", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum"]) -> None: ...
 
 Global___RunStatistics: typing_extensions.TypeAlias = RunStatistics
 
@@ -473,6 +765,8 @@ class Run(google.protobuf.message.Message):
     STATISTICS_FIELD_NUMBER: builtins.int
     ENGINES_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -490,7 +784,9 @@ class Run(google.protobuf.message.Message):
     cursor: builtins.int
     """The feeder's position: items consumed so far."""
     paused: builtins.str
-    """Empty, or why the run is paused: `store_rolled_back`, `failure_budget_exceeded`."""
+    """Empty, or why the run is paused: `store_rolled_back`, `operator`, `failure_budget_exceeded`."""
+    draining: builtins.bool
+    """True after DrainRun."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -519,6 +815,10 @@ class Run(google.protobuf.message.Message):
     def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskFailure]:
         """The newest first, at most 100."""
 
+    @property
+    def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentLedger]:
+        """In order of name, at most 256."""
+
     def __init__(
         self,
         *,
@@ -538,9 +838,11 @@ class Run(google.protobuf.message.Message):
         statistics: Global___RunStatistics | None = ...,
         engines: collections.abc.Iterable[rollout_buffer.v1.weights_pb2.EngineReport] | None = ...,
         failures: collections.abc.Iterable[Global___TaskFailure] | None = ...,
+        draining: builtins.bool = ...,
+        environments: collections.abc.Iterable[Global___EnvironmentLedger] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["groups", b"groups", "policy", b"policy", "published", b"published", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "engines", b"engines", "epoch", b"epoch", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
 
@@ -727,3 +1029,403 @@ class UpdatePolicyResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["policy", b"policy", "revision", b"revision"]) -> None: ...
 
 Global___UpdatePolicyResponse: typing_extensions.TypeAlias = UpdatePolicyResponse
+
+@typing.final
+class PauseRunRequest(google.protobuf.message.Message):
+    """Request of PauseRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+Global___PauseRunRequest: typing_extensions.TypeAlias = PauseRunRequest
+
+@typing.final
+class PauseRunResponse(google.protobuf.message.Message):
+    """Reply of PauseRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___PauseRunResponse: typing_extensions.TypeAlias = PauseRunResponse
+
+@typing.final
+class DrainRunRequest(google.protobuf.message.Message):
+    """Request of DrainRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+Global___DrainRunRequest: typing_extensions.TypeAlias = DrainRunRequest
+
+@typing.final
+class DrainRunResponse(google.protobuf.message.Message):
+    """Reply of DrainRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___DrainRunResponse: typing_extensions.TypeAlias = DrainRunResponse
+
+@typing.final
+class ContinueRunRequest(google.protobuf.message.Message):
+    """Request of ContinueRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+Global___ContinueRunRequest: typing_extensions.TypeAlias = ContinueRunRequest
+
+@typing.final
+class ContinueRunResponse(google.protobuf.message.Message):
+    """Reply of ContinueRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___ContinueRunResponse: typing_extensions.TypeAlias = ContinueRunResponse
+
+@typing.final
+class DeleteRunRequest(google.protobuf.message.Message):
+    """Request of DeleteRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+Global___DeleteRunRequest: typing_extensions.TypeAlias = DeleteRunRequest
+
+@typing.final
+class DeleteRunResponse(google.protobuf.message.Message):
+    """Reply of DeleteRun."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___DeleteRunResponse: typing_extensions.TypeAlias = DeleteRunResponse
+
+@typing.final
+class ExportRecordsRequest(google.protobuf.message.Message):
+    """Request of ExportRecords."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    INCLUDE_GROUPS_FIELD_NUMBER: builtins.int
+    after: builtins.str
+    """Only events after this one; empty: from the first that is kept."""
+    include_groups: builtins.bool
+    """Also the groups themselves, as far as they are still stored."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        after: builtins.str = ...,
+        include_groups: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "include_groups", b"include_groups", "run", b"run"]) -> None: ...
+
+Global___ExportRecordsRequest: typing_extensions.TypeAlias = ExportRecordsRequest
+
+@typing.final
+class Record(google.protobuf.message.Message):
+    """One event of a recording."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
+    MOVED_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    TRAINED_FIELD_NUMBER: builtins.int
+    event_id: builtins.str
+    """Identity and order of the event."""
+    @property
+    def accepted(self) -> Global___GroupAccepted:
+        """A group was accepted."""
+
+    @property
+    def moved(self) -> Global___GroupMoved:
+        """A group ended outside of training, or went back into the queue."""
+
+    @property
+    def round(self) -> Global___RoundClosed:
+        """Groups entered a step."""
+
+    @property
+    def trained(self) -> Global___StepsTrained:
+        """Steps were trained."""
+
+    def __init__(
+        self,
+        *,
+        event_id: builtins.str = ...,
+        accepted: Global___GroupAccepted | None = ...,
+        moved: Global___GroupMoved | None = ...,
+        round: Global___RoundClosed | None = ...,
+        trained: Global___StepsTrained | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "moved", b"moved", "round", b"round", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "moved", b"moved", "round", b"round", "trained", b"trained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "round", "trained"] | None: ...
+
+Global___Record: typing_extensions.TypeAlias = Record
+
+@typing.final
+class GroupAccepted(google.protobuf.message.Message):
+    """A group was accepted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    RESPONSE_LENGTHS_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    HEAD_VERSION_FIELD_NUMBER: builtins.int
+    TAIL_VERSION_FIELD_NUMBER: builtins.int
+    MEAN_VERSION_MILLI_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """When, milliseconds since 1970."""
+    group_id: builtins.str
+    """"task_id/generation"."""
+    sequence: builtins.int
+    """Position of acceptance within the run."""
+    environment: builtins.str
+    """Name of the environment."""
+    tokens: builtins.int
+    """Tokens, prompts included."""
+    bytes: builtins.int
+    """Stored bytes."""
+    head_version: builtins.int
+    """Smallest version of any sample's first token."""
+    tail_version: builtins.int
+    """Largest version of any sample's last token."""
+    mean_version_milli: builtins.int
+    """Mean version over all response tokens, in thousandths."""
+    state: builtins.str
+    """`queued` or `filtered`."""
+    @property
+    def response_lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Response tokens of each sample."""
+
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Reward of each sample."""
+
+    @property
+    def group(self) -> rollout_buffer.v1.groups_pb2.Group:
+        """With include_groups, and if it is still stored: the group as it was pushed."""
+
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        group_id: builtins.str = ...,
+        sequence: builtins.int = ...,
+        environment: builtins.str = ...,
+        response_lengths: collections.abc.Iterable[builtins.int] | None = ...,
+        rewards: collections.abc.Iterable[builtins.float] | None = ...,
+        tokens: builtins.int = ...,
+        bytes: builtins.int = ...,
+        head_version: builtins.int = ...,
+        tail_version: builtins.int = ...,
+        mean_version_milli: builtins.int = ...,
+        state: builtins.str = ...,
+        group: rollout_buffer.v1.groups_pb2.Group | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "environment", b"environment", "group", b"group", "group_id", b"group_id", "head_version", b"head_version", "mean_version_milli", b"mean_version_milli", "response_lengths", b"response_lengths", "rewards", b"rewards", "sequence", b"sequence", "state", b"state", "tail_version", b"tail_version", "time_ms", b"time_ms", "tokens", b"tokens"]) -> None: ...
+
+Global___GroupAccepted: typing_extensions.TypeAlias = GroupAccepted
+
+@typing.final
+class GroupMoved(google.protobuf.message.Message):
+    """A group changed its state other than by training."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """When, milliseconds since 1970."""
+    group_id: builtins.str
+    """"task_id/generation"."""
+    state: builtins.str
+    """The disposition, or `queued`."""
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        group_id: builtins.str = ...,
+        state: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
+
+Global___GroupMoved: typing_extensions.TypeAlias = GroupMoved
+
+@typing.final
+class RoundClosed(google.protobuf.message.Message):
+    """Groups entered a step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    TRAIN_VERSION_FIELD_NUMBER: builtins.int
+    GROUP_IDS_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """When, milliseconds since 1970."""
+    step: builtins.int
+    """The step, from 0."""
+    round: builtins.int
+    """The round, from 0."""
+    train_version: builtins.int
+    """The version whose weights train on it."""
+    @property
+    def group_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Its groups."""
+
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        step: builtins.int = ...,
+        round: builtins.int = ...,
+        train_version: builtins.int = ...,
+        group_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_ids", b"group_ids", "round", b"round", "step", b"step", "time_ms", b"time_ms", "train_version", b"train_version"]) -> None: ...
+
+Global___RoundClosed: typing_extensions.TypeAlias = RoundClosed
+
+@typing.final
+class StepsTrained(google.protobuf.message.Message):
+    """Steps below a bound were trained."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    COMMITTED_STEPS_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """When, milliseconds since 1970."""
+    committed_steps: builtins.int
+    """Every step below this one is committed."""
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        committed_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_steps", b"committed_steps", "time_ms", b"time_ms"]) -> None: ...
+
+Global___StepsTrained: typing_extensions.TypeAlias = StepsTrained
+
+@typing.final
+class ExportRecordsResponse(google.protobuf.message.Message):
+    """One message of an export."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: builtins.int
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Record]:
+        """In order of events."""
+
+    def __init__(
+        self,
+        *,
+        records: collections.abc.Iterable[Global___Record] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["records", b"records"]) -> None: ...
+
+Global___ExportRecordsResponse: typing_extensions.TypeAlias = ExportRecordsResponse

@@ -55,6 +55,31 @@ class RunServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyResponse.FromString,
                 _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/rollout_buffer.v1.RunService/PauseRun',
+                request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.DrainRun = channel.unary_unary(
+                '/rollout_buffer.v1.RunService/DrainRun',
+                request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.DrainRunRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.DrainRunResponse.FromString,
+                _registered_method=True)
+        self.ContinueRun = channel.unary_unary(
+                '/rollout_buffer.v1.RunService/ContinueRun',
+                request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunResponse.FromString,
+                _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/rollout_buffer.v1.RunService/DeleteRun',
+                request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
+        self.ExportRecords = channel.unary_stream(
+                '/rollout_buffer.v1.RunService/ExportRecords',
+                request_serializer=rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer(object):
@@ -89,6 +114,41 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseRun(self, request, context):
+        """Holds a run: no leases, no submits, no new batches; what is in flight may still land. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainRun(self, request, context):
+        """Lets a run end: no leases and no submits any more; what is queued or being generated is still trained. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ContinueRun(self, request, context):
+        """Undoes PauseRun and DrainRun. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRun(self, request, context):
+        """Deletes a run and everything stored for it. There is no way back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportRecords(self, request, context):
+        """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +171,31 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.UpdatePolicy,
                     request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.PauseRunRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'DrainRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainRun,
+                    request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.DrainRunRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.DrainRunResponse.SerializeToString,
+            ),
+            'ContinueRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ContinueRun,
+                    request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunResponse.SerializeToString,
+            ),
+            'ExportRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportRecords,
+                    request_deserializer=rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +307,141 @@ class RunService(object):
             '/rollout_buffer.v1.RunService/UpdatePolicy',
             rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_runs__pb2.UpdatePolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.RunService/PauseRun',
+            rollout__buffer_dot_v1_dot_runs__pb2.PauseRunRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_runs__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.RunService/DrainRun',
+            rollout__buffer_dot_v1_dot_runs__pb2.DrainRunRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_runs__pb2.DrainRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ContinueRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.RunService/ContinueRun',
+            rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_runs__pb2.ContinueRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.RunService/DeleteRun',
+            rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_runs__pb2.DeleteRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rollout_buffer.v1.RunService/ExportRecords',
+            rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_runs__pb2.ExportRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

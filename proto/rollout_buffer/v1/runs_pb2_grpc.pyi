@@ -89,7 +89,87 @@ _RunServiceUpdatePolicyType = typing_extensions.TypeVar(
     ],
 )
 
-class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunType, _RunServiceListRunsType, _RunServiceUpdatePolicyType]):
+_RunServicePauseRunType = typing_extensions.TypeVar(
+    '_RunServicePauseRunType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.PauseRunRequest,
+        rollout_buffer.v1.runs_pb2.PauseRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.PauseRunRequest,
+        rollout_buffer.v1.runs_pb2.PauseRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.PauseRunRequest,
+        rollout_buffer.v1.runs_pb2.PauseRunResponse,
+    ],
+)
+
+_RunServiceDrainRunType = typing_extensions.TypeVar(
+    '_RunServiceDrainRunType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DrainRunRequest,
+        rollout_buffer.v1.runs_pb2.DrainRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DrainRunRequest,
+        rollout_buffer.v1.runs_pb2.DrainRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DrainRunRequest,
+        rollout_buffer.v1.runs_pb2.DrainRunResponse,
+    ],
+)
+
+_RunServiceContinueRunType = typing_extensions.TypeVar(
+    '_RunServiceContinueRunType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+        rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+        rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+        rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+    ],
+)
+
+_RunServiceDeleteRunType = typing_extensions.TypeVar(
+    '_RunServiceDeleteRunType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+        rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+        rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+        rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+    ],
+)
+
+_RunServiceExportRecordsType = typing_extensions.TypeVar(
+    '_RunServiceExportRecordsType',
+    grpc.UnaryStreamMultiCallable[
+        rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+        rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+        rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+        rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
+    ],
+)
+
+class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunType, _RunServiceListRunsType, _RunServiceUpdatePolicyType, _RunServicePauseRunType, _RunServiceDrainRunType, _RunServiceContinueRunType, _RunServiceDeleteRunType, _RunServiceExportRecordsType]):
     """Used by trainers, operators and dashboards."""
 
     @typing.overload
@@ -109,6 +189,26 @@ class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunT
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.runs_pb2.UpdatePolicyRequest,
             rollout_buffer.v1.runs_pb2.UpdatePolicyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.PauseRunRequest,
+            rollout_buffer.v1.runs_pb2.PauseRunResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.DrainRunRequest,
+            rollout_buffer.v1.runs_pb2.DrainRunResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+            rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+            rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+            rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -130,6 +230,26 @@ class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunT
             rollout_buffer.v1.runs_pb2.UpdatePolicyRequest,
             rollout_buffer.v1.runs_pb2.UpdatePolicyResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.PauseRunRequest,
+            rollout_buffer.v1.runs_pb2.PauseRunResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.DrainRunRequest,
+            rollout_buffer.v1.runs_pb2.DrainRunResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+            rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+            rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+            rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     CreateRun: _RunServiceCreateRunType
@@ -143,6 +263,21 @@ class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunT
 
     UpdatePolicy: _RunServiceUpdatePolicyType
     """Replaces the policy of a live run."""
+
+    PauseRun: _RunServicePauseRunType
+    """Holds a run: no leases, no submits, no new batches; what is in flight may still land. Idempotent."""
+
+    DrainRun: _RunServiceDrainRunType
+    """Lets a run end: no leases and no submits any more; what is queued or being generated is still trained. Idempotent."""
+
+    ContinueRun: _RunServiceContinueRunType
+    """Undoes PauseRun and DrainRun. Idempotent."""
+
+    DeleteRun: _RunServiceDeleteRunType
+    """Deletes a run and everything stored for it. There is no way back."""
+
+    ExportRecords: _RunServiceExportRecordsType
+    """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there."""
 
 RunServiceAsyncStub: typing_extensions.TypeAlias = RunServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -160,6 +295,26 @@ RunServiceAsyncStub: typing_extensions.TypeAlias = RunServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.runs_pb2.UpdatePolicyRequest,
         rollout_buffer.v1.runs_pb2.UpdatePolicyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.PauseRunRequest,
+        rollout_buffer.v1.runs_pb2.PauseRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DrainRunRequest,
+        rollout_buffer.v1.runs_pb2.DrainRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+        rollout_buffer.v1.runs_pb2.ContinueRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+        rollout_buffer.v1.runs_pb2.DeleteRunResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+        rollout_buffer.v1.runs_pb2.ExportRecordsResponse,
     ],
 ]
 
@@ -197,5 +352,45 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.runs_pb2.UpdatePolicyResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.UpdatePolicyResponse]]:
         """Replaces the policy of a live run."""
+
+    @abc.abstractmethod
+    def PauseRun(
+        self,
+        request: rollout_buffer.v1.runs_pb2.PauseRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.runs_pb2.PauseRunResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.PauseRunResponse]]:
+        """Holds a run: no leases, no submits, no new batches; what is in flight may still land. Idempotent."""
+
+    @abc.abstractmethod
+    def DrainRun(
+        self,
+        request: rollout_buffer.v1.runs_pb2.DrainRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.runs_pb2.DrainRunResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.DrainRunResponse]]:
+        """Lets a run end: no leases and no submits any more; what is queued or being generated is still trained. Idempotent."""
+
+    @abc.abstractmethod
+    def ContinueRun(
+        self,
+        request: rollout_buffer.v1.runs_pb2.ContinueRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.runs_pb2.ContinueRunResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.ContinueRunResponse]]:
+        """Undoes PauseRun and DrainRun. Idempotent."""
+
+    @abc.abstractmethod
+    def DeleteRun(
+        self,
+        request: rollout_buffer.v1.runs_pb2.DeleteRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.runs_pb2.DeleteRunResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.DeleteRunResponse]]:
+        """Deletes a run and everything stored for it. There is no way back."""
+
+    @abc.abstractmethod
+    def ExportRecords(
+        self,
+        request: rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.runs_pb2.ExportRecordsResponse], collections.abc.AsyncIterator[rollout_buffer.v1.runs_pb2.ExportRecordsResponse]]:
+        """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -41,6 +41,8 @@ class _LeaseWaitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Every pending task is backing off after a failure."""
     LEASE_WAIT_QUARANTINED: _LeaseWait.ValueType  # 6
     """The engine is quarantined."""
+    LEASE_WAIT_DRAINING: _LeaseWait.ValueType  # 7
+    """The run is being drained: there will be no more work unless an operator continues it."""
 
 class LeaseWait(_LeaseWait, metaclass=_LeaseWaitEnumTypeWrapper):
     """Why a lease request was answered with nothing, or with less than asked."""
@@ -59,6 +61,8 @@ LEASE_WAIT_BACKING_OFF: LeaseWait.ValueType  # 5
 """Every pending task is backing off after a failure."""
 LEASE_WAIT_QUARANTINED: LeaseWait.ValueType  # 6
 """The engine is quarantined."""
+LEASE_WAIT_DRAINING: LeaseWait.ValueType  # 7
+"""The run is being drained: there will be no more work unless an operator continues it."""
 Global___LeaseWait: typing_extensions.TypeAlias = LeaseWait
 
 class _LeaseState:
@@ -73,6 +77,8 @@ class _LeaseStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Still held; its time to live starts anew."""
     LEASE_STATE_LOST: _LeaseState.ValueType  # 2
     """Expired, completed by somebody else, or released: stop working on it."""
+    LEASE_STATE_CANCELLED: _LeaseState.ValueType  # 3
+    """Taken back because its group could no longer be fresh enough to be trained: stop working on it."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
     """What became of one lease."""
@@ -83,6 +89,8 @@ LEASE_STATE_LIVE: LeaseState.ValueType  # 1
 """Still held; its time to live starts anew."""
 LEASE_STATE_LOST: LeaseState.ValueType  # 2
 """Expired, completed by somebody else, or released: stop working on it."""
+LEASE_STATE_CANCELLED: LeaseState.ValueType  # 3
+"""Taken back because its group could no longer be fresh enough to be trained: stop working on it."""
 Global___LeaseState: typing_extensions.TypeAlias = LeaseState
 
 class _ReturnKind:
@@ -229,7 +237,7 @@ class Task(google.protobuf.message.Message):
     environment: builtins.str
     """Name of the environment, at most 64 characters; used for shares, ledgers and reward functions."""
     priority: builtins.int
-    """0 (default) to 255; higher is leased first."""
+    """0 (default) to 255; higher is leased first, and trained first under ORDER_PRIORITY."""
     metadata_json: builtins.str
     """A JSON object for the reward function, at most 256 KiB; the service never reads it."""
     @property
@@ -556,7 +564,9 @@ class LeaseReturn(google.protobuf.message.Message):
     """For FAILED: what went wrong, at most 2,048 characters; kept with the task."""
     @property
     def continuation(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """Finished samples, and partial ones with finish reason ABORTED; unset when there is nothing to keep."""
+        """Finished samples, and partial ones with finish reason ABORTED; unset when there is nothing to keep. With FAILED too:
+        the next attempt generates only what is missing.
+        """
 
     def __init__(
         self,
