@@ -340,7 +340,7 @@ class NotReplicated(StoreFault):
 
     def __init__(self, wanted: int, reached: int, timeout_ms: int) -> None:
         super().__init__(
-            f"{reached} of the {wanted} replicas that policy.wait_replicas asks for have the write after {timeout_ms} ms",
+            f"{reached} of the {wanted} replicas of policy.wait_replicas have the write after {timeout_ms} ms",
             wanted=wanted,
             reached=reached,
             timeout_ms=timeout_ms,

@@ -240,7 +240,8 @@ class RunPolicy:
             self.max_staleness == UNSET or self.staleness_measure is not StalenessMeasure.HEAD
         ):
             raise InvalidPolicy(
-                "cancel_stale_leases", "needs max_staleness, and staleness_measure head: only a head is known in advance"
+                "cancel_stale_leases",
+                "needs max_staleness, and staleness_measure head: only a head is known in advance",
             )
         if self.max_staleness != UNSET and self.max_staleness < self.least_staleness:
             raise InvalidPolicy(
