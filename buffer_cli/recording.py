@@ -1,0 +1,181 @@
+"""Recordings as Parquet: a folder with the tables `groups` and `events`, many files each.
+
+Invariant: the folder holds every event up to its cursor exactly once, also after a crash at any moment. A portion's
+files are named by the cursor they start from and written aside, then renamed; the cursor moves last. A portion that
+was cut short is written again under the same names.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
+from rollout_buffer.v1 import groups_pb2, runs_pb2
+
+CURSOR = "cursor.json"
+
+_SPAN = pa.struct([("epoch", pa.uint32()), ("version", pa.uint64()), ("start", pa.uint32()), ("end", pa.uint32())])
+_SAMPLE = pa.struct(
+    [
+        ("prompt_len", pa.uint32()),
+        ("finish_reason", pa.string()),
+        ("spans", pa.list_(_SPAN)),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("loss_mask", pa.list_(pa.uint8())),
+    ]
+)
+
+GROUPS = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("time_ms", pa.uint64()),
+        ("group_id", pa.string()),
+        ("sequence", pa.uint64()),
+        ("environment", pa.string()),
+        ("state", pa.string()),
+        ("response_lengths", pa.list_(pa.uint32())),
+        ("rewards", pa.list_(pa.float32())),
+        ("tokens", pa.uint64()),
+        ("bytes", pa.uint64()),
+        ("head_version", pa.uint64()),
+        ("tail_version", pa.uint64()),
+        ("mean_version_milli", pa.uint64()),
+    ]
+)
+"""One row per accepted group. With whole groups there is a column `samples` too, null where the payload was gone."""
+
+WHOLE_GROUPS = GROUPS.append(pa.field("samples", pa.list_(_SAMPLE)))
+
+EVENTS = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("time_ms", pa.uint64()),
+        ("kind", pa.string()),
+        ("group_ids", pa.list_(pa.string())),
+        ("state", pa.string()),
+        ("step", pa.uint64()),
+        ("round", pa.uint32()),
+        ("train_version", pa.uint64()),
+    ]
+)
+"""What happened to groups after: kind `moved` (state says where to), `round` (they entered a step) and `trained` (every
+step below `step` is committed; group_ids is empty).
+"""
+
+
+class Recording:
+    """A folder that a recording is written to. Raises ValueError when it holds another run's."""
+
+    def __init__(self, folder: Path, run_id: str, *, whole: bool) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._schema = WHOLE_GROUPS if whole else GROUPS
+        self.after = ""
+        """Id of the last event in the folder, "" for none."""
+        self.groups = self.events = 0
+        """Rows in the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        cursor = folder / CURSOR
+        if cursor.exists():
+            stored = json.loads(cursor.read_text())
+            if (stored["run_id"], stored["whole"]) != (run_id, whole):
+                kind = "whole groups" if stored["whole"] else "headers"
+                raise ValueError(f"{folder} holds a recording of run {stored['run_id']!r} ({kind}); choose another")
+            self.after, self.groups, self.events = stored["after"], stored["groups"], stored["events"]
+
+    def append(self, records: Sequence[runs_pb2.Record]) -> None:
+        """Write a portion: in the folder for good when this returns."""
+        if not records:
+            return
+        accepted = [_group_row(record) for record in records if record.WhichOneof("event") == "accepted"]
+        others = [_event_row(record) for record in records if record.WhichOneof("event") != "accepted"]
+        name = f"{self.after or '0-0'}.parquet"
+        self._write("groups", name, accepted, self._schema)
+        self._write("events", name, others, EVENTS)
+        self.after = records[-1].event_id
+        self.groups += len(accepted)
+        self.events += len(others)
+        state = {
+            "run_id": self._run_id,
+            "whole": self._schema is WHOLE_GROUPS,
+            "after": self.after,
+            "groups": self.groups,
+            "events": self.events,
+        }
+        _write_aside(self._folder / CURSOR, lambda path: path.write_text(json.dumps(state)))
+
+    def _write(self, table: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+        path = self._folder / table / name
+        path.parent.mkdir(exist_ok=True)
+        if rows:
+            content = pa.Table.from_pylist(rows, schema=schema)
+            _write_aside(path, lambda aside: pq.write_table(content, aside, compression="zstd"))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _write_aside(path: Path, write: Any) -> None:  # noqa: ANN401 - any callable that fills a file
+    # The name is one that readers of *.parquet pass over.
+    aside = path.with_name(f".{path.name}.part")
+    write(aside)
+    with aside.open("rb") as file:
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def _group_row(record: runs_pb2.Record) -> dict[str, Any]:
+    event = record.accepted
+    row = {name: getattr(event, name) for name in GROUPS.names if name != "event_id"}
+    row["event_id"] = record.event_id
+    row["response_lengths"], row["rewards"] = list(event.response_lengths), list(event.rewards)
+    if event.HasField("group"):
+        row["samples"] = list(_samples(event.group))
+    return row
+
+
+def _samples(group: groups_pb2.Group) -> Iterable[dict[str, Any]]:
+    columns = read_payload(group.header, group.payload)
+    start = 0
+    for sample in group.header.samples:
+        stop = start + sample.tokens
+        yield {
+            "prompt_len": sample.prompt_len,
+            "finish_reason": groups_pb2.FinishReason.Name(sample.finish_reason).removeprefix("FINISH_REASON_").lower(),
+            "spans": [
+                {
+                    "epoch": span.version.epoch,
+                    "version": span.version.version,
+                    "start": span.start,
+                    "end": span.end,
+                }
+                for span in sample.spans
+            ],
+            **{name: columns[name][start:stop] for name in (TOKEN_IDS, LOGPROBS, LOSS_MASK)},
+        }
+        start = stop
+
+
+def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
+    kind = record.WhichOneof("event")
+    row: dict[str, Any] = {"event_id": record.event_id, "kind": kind, "group_ids": []}
+    if kind == "moved":
+        moved = record.moved
+        row |= {"time_ms": moved.time_ms, "group_ids": [moved.group_id], "state": moved.state}
+    elif kind == "round":
+        closed = record.round
+        row |= {
+            "time_ms": closed.time_ms,
+            "group_ids": list(closed.group_ids),
+            "step": closed.step,
+            "round": closed.round,
+            "train_version": closed.train_version,
+        }
+    elif kind == "trained":
+        row |= {"time_ms": record.trained.time_ms, "step": record.trained.committed_steps}
+    return row
