@@ -49,10 +49,10 @@ def whole_group() -> groups_pb2.Group:
     tokens = np.arange(5, dtype=np.int32)
     logprobs = np.array([0, 0, -1, -2, -3], np.float32)
     mask = np.array([0, 0, 1, 1, 1], np.uint8)
-    names = ("token_ids", "logprobs", "loss_mask")
     columns = [
-        column_of(name, array, groups_pb2.AXIS_TOKEN)
-        for name, array in zip(names, (tokens, logprobs, mask), strict=True)
+        column_of("token_ids", tokens, groups_pb2.AXIS_TOKEN),
+        column_of("logprobs", logprobs, groups_pb2.AXIS_TOKEN),
+        column_of("loss_mask", mask, groups_pb2.AXIS_TOKEN),
     ]
     span = groups_pb2.VersionSpan(version=common_pb2.WeightVersion(epoch=1, version=4), start=2, end=5)
     sample = groups_pb2.Sample(
