@@ -75,7 +75,10 @@ demo-seeds: ## the demo with three seeds
 
 # --- tests --------------------------------------------------------------------------------------------------
 
-.PHONY: test test-fast test-redis test-protobuf-matrix
+# Factor on the operations of the model-based tests: 1 is 20,000 on Valkey and 5,000 on Redis 7.
+MODEL_TIMES ?= 10
+
+.PHONY: test test-fast test-model test-redis test-protobuf-matrix
 test: ## all tests, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -83,9 +86,14 @@ test: ## all tests, with real SGLang end to end
 test-fast: install ## the tests that need no SGLang
 	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
 
-test-redis: install ## the store's rules on the redis-server that is on PATH
+test-model: install ## the store beside the reference model, over ten times as many random operations
+	@RB_MODEL_TIMES=$(MODEL_TIMES) $(BIN)/python -m pytest -s tests/model/test_model_against_store.py $(PYTEST_ARGS)
+
+# The model-based tests start the redis-server on PATH themselves, in every run of the tests.
+test-redis: install ## the store's other tests on the redis-server that is on PATH
 	@command -v redis-server >/dev/null || { echo "test-redis: there is no redis-server on PATH" >&2; exit 1; }
-	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store tests/model $(PYTEST_ARGS)
+	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store \
+		tests/model/test_large_operations.py $(PYTEST_ARGS)
 
 test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)

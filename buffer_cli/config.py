@@ -2,10 +2,10 @@
 
 import json
 import sys
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.settings import Settings
 
 
@@ -20,12 +20,24 @@ def print_settings() -> int:
     return 0
 
 
-def print_default_policy() -> None:
-    """The policy of a run whose creator sets nothing; null is "no bound"."""
-    policy = RunPolicy()
-    may_be_unset = {"max_staleness", "max_lookahead", "failure_budget"}
-    values = {k: None if k in may_be_unset and v == UNSET else v for k, v in policy.to_store().items()}
-    print(json.dumps({**values, "reserve_queue_space": policy.reserve_queue_space}, indent=2))
+def print_default_policy(preset: str, assignments: Sequence[str]) -> int:
+    """The policy of a run whose creator sets only these things; null is unset. Returns the exit code."""
+    from buffer_cli.exits import exit_code
+    from buffer_cli.policies import default_policy, shown
+
+    def show() -> int:
+        print(json.dumps({name: _json(text) for name, text in shown(default_policy(preset, assignments))}, indent=2))
+        return 0
+
+    return exit_code(show)
+
+
+def _json(text: str) -> str | int | bool | None:
+    """A value of `shown` as JSON has it."""
+    words = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def explained(error: ValidationError) -> str:

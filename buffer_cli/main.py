@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
+
 app = typer.Typer(
     name="rollout-buffer",
     help="A rollout buffer for asynchronous RL of language models: workers push groups, trainers pull batches.",
@@ -14,11 +16,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
-
-SERVICE = "127.0.0.1:50051"
-
-AddressOption = Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+app.add_typer(run_app, name="run")
 
 # ── serve, config ────────────────────────────────────────────────────────────
 
@@ -33,8 +31,10 @@ _DURABILITY = (
 )
 _PROCESSES = "Processes that serve gRPC on the same port. Default: one per core, at most 4."
 _MESSAGE = "Largest payload of a group, in bytes."
-_STREAMS = "Push and pull streams that one process serves at once."
+_STREAMS = "Push, pull and export streams that one process serves at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
+_QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
+_QUOTAS = "Bounds of every run"
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 
 
@@ -51,6 +51,9 @@ def serve(
     max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
     max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
     blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
+    max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,
+    max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,
+    max_run_bytes: Annotated[int | None, typer.Option(help=_QUOTA.format("bytes"), rich_help_panel=_QUOTAS)] = None,
     drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
@@ -78,11 +81,11 @@ def config(context: typer.Context) -> None:
 
 
 @config_app.command("policy")
-def config_policy() -> None:
-    """Print the policy that a run has when its creator sets nothing, as JSON."""
+def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> None:
+    """Print the policy that a run has when its creator sets nothing, or only these things, as JSON; null is unset."""
     from buffer_cli.config import print_default_policy
 
-    print_default_policy()
+    raise typer.Exit(print_default_policy(preset, assignments or []))
 
 
 # ── status ───────────────────────────────────────────────────────────────────
@@ -93,9 +96,9 @@ def status(
     run_id: Annotated[str | None, typer.Option("--run", help="May be left out where there is only one.")] = None,
     address: AddressOption = SERVICE,
     as_json: JsonOption = False,
-    timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")] = 10.0,
+    timeout_s: TimeoutOption = 10.0,
 ) -> None:
-    """Show where a run stands: policy, ledgers, queue, staleness, engines, failures, and on whom it waits."""
+    """Show where a run stands: ledgers, queue, staleness, filter, engines, failures, and on whom it waits."""
     from buffer_cli.status import show
 
     raise typer.Exit(show(address, run_id, as_json=as_json, timeout_s=timeout_s))
@@ -115,6 +118,9 @@ def worker(
     address: AddressOption = SERVICE,
     worker_id: Annotated[str | None, typer.Option(help="Stable name. Default: hostname-pid.")] = None,
     groups_per_engine: Annotated[int | None, typer.Option(help="Groups in flight on each engine.")] = None,
+    max_sample_attempts: Annotated[
+        int | None, typer.Option(help="Attempts of one sample before its task goes back.")
+    ] = None,
     reward_threads: Annotated[int | None, typer.Option(help="Threads for rewards that are not coroutines.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer's directory, for chat prompts.")] = None,
     engine_urls: Annotated[

@@ -72,7 +72,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store, metrics and service.json; locked while the service runs."""
     store: str = ""
-    """redis://, rediss:// or unix:// URL of an existing Redis or Valkey; empty: the embedded one."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of an existing Redis or Valkey; empty: the
+    embedded one."""
     store_binary: str = ""
     """Path of valkey-server or redis-server for the embedded store.
 
@@ -84,9 +85,15 @@ class Settings(BaseSettings):
     max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
     """Largest payload of a group, and largest message less 2 MiB."""
     max_streams: int = Field(default=256, ge=1, le=65_536)
-    """Push and pull streams that one process serves at once."""
+    """Push, pull and export streams that one process serves at once."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
     """Bytes of unacknowledged pushes that one process reads ahead; one bundle per stream is always read."""
+    max_run_groups: int = Field(default=0, ge=0, le=100_000_000)
+    """Largest quota_groups of a run, and the quota of one that sets none; 0: no bound."""
+    max_run_tokens: int = Field(default=0, ge=0, le=1 << 50)
+    """Largest quota_tokens of a run, and the quota of one that sets none; 0: no bound."""
+    max_run_bytes: int = Field(default=0, ge=0, le=1 << 50)
+    """Largest quota_bytes of a run, and the quota of one that sets none; 0: no bound."""
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
     """How long RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO
@@ -111,5 +118,6 @@ class Settings(BaseSettings):
 
 
 def redact_url(url: str) -> str:
-    """The URL without its user's password."""
-    return re.sub(r"(//[^:@/]*:).*@", r"\1***@", url)
+    """The URL without its passwords."""
+    without_user = re.sub(r"(//[^:@/]*:).*@", r"\1***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", without_user)

@@ -19,6 +19,8 @@ MAX_GROUPS_PER_BUNDLE = 1_024
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
 MAX_ERROR_CHARS = 2_048
+MAX_VERSION = (1 << 43) - 1
+"""Of weights: a thousand times it is still an exact integer in a double, which the store computes with."""
 
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -1,7 +1,7 @@
 """The highest revision a process has seen of each run: sent along with every request, so that a store that has lost
 acknowledged writes is noticed by whoever knew of them.
 
-Invariant: what is seen of a run never falls. Safe to share between threads.
+Invariant: what is seen of a run never falls while the run exists. Safe to share between threads.
 """
 
 from threading import Lock
@@ -21,6 +21,11 @@ class Revisions:
         with self._lock:
             if revision > self._seen.get(run_id, 0):
                 self._seen[run_id] = revision
+
+    def forget(self, run_id: str) -> None:
+        """The run does not exist any more: another one of its name counts from the beginning."""
+        with self._lock:
+            self._seen.pop(run_id, None)
 
     def seen(self, run_id: str) -> int:
         """Highest revision noted for the run; 0 for none."""

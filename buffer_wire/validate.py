@@ -4,7 +4,7 @@ service before anything is written.
 Raises InvalidField naming the field (`samples[3].spans[0].start`), the value's shape and the limit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite, prod
@@ -28,6 +28,12 @@ class GroupSummary:
     """Smallest version of any sample's first token; None for a continuation without any token."""
     tail: tuple[int, int] | None
     """Largest version of any sample's last token."""
+    response_lengths: Sequence[int]
+    """Response tokens of each sample."""
+    rewards: Sequence[float]
+    """Reward of each sample."""
+    version_tokens: int
+    """Sum over all response tokens of the version that made each."""
 
 
 def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> GroupSummary:
@@ -60,23 +66,27 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
 
 
 def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> GroupSummary:
-    total = total_loss = 0
+    total = total_loss = version_tokens = 0
+    lengths: list[int] = []
+    rewards: list[float] = []
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
     finished = _MAYBE_UNFINISHED if continuation else _FINISHED
     shortest_response = 0 if continuation else 1
     for i, sample in enumerate(samples):
         tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
-        response = tokens - prompt_len
-        position, version, first = prompt_len, (0, 1), None
+        response, reward = tokens - prompt_len, sample.reward
+        position, version, first = prompt_len, (1, 0), None
         for span in sample.spans:
             at, end = span.start, span.end
             stamp = span.version
-            newer = (stamp.epoch, stamp.version)
-            if at != position or end <= at or newer < version or newer[0] < 1:
+            number = stamp.version
+            newer = (stamp.epoch, number)
+            if at != position or end <= at or newer < version:
                 position = -1
                 break
             position, version = end, newer
+            version_tokens += (end - at) * number
             if first is None:
                 first = newer
         if (
@@ -84,17 +94,23 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
             or not 1 <= tokens <= limits.MAX_TOKENS
             or response < shortest_response
             or loss_tokens > response
-            or not isfinite(sample.reward)
+            or not isfinite(reward)
             or sample.finish_reason not in finished
             or sample.turns
         ):
             _check_sample(i, sample, continuation=continuation)
         total += tokens
         total_loss += loss_tokens
+        lengths.append(response)
+        rewards.append(reward)
         if first is not None:
             head = first if head is None or first < head else head
             tail = version if tail is None or version > tail else tail
-    return GroupSummary(total, total_loss, head, tail)
+    if version_tokens > limits.MAX_VERSION:
+        # Many tokens of a small version, or a version out of bounds.
+        for i, sample in enumerate(samples):
+            _check_spans(i, sample.spans, sample.prompt_len, sample.tokens)
+    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens)
 
 
 def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:
@@ -135,6 +151,8 @@ def _check_spans(i: int, spans: Iterable[pb.VersionSpan], prompt_len: int, token
         stated = (version.epoch, version.version)
         if stated[0] < 1:
             raise InvalidField(f"samples[{i}].spans[{j}].version.epoch", stated[0], "at least 1")
+        if stated[1] > limits.MAX_VERSION:
+            raise InvalidField(f"samples[{i}].spans[{j}].version.version", stated[1], f"at most {limits.MAX_VERSION}")
         if stated < newest:
             raise InvalidField(f"samples[{i}].spans[{j}].version", stated, f"not below the span before it, {newest}")
         position, newest = end, stated

@@ -15,10 +15,15 @@ class Counters:
     """Leases handed back by kind: interrupted, failed."""
     samples: int = 0
     """Samples generated to the end."""
+    samples_again: int = 0
+    """Samples that failed and were tried again, alone."""
     tokens: int = 0
     """Tokens generated, those of interrupted samples included."""
     leases: int = 0
     leases_lost: int = 0
+    """Leases that ended under work on them: expired, released, or with another's result."""
+    leases_cancelled: int = 0
+    """Leases taken back because their group could no longer be fresh."""
     continuations: int = 0
     """Leases that came with the work of an earlier attempt."""
     reward_s: float = 0.0

@@ -1,8 +1,9 @@
 """Leases tasks for one engine, up to its concurrency, and starts their work.
 
-Invariants: at most `concurrency` groups are being generated and at most `outstanding` leases are held, those being
-scored and pushed included; a lease request has an identity, so that one whose reply was lost is asked again and grants
-the same leases; after `stop` nothing new begins, and what the last request may have granted is handed back.
+Invariants: at most `concurrency` groups are being generated (not counting single samples that are generated anew after
+their reward failed) and at most `outstanding` leases are held, those being scored and pushed included; a lease request
+has an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
+begins, and what the last request may have granted is handed back.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from rollout_workers.work import Stage, Tools, Work
 _MAX_PER_REQUEST = 256
 _QUICK_ANSWER_S = 0.05
 _AFTER_QUICK_ANSWER_S = 0.25
+_AFTER_HELD_ANSWER_S = 2.0
 _WARN_AFTER_S = 60.0
 _UNSEEN_S = 2.0
 
@@ -33,8 +35,12 @@ WAITS_ON = {
     tasks_pb2.LEASE_WAIT_PAUSED: "an operator, or a trainer's resume: the run is paused",
     tasks_pb2.LEASE_WAIT_BACKING_OFF: "time: every pending task is backing off after a failure",
     tasks_pb2.LEASE_WAIT_QUARANTINED: "this engine's next successful reload: it is quarantined",
+    tasks_pb2.LEASE_WAIT_DRAINING: "an operator, who may continue the run: it is being drained",
 }
 """On whom an engine without work waits."""
+
+_HELD = (tasks_pb2.LEASE_WAIT_PAUSED, tasks_pb2.LEASE_WAIT_DRAINING)
+"""Waits that only an operator or a trainer ends."""
 
 _log = structlog.get_logger()
 
@@ -128,10 +134,11 @@ class Dispatcher:
             if reply.leases:
                 self._worked_at = time.monotonic()
                 continue
-            self._idle(self.waiting_on)
+            if reply.wait != tasks_pb2.LEASE_WAIT_DRAINING:
+                self._idle(self.waiting_on)
             if time.monotonic() - began < _QUICK_ANSWER_S:
                 # Not every wait is waited for at the service.
-                await asyncio.sleep(_AFTER_QUICK_ANSWER_S)
+                await asyncio.sleep(_AFTER_HELD_ANSWER_S if reply.wait in _HELD else _AFTER_QUICK_ANSWER_S)
 
     async def _ask(self) -> tasks_pb2.LeaseTasksResponse:
         self._requests += 1
@@ -149,7 +156,7 @@ class Dispatcher:
         work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_generated=self._release)
         self._works.add(work)
         self._generating += 1
-        self._keeper.hold(lease, asked_at, work.lost)
+        self._keeper.hold(lease, asked_at, work.ended)
         group.create_task(self._see_through(work), name=f"work {lease.lease_id}")
 
     async def _see_through(self, work: Work) -> None:

@@ -6,11 +6,13 @@
     ├── RewardFailed         the reward function raised, took too long, or gave no finite number
     ├── PromptRefused        the task's prompt cannot become token ids here
     ├── GenerationFailed     the engine answered, and the answers do not make a group
+    ├── SamplesFailed        some samples of the group failed in every attempt; the others are there
     └── EnginesLost          no engine could be started or reached
 
 Invariants: `reason` is stable and unique; constructors take the error's data and build the message.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -75,6 +77,19 @@ class GenerationFailed(WorkerError):
     def __init__(self, lease_id: str, why: str) -> None:
         super().__init__(f"lease {lease_id}: {why}")
         self.lease_id = lease_id
+
+
+class SamplesFailed(WorkerError):
+    """Samples of a group that were given up, with the last error of each; the group's others are kept."""
+
+    reason = "samples_failed"
+
+    def __init__(self, lease_id: str, errors: Mapping[int, Exception]) -> None:
+        first = min(errors)
+        others = f" (and {len(errors) - 1} more samples of the group)" if len(errors) > 1 else ""
+        super().__init__(f"lease {lease_id}: sample {first} was given up{others}: {errors[first]}")
+        self.lease_id = lease_id
+        self.errors = errors
 
 
 class EnginesLost(WorkerError):

@@ -1,14 +1,18 @@
-"""Keeps the leases of one engine alive, and says which were lost.
+"""Keeps the leases of one engine alive, and says which have ended.
 
-Heartbeats go out every third of the time to live. A lease's time counts on this process's own clock from before the
+Heartbeats go out every third of the time to live, and soon after a publish, with which the service may take leases
+back. A lease's time counts on this process's own clock from before the
 request that granted or extended it was sent, so the worker never believes a lease to live longer than the service does.
 Only the service's answer ends a lease: while the service cannot be reached, work goes on, for its result counts as long
 as nobody else has delivered one.
 """
 
 import asyncio
+import enum
+import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,15 +21,31 @@ from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.service import ServiceClient, on_whom, worth_waiting
+from rollout_workers.weights.watcher import WeightWatcher
 
 _MAX_PER_REQUEST = 4_096
 _SHORTEST_BEAT_S = 0.05
+_HURRY_S = 0.25
 _log = structlog.get_logger()
+
+
+class LeaseEnd(enum.StrEnum):
+    """What a heartbeat learns of a lease that is no longer held."""
+
+    LOST = enum.auto()
+    """It expired, its task has a result, or it was released."""
+    CANCELLED = enum.auto()
+    """It was taken back: its group could no longer be fresh enough to be trained."""
+
+
+OnEnd = Callable[[LeaseEnd], None]
+
+_LEVELS = {LeaseEnd.LOST: logging.WARNING, LeaseEnd.CANCELLED: logging.INFO}
 
 
 @dataclass(slots=True)
 class _Held:
-    on_lost: Callable[[], None]
+    on_end: OnEnd
     renewed_at: float
     """Monotonic time before the request that granted or last extended it."""
 
@@ -39,14 +59,16 @@ class LeaseKeeper:
         self._held: dict[str, _Held] = {}
         self._ttl_s = 60.0
         self._changes = Changes()
+        self._hurry_at = float("inf")
+        """Monotonic time at which the next heartbeat goes out at the latest."""
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, lease: tasks_pb2.Lease, asked_at: float, on_lost: Callable[[], None]) -> None:
-        """Keep a lease; `asked_at` is the monotonic time before its request, `on_lost` is called at most once."""
+    def hold(self, lease: tasks_pb2.Lease, asked_at: float, on_end: OnEnd) -> None:
+        """Keep a lease; `asked_at` is the monotonic time before its request, `on_end` is called at most once."""
         self._ttl_s = lease.ttl_ms / 1000
-        self._held[lease.lease_id] = _Held(on_lost, asked_at)
+        self._held[lease.lease_id] = _Held(on_end, asked_at)
         self._changes.notify()
 
     def release(self, lease_id: str) -> None:
@@ -58,27 +80,31 @@ class LeaseKeeper:
         held = self._held.get(lease_id)
         return held.renewed_at + self._ttl_s - time.monotonic() if held else -1.0
 
+    def hurry(self) -> None:
+        """Send the next heartbeat soon: leases may have been taken back. All workers hear of it at once, so not now."""
+        soon = time.monotonic() + random.uniform(0, _HURRY_S)  # noqa: S311 - spreads the workers
+        self._hurry_at = min(self._hurry_at, soon)
+        self._changes.notify()
+
     async def run(self) -> None:
         """Send heartbeats until cancelled. Raises RolloutBufferError for errors that no repeat can mend."""
         while True:
             await self._changes.until(lambda: bool(self._held))
             await self._until_due()
+            self._hurry_at = float("inf")
             for batch in self._batches():
                 await self._beat(batch)
 
     async def _until_due(self) -> None:
-        """Wait for the end of the first third of the oldest lease's time."""
+        """Wait for the end of the first third of the oldest lease's time, or for what is hurried."""
         await asyncio.sleep(_SHORTEST_BEAT_S)
-        while (wait := self._due_in_s()) > 0:
+        while (wait := (due_at := self._due_at()) - time.monotonic()) > 0:
             # A lease that was long in coming may be due earlier than those that were there.
-            await self._changes.until(self._is_due, wait)
+            await self._changes.until(lambda due_at=due_at: self._due_at() < due_at, wait)  # type: ignore[misc]
 
-    def _due_in_s(self) -> float:
+    def _due_at(self) -> float:
         oldest = min((held.renewed_at for held in self._held.values()), default=float("-inf"))
-        return oldest + self._ttl_s / 3 - time.monotonic()
-
-    def _is_due(self) -> bool:
-        return self._due_in_s() <= 0
+        return min(oldest + self._ttl_s / 3, self._hurry_at)
 
     def _batches(self) -> list[list[str]]:
         ids = list(self._held)
@@ -105,5 +131,16 @@ class LeaseKeeper:
                 held.renewed_at = asked_at
             else:
                 del self._held[lease_id]
-                _log.warning("lease lost", lease=lease_id)
-                held.on_lost()
+                end = LeaseEnd.CANCELLED if state == tasks_pb2.LEASE_STATE_CANCELLED else LeaseEnd.LOST
+                _log.log(_LEVELS[end], f"lease {end}", lease=lease_id)
+                held.on_end(end)
+
+
+async def hurry_after_publishes(watcher: WeightWatcher, keepers: Sequence[LeaseKeeper]) -> None:
+    """Have all leases looked at whenever a version is published, until cancelled."""
+    seen = watcher.latest
+    while True:
+        await watcher.changes.until(lambda seen=seen: watcher.latest != seen)  # type: ignore[misc]
+        seen = watcher.latest
+        for keeper in keepers:
+            keeper.hurry()

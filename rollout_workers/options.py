@@ -114,7 +114,7 @@ class WorkerOptions:
     """Groups in flight on each engine, 1 to 256."""
 
     reward_timeout_s: float = 60.0
-    """Longest time for the rewards of one group."""
+    """Longest time for the rewards of one group; of one sample where the function is a coroutine."""
 
     reward_threads: int = 4
     """Threads for reward functions that are not coroutines, 1 to 256."""
@@ -150,7 +150,11 @@ class WorkerOptions:
     """The worker ends with an error when the service, or the run, was not to be reached for so long."""
 
     generate_timeout_s: float = 1_800.0
-    """Longest time for the samples of one group on an engine."""
+    """Longest time for the samples of one group on an engine; what is unfinished then has failed once, and goes on."""
+
+    max_sample_attempts: int = 3
+    """Attempts of one sample under one lease, 1 to 100, failed generations and rewards counted together. A sample that
+    fails is tried again alone; when it is given up, the task goes back with its siblings."""
 
     engine_timeout_s: float = 300.0
     """Longest wait for an engine that was given by URL to be ready at the start; the worker ends with an error when all
@@ -172,6 +176,7 @@ class WorkerOptions:
         _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
         _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
         _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
+        _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         _check("pause_mode", self.pause_mode, lambda m: m in PAUSE_MODES, f"one of {', '.join(PAUSE_MODES)}")
         _check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")

@@ -12,6 +12,7 @@ from rollout_workers.pusher import Pusher
 from rollout_workers.slot import EngineSlot
 
 _SLOW_PUSH_S = 60.0
+_WHEN_THERE = ("leases_lost", "leases_cancelled", "samples_again")
 _log = structlog.get_logger()
 
 
@@ -58,6 +59,7 @@ class Progress:
             generating=sum(dispatcher.generating for dispatcher in self._dispatchers),
             unanswered=len(self._pusher),
             reward_s=round(counters.reward_s, 1),
+            **{name: count for name in _WHEN_THERE if (count := getattr(counters, name))},
             **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
             **{f"returned_{name}": count for name, count in counters.returned.items()},
             **({"waiting_on": "; ".join(waiting)} if waiting else {}),

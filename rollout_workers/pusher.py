@@ -94,6 +94,7 @@ class Pusher:
             if sum(self._counters.pushed.values()) > answered:
                 delays, trouble_since = BACKOFF.delays(), float("inf")
             if error is not None:
+                self._service.met(error)
                 if worth_waiting(error):
                     trouble_since = min(trouble_since, time.monotonic())
                     if time.monotonic() - trouble_since > self._service.timeout_s:

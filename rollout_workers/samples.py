@@ -5,7 +5,7 @@ Invariants: a sample's spans tile its response tokens, versions not falling; eve
 log-probability with which it was drawn; a sample that has a finish reason is never changed again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -95,7 +95,11 @@ class GroupProgress:
     @property
     def tokens(self) -> int:
         """Response tokens so far."""
-        return sum(len(sample) for sample in self.samples)
+        return self.tokens_of(range(len(self.samples)))
+
+    def tokens_of(self, indices: Iterable[int]) -> int:
+        """Response tokens of these samples so far."""
+        return sum(len(self.samples[i]) for i in indices)
 
     @property
     def newest(self) -> Version | None:

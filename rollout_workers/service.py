@@ -104,6 +104,11 @@ class ServiceClient:
         """Take the revision of a streamed reply into account."""
         self.revisions.note(self.run_id, reply.revision)
 
+    def met(self, error: RolloutBufferError) -> None:
+        """Take an error into account: a run that is made anew under a deleted one's name has no past."""
+        if isinstance(error, UnknownRun):
+            self.revisions.forget(self.run_id)
+
     def wait_log(self, what: str) -> WaitLog:
         """The log of waits to `what`."""
         return self._waits.setdefault(what, WaitLog(what))
@@ -179,6 +184,7 @@ class ServiceClient:
 
     async def _repeat(self, what: str, attempt: Callable[[], Awaitable[R]], timeout_s: float) -> R:
         def waiting(error: RolloutBufferError, _attempts: int, _wait_s: float) -> None:
+            self.met(error)
             self.wait_log(what).say(on_whom(error, self.address), str(error))
 
         reply: Any = await retry_async(

@@ -1,8 +1,9 @@
 """One lease from its grant to its end: prompt → generate → score → push, or back to the service.
 
 Every lease ends in exactly one way: its group has a final answer; or it is handed back (INTERRUPTED when the worker or
-the engine stopped, FAILED when something went wrong), with whatever was generated as its continuation; or it was lost,
-and nobody is told anything.
+the engine stopped, FAILED when something went wrong), with whatever was generated as its continuation; or it was lost
+or cancelled, and nobody is told anything. FAILED comes after every failed sample had its attempts here, and keeps the
+siblings: whoever goes on generates only what is missing.
 """
 
 import asyncio
@@ -17,14 +18,17 @@ import structlog
 from buffer_wire.errors import InvalidField, InvalidRequest, RolloutBufferError
 from buffer_wire.limits import MAX_ERROR_CHARS, MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.attempts import Attempts
 from rollout_workers.counters import Counters, describe
-from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.errors import EngineError
 from rollout_workers.errors import WorkerError
+from rollout_workers.keeper import LeaseEnd
 from rollout_workers.prompts import Prompts
 from rollout_workers.pusher import Pusher
 from rollout_workers.rewards import Scorer
 from rollout_workers.rollout import SingleTurn
 from rollout_workers.samples import GroupProgress
+from rollout_workers.scoring import GroupRewards
 from rollout_workers.slot import EngineSlot
 
 ENDED_WELL = frozenset({"queued", "duplicate", "closed", "filtered"})
@@ -54,6 +58,7 @@ class Tools:
     pusher: Pusher
     counters: Counters
     generate_timeout_s: float
+    max_sample_attempts: int
 
 
 class Work:
@@ -77,7 +82,10 @@ class Work:
         self._progress: GroupProgress | None = None
         self._turn: SingleTurn | None = None
         self._task: asyncio.Task[None] | None = None
+        self._gone = False
+        """True once the lease is known not to be ours."""
         self._lost = False
+        """True when the work was ended for that."""
         self._interrupted = False
         self._cut = False
 
@@ -87,7 +95,7 @@ class Work:
         try:
             # An engine that was lost while the lease request waited gets nothing that would only fail on it.
             ready = self._slot.leasable and not self._interrupted
-            if not (ready and await self._make_and_push()):
+            if not (ready and await self._make_and_push()) and not self._lost:
                 await self._hand_back(tasks_pb2.RETURN_KIND_INTERRUPTED)
         except asyncio.CancelledError:
             if self._lost:
@@ -96,9 +104,6 @@ class Work:
                 raise
             # Out of time while draining: what is there goes back.
             await self._hand_back(tasks_pb2.RETURN_KIND_INTERRUPTED)
-        except EngineError as error:
-            self._slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
-            await self._fail(error)
         except (InvalidField, WorkerError) as error:
             await self._fail(error)
         except RolloutBufferError:
@@ -109,14 +114,17 @@ class Work:
         finally:
             self._generated()
 
-    def lost(self) -> None:
-        """The lease is somebody else's: stop generating.
+    def ended(self, how: LeaseEnd) -> None:
+        """The lease is not ours any more: stop generating.
 
-        A group that is made already is pushed all the same: the first result of an open task counts, whoever made it.
+        A group that is made already is pushed all the same when the lease was lost: the first result of an open task
+        counts, whoever made it. Of a cancelled lease nobody wants the group.
         """
-        if self.stage in (Stage.PREPARING, Stage.GENERATING) and self._task is not None:
-            self._lost = True
-            self._tools.counters.leases_lost += 1
+        self._gone = True
+        unmade = self.stage in (Stage.PREPARING, Stage.GENERATING)
+        unwanted = how is LeaseEnd.CANCELLED and self.stage is not Stage.RETURNING
+        if (unmade or unwanted) and self._task is not None:
+            self._end(how)
             self._task.cancel()
 
     async def interrupt(self) -> None:
@@ -142,23 +150,9 @@ class Work:
         tools = self._tools
         prompt = await tools.prompts.token_ids(self.lease.task)
         progress = self._progress = self._begin(GroupProgress(self.lease, prompt))
-        before = progress.tokens
-        self._turn = SingleTurn(progress, self._slot, timeout_s=tools.generate_timeout_s)
-        self.stage = Stage.GENERATING
-        try:
-            finished = not self._interrupted and await self._turn.run()
-        finally:
-            tools.counters.tokens += progress.tokens - before
-        if not finished:
+        rewards = await self._make(progress)
+        if rewards is None:
             return False
-        self._generated()
-        tools.counters.samples += len(progress.samples)
-
-        self.stage = Stage.SCORING
-        began = time.monotonic()
-        rewards = await tools.scorer.score(progress)
-        tools.counters.reward_s += time.monotonic() - began
-
         self.stage = Stage.PUSHING
         header, payload = progress.to_group(rewards, tools.worker_id)
         result = await tools.pusher.push(header, payload)
@@ -166,6 +160,48 @@ class Work:
             why = str(result.error) if result.error is not None else result.outcome
             await self._fail(result.error or RolloutBufferError(f"the service answered {why}"), keep=False)
         return True
+
+    async def _make(self, progress: GroupProgress) -> list[float] | None:
+        """Generate and score every sample; the rewards, or None when it was interrupted."""
+        counters = self._tools.counters
+        attempts = Attempts(self._tools.max_sample_attempts)
+        rewards = GroupRewards(progress, self._tools.scorer, attempts)
+        try:
+            while await self._generate(progress, attempts):
+                self._generated()
+                self.stage = Stage.SCORING
+                began = time.monotonic()
+                try:
+                    anew = await rewards.ask()
+                finally:
+                    counters.reward_s += time.monotonic() - began
+                if not anew:
+                    return rewards.in_order
+                if self._gone:
+                    self._end(LeaseEnd.LOST)
+                    return None
+            return None
+        finally:
+            counters.samples_again += attempts.again
+
+    async def _generate(self, progress: GroupProgress, attempts: Attempts) -> bool:
+        """Generate what is unfinished; False when it was interrupted."""
+        counters = self._tools.counters
+        tokens, unfinished = progress.tokens, len(progress.unfinished)
+        self._turn = SingleTurn(progress, self._slot, attempts, timeout_s=self._tools.generate_timeout_s)
+        self.stage = Stage.GENERATING
+        try:
+            return not self._interrupted and await self._turn.run()
+        finally:
+            counters.tokens += max(progress.tokens - tokens, 0)
+            counters.samples += unfinished - len(progress.unfinished)
+
+    def _end(self, how: LeaseEnd) -> None:
+        self._lost = True
+        if how is LeaseEnd.CANCELLED:
+            self._tools.counters.leases_cancelled += 1
+        else:
+            self._tools.counters.leases_lost += 1
 
     def _begin(self, progress: GroupProgress) -> GroupProgress:
         self._tools.counters.leases += 1

@@ -20,7 +20,7 @@ from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import EngineHost, hosts_of, open_engines
 from rollout_workers.guard import EngineGuard
-from rollout_workers.keeper import LeaseKeeper
+from rollout_workers.keeper import LeaseKeeper, hurry_after_publishes
 from rollout_workers.options import WorkerOptions
 from rollout_workers.progress import Progress
 from rollout_workers.prompts import Prompts
@@ -105,11 +105,20 @@ class Worker:
             decode=options.tokenizer is not None,
         )
         pusher = Pusher(service, self.counters, bundle_bytes=options.bundle_bytes, bundle_wait_s=options.bundle_wait_s)
-        tools = Tools(options.worker_id, prompts, scorer, pusher, self.counters, options.generate_timeout_s)
+        tools = Tools(
+            options.worker_id,
+            prompts,
+            scorer,
+            pusher,
+            self.counters,
+            options.generate_timeout_s,
+            options.max_sample_attempts,
+        )
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run()]
-        for slot, host in zip(slots, self._hosts, strict=True):
-            keeper = LeaseKeeper(slot.engine_id, service)
+        keepers = [LeaseKeeper(slot.engine_id, service) for slot in slots]
+        parts.append(hurry_after_publishes(watcher, keepers))
+        for slot, host, keeper in zip(slots, self._hosts, keepers, strict=True):
             self._dispatchers.append(
                 Dispatcher(
                     slot,

@@ -9,7 +9,7 @@ from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionS
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
 from trainer_client.manifest import FilesManifest, WeightFile, manifest_of
-from trainer_client.policy import Policy
+from trainer_client.policy import Environment, Policy
 from trainer_client.requests import Submission
 from trainer_client.session import SessionOptions, TrainerSession, WeightPublisher
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, WeightVersion
@@ -22,6 +22,7 @@ __all__ = [
     "BatchInfo",
     "BufferClient",
     "ClientOptions",
+    "Environment",
     "FilesManifest",
     "Group",
     "Ledger",

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from buffer_wire.errors import BatchNotReady
+from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
@@ -27,11 +27,12 @@ from trainer_client.driver import (
     worth_repeating_pull,
 )
 from trainer_client.manifest import FilesManifest
-from trainer_client.policy import Policy
+from trainer_client.policy import Policy, changed
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.rounds import gathered
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
-from trainer_client.waiting import OnWait, WaitNotices
+from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -75,15 +76,19 @@ class AsyncBufferClient:
         rpc = self._control.unary_unary(
             call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
         )
-        reply = await retry_async(
-            lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
-            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-            waiting_on=f"the service at {self.target}",
-            retry_on=worth_repeating,
-            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-        )
+        try:
+            reply = await retry_async(
+                lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+                waiting_on=f"the service at {self.target}",
+                retry_on=worth_repeating,
+                on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+            )
+        except UnknownRun:
+            self._revisions.forget(call.run_id)
+            raise
         if call.run_id:
-            self._revisions.note(call.run_id, reply.revision)
+            requests.note(self._revisions, call.run_id, reply)
         return call.decode(reply)
 
     async def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
@@ -102,9 +107,38 @@ class AsyncBufferClient:
         """Where every accepted group and every submitted task is."""
         return (await self.run(run_id)).ledger
 
-    async def update_policy(self, run_id: str, policy: Policy) -> Policy:
-        """Replace the policy of a live run; returns the effective one."""
+    async def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
+        """Change the policy of a live run: to `policy`, or the present one with the fields that `changes` names.
+
+            client.update_policy("math", environments={"easy": 1, "hard": 3})
+
+        Returns the effective policy.
+        """
+        if changes or policy is None:
+            policy = changed(policy or (await self.run(run_id)).policy, changes)
         return await self._call(requests.update_policy(run_id, policy))
+
+    async def pause_run(self, run_id: str) -> None:
+        """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
+        await self._call(requests.pause_run(run_id))
+
+    async def drain_run(self, run_id: str) -> None:
+        """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
+        await self._call(requests.drain_run(run_id))
+
+    async def continue_run(self, run_id: str) -> None:
+        """Undo `pause_run` and `drain_run`."""
+        await self._call(requests.continue_run(run_id))
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run and everything stored for it; there is no way back."""
+        tries: list[Waiting] = []
+        try:
+            await self._call(requests.delete_run(run_id), on_wait=tries.append)
+        except UnknownRun:
+            # Of a repeat, it says that the first try, whose answer was lost, has done it.
+            if not tries:
+                raise
 
     async def submit_tasks(
         self,
@@ -117,7 +151,7 @@ class AsyncBufferClient:
         """Add tasks and move the feeder's cursor, both or neither."""
         return await self._call(requests.submit_tasks(run_id, submission), timeout_s, on_wait)
 
-    async def pull(
+    async def pull(  # noqa: PLR0913 - the parts of one request
         self,
         run_id: str,
         *,
@@ -126,13 +160,31 @@ class AsyncBufferClient:
         rank: int = 0,
         world_size: int = 1,
         train_version: int | None = None,
+        round: int | None = None,  # noqa: A002 - the wire's word
+        batch_groups: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> Batch:
-        """A rank's shard of a step, as soon as the step is there."""
-        spec = PullSpec(epoch=epoch, step=step, rank=rank, world_size=world_size, train_version=train_version)
+        """A rank's shard of a step, or of one `round` of it, as soon as it is there."""
+        spec = PullSpec(
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            train_version=train_version,
+            round=round or 0,
+            batch_groups=batch_groups,
+        )
         deadline = Deadline.after(timeout_s)
-        notices = WaitNotices(f"pulling step {step}", self.target, on_wait)
+        rounds = [await self._pull_round(run_id, spec, deadline, on_wait)]
+        while round is None and not rounds[-1].final:
+            spec = spec.following()
+            rounds.append(await self._pull_round(run_id, spec, deadline, on_wait))
+        return gathered(rounds)
+
+    async def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> Batch:
+        deadline = Deadline.after(within.left_s())
+        notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
         while True:
             try:
                 return await retry_async(

@@ -1,4 +1,4 @@
-"""A rank's shard of a step as numpy arrays that lie in the received messages.
+"""A rank's shard of a step, or of one of its rounds, as numpy arrays that lie in the received messages.
 
 Invariants: every array is a read-only view, nothing is copied, so a batch lives exactly as long as something
 still refers to one of its arrays; arrays may be unaligned, which numpy handles; a per-token array of a sample
@@ -26,8 +26,8 @@ _FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length", pb.
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Facts of a step. Totals are over all ranks, so that a token-mean loss over any sharding equals the
-    single-process one.
+    """Facts of a step. Totals are over all ranks and over the step's rounds so far: the step's own where `final` is
+    set, so that a token-mean loss over any sharding and any rounds equals the single-process one.
     """
 
     step: int
@@ -48,6 +48,10 @@ class BatchInfo:
     """Groups queued after the assembly."""
     waited_s: float
     """How long this pull took, from its call to its last byte."""
+    round: int = 0
+    """The round, from 0; the last one where several were gathered into a whole batch."""
+    final: bool = True
+    """True for the step's last round, and for whole batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,7 @@ def _sample(sample: pb.Sample, arrays: dict[str, layout.Array], tail_version: in
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
-    """One rank's shard of a step."""
+    """One rank's shard of a step, or of one round of it."""
 
     info: BatchInfo
     groups: Sequence[Group]
@@ -233,6 +237,16 @@ class Batch:
     def step(self) -> int:
         """The step."""
         return self.info.step
+
+    @property
+    def round(self) -> int:
+        """The round of the step, from 0."""
+        return self.info.round
+
+    @property
+    def final(self) -> bool:
+        """True when nothing of the step comes after it: its totals are the step's."""
+        return self.info.final
 
     @property
     def samples(self) -> Iterator[Sample]:

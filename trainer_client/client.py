@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from buffer_wire.errors import BatchNotReady
+from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_sync
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
@@ -28,13 +28,21 @@ from trainer_client.driver import (
     worth_repeating_pull,
 )
 from trainer_client.manifest import FilesManifest
-from trainer_client.policy import Policy
+from trainer_client.opening import open_session
+from trainer_client.policy import Policy, changed
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
-from trainer_client.session import SessionOptions, SessionPlan, TrainerSession, WeightPublisher, open_session
+from trainer_client.rounds import gathered
+from trainer_client.session import (
+    BatchGroups,
+    SessionOptions,
+    SessionPlan,
+    TrainerSession,
+    WeightPublisher,
+)
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
 from trainer_client.tasks import Task
-from trainer_client.waiting import OnWait, WaitNotices
+from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -75,15 +83,19 @@ class BufferClient:
         rpc = self._control.unary_unary(
             call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
         )
-        reply = retry_sync(
-            lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
-            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-            waiting_on=f"the service at {self.target}",
-            retry_on=worth_repeating,
-            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-        )
+        try:
+            reply = retry_sync(
+                lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+                waiting_on=f"the service at {self.target}",
+                retry_on=worth_repeating,
+                on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+            )
+        except UnknownRun:
+            self._revisions.forget(call.run_id)
+            raise
         if call.run_id:
-            self._revisions.note(call.run_id, reply.revision)
+            requests.note(self._revisions, call.run_id, reply)
         return call.decode(reply)
 
     # ── runs ─────────────────────────────────────────────────────────────────
@@ -104,9 +116,38 @@ class BufferClient:
         """Where every accepted group and every submitted task is."""
         return self.run(run_id).ledger
 
-    def update_policy(self, run_id: str, policy: Policy) -> Policy:
-        """Replace the policy of a live run; returns the effective one. Raises InvalidPolicy, InvalidField."""
+    def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
+        """Change the policy of a live run: to `policy`, or the present one with the fields that `changes` names.
+
+            client.update_policy("math", environments={"easy": 1, "hard": 3})
+
+        Returns the effective policy. Raises InvalidPolicy, InvalidField.
+        """
+        if changes or policy is None:
+            policy = changed(policy or (self.run(run_id)).policy, changes)
         return self._call(requests.update_policy(run_id, policy))
+
+    def pause_run(self, run_id: str) -> None:
+        """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
+        self._call(requests.pause_run(run_id))
+
+    def drain_run(self, run_id: str) -> None:
+        """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
+        self._call(requests.drain_run(run_id))
+
+    def continue_run(self, run_id: str) -> None:
+        """Undo `pause_run` and `drain_run`."""
+        self._call(requests.continue_run(run_id))
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run and everything stored for it; there is no way back. Raises UnknownRun."""
+        tries: list[Waiting] = []
+        try:
+            self._call(requests.delete_run(run_id), on_wait=tries.append)
+        except UnknownRun:
+            # Of a repeat, it says that the first try, whose answer was lost, has done it.
+            if not tries:
+                raise
 
     # ── tasks ────────────────────────────────────────────────────────────────
 
@@ -126,7 +167,7 @@ class BufferClient:
 
     # ── batches ──────────────────────────────────────────────────────────────
 
-    def pull(
+    def pull(  # noqa: PLR0913 - the parts of one request
         self,
         run_id: str,
         *,
@@ -135,21 +176,41 @@ class BufferClient:
         rank: int = 0,
         world_size: int = 1,
         train_version: int | None = None,
+        round: int | None = None,  # noqa: A002 - the wire's word
+        batch_groups: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> Batch:
-        """A rank's shard of a step, as soon as the step is there.
+        """A rank's shard of a step, or of one `round` of it, as soon as it is there.
 
         `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an
         epoch by its first pull. `train_version`: the version whose weights will train on the batch, at least the
-        published one; None: the published one.
+        published one; None: the published one. `round`: None gathers the whole step; a number pulls that round of a
+        run that streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None:
+        the policy's.
 
         Raises BatchNotReady after `timeout_s` with what is short and on whom the step waits, ServiceUnreachable
         after as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
         """
-        spec = PullSpec(epoch=epoch, step=step, rank=rank, world_size=world_size, train_version=train_version)
+        spec = PullSpec(
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            train_version=train_version,
+            round=round or 0,
+            batch_groups=batch_groups,
+        )
         deadline = Deadline.after(timeout_s)
-        notices = WaitNotices(f"pulling step {step}", self.target, on_wait)
+        rounds = [self._pull_round(run_id, spec, deadline, on_wait)]
+        while round is None and not rounds[-1].final:
+            spec = spec.following()
+            rounds.append(self._pull_round(run_id, spec, deadline, on_wait))
+        return gathered(rounds)
+
+    def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> Batch:
+        deadline = Deadline.after(within.left_s())
+        notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
         while True:
             try:
                 return retry_sync(
@@ -262,6 +323,7 @@ class BufferClient:
         rank: int = 0,
         world_size: int = 1,
         prefetch: int = 0,
+        batch_groups: BatchGroups = None,
         start: Resumed | None = None,
         options: SessionOptions | None = None,
     ) -> AbstractContextManager[TrainerSession]:
@@ -269,8 +331,8 @@ class BufferClient:
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the
         background. `publisher`: where `session.publish` puts weights. `next_step`: from the trainer's checkpoint;
-        None: after the last commit. `prefetch`: batches pulled while training. `start`: rank 0's `session.start`,
-        on every other rank.
+        None: after the last commit. `prefetch`: batches pulled while training. `batch_groups`: N of each step, if it
+        is not the policy's. `start`: rank 0's `session.start`, on every other rank.
         """
         plan = SessionPlan(
             run_id=run_id,
@@ -281,6 +343,7 @@ class BufferClient:
             rank=rank,
             world_size=world_size,
             prefetch=prefetch,
+            batch_groups=batch_groups,
             start=start,
             options=options or SessionOptions(),
         )

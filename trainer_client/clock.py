@@ -36,7 +36,7 @@ class TrainClock:
         return self._handed_out
 
     def hand_out(self, step: int) -> None:
-        """`step` goes to the training loop."""
+        """`step` goes to the training loop, or the last round of it does."""
         with self._lock:
             self._handed_out = step + 1
 

@@ -6,6 +6,8 @@ single-process value:
 
     loss = (per_token_loss * batch.loss_mask).sum() / batch.total_loss_tokens
 
+Of a round that is not `final` they are only those so far: sum there, and divide the gradients when the last one is in.
+
 Needs torch (`pip install rollout-buffer[torch]`), which is imported when `collate` is called.
 """
 
@@ -51,10 +53,12 @@ class PaddedBatch:
     step: int
     train_version: int
     total_groups: int
-    """Of the step over all ranks, as are the totals below."""
+    """Of the step over all ranks and up to this round, as are the totals below."""
     total_samples: int
     total_tokens: int
     total_loss_tokens: int
+    final: bool = True
+    """True when the totals are the step's own."""
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = False) -> Self:
         """The same batch with its tensors on `device`."""
@@ -109,6 +113,7 @@ def collate(
         total_samples=info.total_samples,
         total_tokens=info.total_tokens,
         total_loss_tokens=info.total_loss_tokens,
+        final=info.final,
     )
 
 

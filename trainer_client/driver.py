@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import grpc
 
 from buffer_wire.channel import Options, client_options
-from buffer_wire.errors import BatchNotReady, RolloutBufferError
+from buffer_wire.errors import BatchNotReady, RolloutBufferError, RunPaused
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 
 PULL_SLICE_S = 2.0
@@ -37,8 +37,25 @@ class ClientOptions:
 
 
 def worth_repeating(error: RolloutBufferError) -> bool:
-    """True when the same request can succeed later; a server that shuts down cancels what it was doing."""
-    return error.retryable or error.attributes.get("status") == "CANCELLED"
+    """True when the same request can succeed later: a server that shuts down cancels what it was doing, and a run that
+    an operator holds is continued by one.
+    """
+    return error.retryable or is_held(error) or error.attributes.get("status") == "CANCELLED"
+
+
+def is_held(error: RolloutBufferError) -> bool:
+    """True when an operator has paused the run."""
+    return isinstance(error, RunPaused) and error.attributes.get("why") == "operator"
+
+
+def is_draining(error: RolloutBufferError) -> bool:
+    """True when the run takes no tasks any more, because an operator lets it end."""
+    return isinstance(error, RunPaused) and error.attributes.get("why") == "draining"
+
+
+def is_drained(error: RolloutBufferError) -> bool:
+    """True when an operator has let the run end, and nothing comes any more."""
+    return isinstance(error, RunPaused) and error.attributes.get("why") == "drained"
 
 
 def worth_repeating_pull(error: RolloutBufferError) -> bool:

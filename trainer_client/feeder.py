@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
-from buffer_wire.errors import InvalidField, PendingFull
+from buffer_wire.errors import InvalidField, PendingFull, RunPaused
+from trainer_client.driver import is_draining, is_held
 from trainer_client.requests import Submission, new_request_id
 from trainer_client.state import Submitted
 from trainer_client.tasks import Task
@@ -168,11 +169,13 @@ class TaskFeeder:
             self._cursor, pending = submitted.cursor, submitted.pending_tasks
 
     def _submit(self, submission: Submission) -> Submitted | None:
-        """Submit, waiting while the run's own cap on pending tasks is reached; None when stopped."""
+        """Submit, waiting while the run has no room or an operator holds or drains it; None when stopped."""
         for poll_s in _polls():
             try:
                 return self._target.submit(submission)
-            except PendingFull:
+            except (PendingFull, RunPaused) as error:
+                if isinstance(error, RunPaused) and not (is_held(error) or is_draining(error)):
+                    raise
                 self._wait(poll_s)
             if self._stopped.is_set():
                 break

@@ -1,10 +1,13 @@
 """The rules of a run as a trainer states them.
 
-Invariant: a field that is None is not sent, so that the service's default applies; `run().policy` has every
-field filled in with what is in force.
+    Policy(batch_groups=256, max_staleness=2, order="priority", environments={"easy": 1, "hard": Environment(share=3)})
+
+Invariant: a field that is None is not sent, so that the service's default, or the preset's, applies; `run().policy` has
+every field filled in with what is in force.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, get_args
 
 from buffer_wire.errors import InvalidField
@@ -12,14 +15,43 @@ from rollout_buffer.v1 import runs_pb2 as pb
 
 OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"]
 StaleAction: TypeAlias = Literal["drop", "recycle"]
+StalenessMeasure: TypeAlias = Literal["head", "mean", "tail"]
+Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Share and priority of one environment, on tasks that wait for a lease and on queued groups alike."""
+
+    share: int | None = None
+    """Weight among the environments that have work, 0 to 10,000; 0: only when no other has any. None: 1 if any
+    environment has a share, else there is no division."""
+    priority: int | None = None
+    """Replaces the tasks' own priority against other environments', 0 to 255. None: their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What a run does with groups and tasks. Bounds are the service's; a breach names the field."""
 
+    preset: str | None = None
+    """A named policy that the unset fields start from, for example "miles" or "areal(4)"."""
+
+    # ── batches ──────────────────────────────────────────────────────────────
     batch_groups: int | None = None
     """N, groups of a batch, 1 to 65,536; default 32."""
+    batch_tokens: int | None = None
+    """Token budget: a batch ends before the group that would exceed it. Default 0, none."""
+    equal_shards: bool | None = None
+    """Every rank gets the same number of groups; default False."""
+    micro_batch_groups: int | None = None
+    """n: batches are assembled in rounds of world_size · n groups as soon as these are there. Default 0, whole."""
+    order: Order | None = None
+    """In which order queued groups enter batches; default fifo."""
+    environments: Mapping[str, Environment | int] = field(default_factory=dict)
+    """Shares and priorities by the environment's name; a number is its share."""
+
+    # ── the queue ────────────────────────────────────────────────────────────
     max_queued_groups: int | None = None
     """Default: batch_groups (queue factor 1)."""
     max_queued_tokens: int | None = None
@@ -28,10 +60,42 @@ class Policy:
     """Default 8 GiB."""
     overflow_action: OverflowAction | None = None
     """What a push into a full queue meets; default drop_oldest."""
+    quota_groups: int | None = None
+    """Cap over all that is queued, forming or delivered; default 0, none."""
+    quota_tokens: int | None = None
+    """Likewise in tokens."""
+    quota_bytes: int | None = None
+    """Likewise in bytes."""
+
+    # ── staleness ────────────────────────────────────────────────────────────
     max_staleness: int | None = None
     """η in versions: staler groups never reach a batch. Default: no gate."""
+    staleness_measure: StalenessMeasure | None = None
+    """Which version of a group max_staleness is compared with; default head."""
     stale_action: StaleAction | None = None
     """What happens to a group that is too stale; default drop."""
+    max_generations: int | None = None
+    """Generations of a task that recycling may start; default 0, no cap."""
+    cancel_stale_leases: bool | None = None
+    """Take back leases whose group could no longer be fresh; default False."""
+    max_version_spread: int | None = None
+    """A continuation older than this many versions against its engine is given up. Default: no bound."""
+
+    # ── filters ──────────────────────────────────────────────────────────────
+    filter_equal_rewards: bool | None = None
+    """Filter groups whose rewards are all equal; default False."""
+    filter_min_response_tokens: int | None = None
+    """Filter groups with a shorter response; default 0."""
+    filter_max_response_tokens: int | None = None
+    """Filter groups with a longer response; default 0, no bound."""
+    filter_min_mean_reward_milli: int | None = None
+    """Filter groups whose mean reward is lower, in thousandths. Default: no bound."""
+    filter_max_mean_reward_milli: int | None = None
+    """Filter groups whose mean reward is higher, in thousandths. Default: no bound."""
+    min_acceptance_milli: int | None = None
+    """Share of recent groups, in thousandths, below which the filter is said to starve the run; default 100."""
+
+    # ── tasks and leases ─────────────────────────────────────────────────────
     max_inflight_groups: int | None = None
     """Cap on groups being generated; default 0, no cap."""
     reserve_queue_space: bool | None = None
@@ -48,54 +112,101 @@ class Policy:
     """Failed tasks that the run survives. Default: no limit."""
     max_pending_tasks: int | None = None
     """Default 10,000."""
+
+    # ── the trainer ──────────────────────────────────────────────────────────
     prefetch_batches: int | None = None
     """Batches pulled ahead of the one being trained, 0 to 64; default 0. A session fills it in."""
     batches_per_publish: int | None = None
     """Batches trained between two publishes; default 1."""
     retained_steps: int | None = None
     """Committed steps kept for replay when the trainer does not checkpoint; default 64."""
+    max_retained_bytes: int | None = None
+    """Committed groups kept for replay, in bytes; default 0, no bound."""
+
+    # ── record and durability ────────────────────────────────────────────────
+    record_groups: bool | None = None
+    """Keep an event of everything that happens to groups; default False."""
+    wait_replicas: int | None = None
+    """Replicas of the store that must have what is acknowledged, 0 (default) to 16."""
+    wait_timeout_ms: int | None = None
+    """Longest wait for them; default 1,000."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            name: rule if isinstance(rule, Environment) else Environment(share=rule)
+            for name, rule in self.environments.items()
+        }
+        object.__setattr__(self, "environments", rules)
 
     def to_wire(self) -> pb.RunPolicy:
         """The message of the set fields. Raises InvalidField for a value that the message cannot hold."""
-        wire = pb.RunPolicy()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None:
+        wire = pb.RunPolicy(environments=[_rule(name, rule) for name, rule in self.environments.items()])
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None or each.name == "environments":
                 continue
-            if field.name in _ACTIONS:
-                value = _action_number(field.name, value)
+            if each.name in _NAMES:
+                value = _number(each.name, value)
             try:
-                setattr(wire, field.name, value)
+                setattr(wire, each.name, value)
             except (TypeError, ValueError) as error:
-                raise InvalidField(f"policy.{field.name}", value, f"a number in range ({error})") from error
+                raise InvalidField(f"policy.{each.name}", value, f"one that fits the field ({error})") from error
         return wire
 
     @classmethod
     def from_wire(cls, wire: pb.RunPolicy) -> "Policy":
         """The inverse of `to_wire`."""
-        values: dict[str, object] = {}
-        for field in fields(cls):
-            if field.name in _ACTIONS:
-                number = getattr(wire, field.name)
-                values[field.name] = _action_name(field.name, number) if number else None
-            elif wire.HasField(field.name):  # type: ignore[arg-type]
-                values[field.name] = getattr(wire, field.name)
+        values: dict[str, object] = {"preset": wire.preset or None}
+        for each in fields(cls):
+            if each.name == "environments":
+                values[each.name] = {rule.environment: _environment(rule) for rule in wire.environments}
+            elif each.name in _NAMES:
+                number = getattr(wire, each.name)
+                values[each.name] = _name(each.name, number) if number else None
+            elif each.name != "preset" and wire.HasField(each.name):  # type: ignore[arg-type]
+                values[each.name] = getattr(wire, each.name)
         return cls(**values)  # type: ignore[arg-type]
 
 
-_ACTIONS = {
+def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
+    """`policy` with some fields replaced. Raises InvalidField for a name that is none of its fields."""
+    for name in changes:
+        if name not in Policy.__dataclass_fields__:
+            raise InvalidField(f"policy.{name}", changes[name], "one of the policy's fields")
+    return replace(policy, **changes)  # type: ignore[arg-type]
+
+
+_NAMES = {
     "overflow_action": (pb.OverflowAction, "OVERFLOW_ACTION_", get_args(OverflowAction)),
     "stale_action": (pb.StaleAction, "STALE_ACTION_", get_args(StaleAction)),
+    "staleness_measure": (pb.StalenessMeasure, "STALENESS_MEASURE_", get_args(StalenessMeasure)),
+    "order": (pb.Order, "ORDER_", get_args(Order)),
 }
 
 
-def _action_number(field: str, name: str) -> int:
-    enum, prefix, names = _ACTIONS[field]
+def _number(field_name: str, name: str) -> int:
+    enum, prefix, names = _NAMES[field_name]
     if name not in names:
-        raise InvalidField(f"policy.{field}", name, "one of " + ", ".join(names))
+        raise InvalidField(f"policy.{field_name}", name, "one of " + ", ".join(names))
     return enum.Value(prefix + name.upper())
 
 
-def _action_name(field: str, number: int) -> str:
-    enum, prefix, _ = _ACTIONS[field]
+def _name(field_name: str, number: int) -> str:
+    enum, prefix, _ = _NAMES[field_name]
     return enum.Name(number).removeprefix(prefix).lower()  # type: ignore[arg-type]
+
+
+def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:
+    try:
+        return pb.EnvironmentRule(environment=name, share=rule.share, priority=rule.priority)  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        raise InvalidField(
+            f"policy.environments[{name}]", repr(rule), f"an Environment, or a share ({error})"
+        ) from error
+
+
+def _environment(rule: pb.EnvironmentRule) -> Environment:
+    return Environment(
+        share=rule.share if rule.HasField("share") else None,
+        priority=rule.priority if rule.HasField("priority") else None,
+    )

@@ -1,8 +1,9 @@
-"""Batches pulled ahead of the training loop, in a thread of their own.
+"""Batches pulled ahead of the training loop, in a thread of their own; of a run that streams, their rounds.
 
-Invariants: steps come in order, each once; no more than `prefetch` batches are held, and no further pull begins while
-those held and the largest one seen would exceed `max_bytes` together; errors of the thread are raised in the
-trainer's, and only a trainer that itself has waited for `timeout_s` is told that a batch is not ready.
+Invariants: rounds come in order, each once; nothing is pulled of a step more than `prefetch` beyond the one that the
+trainer has, and no further pull begins while what is held and the largest one seen would exceed `max_bytes` together;
+errors of the thread are raised in the trainer's, and only a trainer that itself has waited for `timeout_s` is told that
+a batch is not ready.
 """
 
 import logging
@@ -15,6 +16,7 @@ from trainer_client.batch import Batch
 from trainer_client.clock import TrainClock
 from trainer_client.driver import PULL_SLICE_S, Deadline, worth_repeating
 from trainer_client.puller import PullSource, nothing_to_come
+from trainer_client.rounds import Place
 from trainer_client.waiting import WaitNotices
 
 logger = logging.getLogger("trainer_client")
@@ -23,7 +25,7 @@ JOIN_S = 2 * PULL_SLICE_S
 
 
 class Prefetcher:
-    """Pulls up to `prefetch` batches ahead; same use as `Puller`."""
+    """Pulls up to `prefetch` batches ahead; same use as `Puller`, asked for one place after the other."""
 
     def __init__(
         self,
@@ -41,7 +43,9 @@ class Prefetcher:
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._max_bytes = max_bytes
-        self._next_step = clock.handed_out
+        self._next = Place(clock.handed_out)
+        self._given_step = clock.handed_out - 1
+        """The step of the newest round that the trainer has."""
         self._changed = threading.Condition()
         self._ready: deque[Batch] = deque()
         self._largest_bytes = 0
@@ -52,9 +56,9 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
         self._thread.start()
 
-    def take(self, step: int) -> Batch | None:
+    def take(self, place: Place) -> Batch | None:
         """As `Puller.take`."""
-        notices = WaitNotices(f"pulling step {step}", self._source.service, self._source.on_wait)
+        notices = WaitNotices(f"pulling {place}", self._source.service, self._source.on_wait)
         deadline = Deadline.after(self._timeout_s)
         while (batch := self._take_ready(min(PULL_SLICE_S, deadline.left_s()))) is None:
             self._source.check()
@@ -65,7 +69,7 @@ class Prefetcher:
             waiting_for = self._not_yet
             if deadline.left_s() == 0.0:
                 raise waiting_for or ServiceUnreachable(
-                    f"no answer to the pull of step {step} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
+                    f"no answer to the pull of {place} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
                 )
             if waiting_for is not None:
                 notices.tell(waiting_for)
@@ -88,6 +92,7 @@ class Prefetcher:
             if not self._ready:
                 return None
             batch = self._ready.popleft()
+            self._given_step = batch.step
             self._changed.notify_all()
             return batch
 
@@ -100,37 +105,38 @@ class Prefetcher:
                         self._ended = True
                     elif not self._stopped:
                         self._largest_bytes = max(self._largest_bytes, batch.received_bytes)
-                        self._next_step += 1
+                        self._next = Place.after(batch)
                         self._not_yet = None
                         self._ready.append(batch)
                     self._changed.notify_all()
                     if self._ended:
                         return
         except BaseException as error:  # noqa: BLE001 - handed over to the trainer's thread, whatever it is
-            error.add_note(f"raised while prefetching step {self._next_step}")
+            error.add_note(f"raised while prefetching {self._next}")
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Wait until another batch may be held; False when stopped."""
+        """Wait until another round may be held; False when stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._ready or self._has_room())
             return not self._stopped
 
     def _has_room(self) -> bool:
         held = sum(batch.received_bytes for batch in self._ready)
-        return len(self._ready) < self._prefetch and held + self._largest_bytes <= self._max_bytes
+        near = self._next.step <= self._given_step + self._prefetch
+        return near and held + self._largest_bytes <= self._max_bytes
 
     def _pull_next(self) -> Batch | None:
-        """The next step's batch, however long it takes; None at the end of the tasks or when stopped."""
+        """The next round, however long it takes; None when there will be none, or when stopped."""
         while not self._stopped:
             ended = self._source.exhausted()
             try:
-                return self._source.attempt(self._clock, self._next_step, PULL_SLICE_S, None)
+                return self._source.attempt(self._clock, self._next, PULL_SLICE_S, None)
             except RolloutBufferError as error:
-                if ended and nothing_to_come(error):
-                    logger.info("all tasks are used up: %s", error)
+                if nothing_to_come(error, ended=ended):
+                    logger.info("no batches are to come: %s", error)
                     return None
                 if not worth_repeating(error):
                     raise

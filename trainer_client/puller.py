@@ -1,6 +1,7 @@
-"""Batches by step, pulled in the trainer's own thread when it asks for them.
+"""Rounds of steps, pulled in the trainer's own thread when it asks for them. A whole batch is one round.
 
-Invariants: every pull states the version that will train on the batch; a trainer that waits hears on whom at least
+Invariants: the pull of a step's first round states the version that will train on the step, later ones leave it at
+that; a trainer that waits hears on whom at least
 every two seconds, and of what else went wrong in the background as soon.
 """
 
@@ -12,24 +13,25 @@ from typing import Protocol
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.batch import Batch
 from trainer_client.clock import TrainClock
-from trainer_client.driver import PULL_SLICE_S, Deadline, worth_repeating
+from trainer_client.driver import PULL_SLICE_S, Deadline, is_drained, worth_repeating
+from trainer_client.rounds import Place
 from trainer_client.waiting import OnWait, WaitNotices
 
 logger = logging.getLogger("trainer_client")
 
 
-class PullStep(Protocol):
-    """One pull of a step for a version, waiting up to `timeout_s`; the client's, or a test's stand-in."""
+class PullRound(Protocol):
+    """One pull of a round for a version, waiting up to `timeout_s`; the client's, or a test's stand-in."""
 
-    def __call__(self, step: int, train_version: int, timeout_s: float, on_wait: OnWait | None) -> Batch:
-        """The shard, or the client's errors."""
+    def __call__(self, place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
+        """The shard, or the client's errors. `train_version` None: that of the step's earlier rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSource:
     """What a puller needs to know of its surroundings."""
 
-    pull: PullStep
+    pull: PullRound
     published: Callable[[], int]
     """Asks the service for the published version."""
     exhausted: Callable[[], bool]
@@ -41,22 +43,24 @@ class PullSource:
     on_wait: OnWait | None = None
     """Told while the trainer itself waits."""
 
-    def attempt(self, clock: TrainClock, step: int, wait_s: float, on_wait: OnWait | None) -> Batch:
+    def attempt(self, clock: TrainClock, place: Place, wait_s: float, on_wait: OnWait | None) -> Batch:
         """One pull of up to `wait_s` with the right train_version.
 
         A version that the service calls too low (somebody published meanwhile) is corrected and asked for again.
         """
-        version = clock.train_version(step)
+        if place.round:
+            return self.pull(place, None, wait_s, on_wait)
+        version = clock.train_version(place.step)
         try:
-            return self.pull(step, version, wait_s, on_wait)
+            return self.pull(place, version, wait_s, on_wait)
         except InvalidField as error:
             if error.attributes.get("field") != "train_version":
                 raise
             clock.correct(self.published())
-            corrected = clock.train_version(step)
+            corrected = clock.train_version(place.step)
             if corrected <= version:
                 raise
-            return self.pull(step, corrected, wait_s, on_wait)
+            return self.pull(place, corrected, wait_s, on_wait)
 
 
 class Puller:
@@ -67,28 +71,28 @@ class Puller:
         self._clock = clock
         self._timeout_s = timeout_s
 
-    def take(self, step: int) -> Batch | None:
-        """The batch of `step`; None when there will be none because all tasks are used up.
+    def take(self, place: Place) -> Batch | None:
+        """The round at `place`; None when there will be none, because all tasks are used up or the run was drained.
 
         Raises BatchNotReady or ServiceUnreachable after the timeout, everything else at once.
         """
         source = self._source
-        notices = WaitNotices(f"pulling step {step}", source.service, source.on_wait)
+        notices = WaitNotices(f"pulling {place}", source.service, source.on_wait)
         deadline = Deadline.after(self._timeout_s)
         while True:
             source.check()
             ended = source.exhausted()
             wait_s = min(deadline.left_s(), PULL_SLICE_S)
             try:
-                return source.attempt(self._clock, step, wait_s, lambda waiting: notices.tell(waiting.error))
+                return source.attempt(self._clock, place, wait_s, lambda waiting: notices.tell(waiting.error))
             except RolloutBufferError as error:
-                if ended and nothing_to_come(error):
-                    logger.info("all tasks are used up: %s", error)
+                if nothing_to_come(error, ended=ended):
+                    logger.info("no batches are to come: %s", error)
                     return None
                 if not worth_repeating(error):
                     raise
                 if deadline.left_s() == 0.0:
-                    error.add_note(f"waited {self._timeout_s} s for step {step}")
+                    error.add_note(f"waited {self._timeout_s} s for {place}")
                     raise
                 notices.tell(error)
 
@@ -96,7 +100,12 @@ class Puller:
         """Nothing runs in the background."""
 
 
-def nothing_to_come(error: RolloutBufferError) -> bool:
-    """True when no task is pending or being generated, so that the step can never fill."""
+def nothing_to_come(error: RolloutBufferError, *, ended: bool) -> bool:
+    """True when the step can never fill: the run is drained, or all tasks were submitted (`ended`) and none is pending
+    or being generated.
+    """
+    if is_drained(error):
+        return True
     data = error.attributes
-    return isinstance(error, BatchNotReady) and data.get("pending") == "0" and data.get("leased") == "0"
+    used_up = isinstance(error, BatchNotReady) and data.get("pending") == "0" and data.get("leased") == "0"
+    return ended and used_up

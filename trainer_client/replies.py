@@ -45,6 +45,7 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
         world_size=run.world_size,
         cursor=run.cursor,
         paused=run.paused,
+        draining=run.draining,
         ledger=_ledger(run),
         statistics={field.name: getattr(run.statistics, field.name) for field in run.statistics.DESCRIPTOR.fields},
         engines=tuple(_engine(engine) for engine in run.engines),
@@ -52,15 +53,19 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
     )
 
 
-def _ledger(run: runs_pb2.Run) -> state.Ledger:
+def _groups(ledger: runs_pb2.GroupLedger) -> state.GroupLedger:
     amounts = {
         name: state.Amount(entry.groups, entry.samples, entry.tokens, entry.bytes)
         for name in _GROUP_ENTRIES
-        for entry in (getattr(run.groups, name),)
+        for entry in (getattr(ledger, name),)
     }
+    return state.GroupLedger(**amounts, balanced=ledger.balanced)
+
+
+def _ledger(run: runs_pb2.Run) -> state.Ledger:
     tasks = run.tasks
     return state.Ledger(
-        state.GroupLedger(**amounts, balanced=run.groups.balanced),
+        _groups(run.groups),
         state.TaskLedger(
             submitted=tasks.submitted,
             pending=tasks.pending,
@@ -70,6 +75,7 @@ def _ledger(run: runs_pb2.Run) -> state.Ledger:
             cancelled=tasks.cancelled,
             balanced=tasks.balanced,
         ),
+        {entry.environment: _groups(entry.groups) for entry in run.environments},
     )
 
 
@@ -139,6 +145,8 @@ class PullAssembly:
             replayed=info.replayed,
             queued_groups=info.queued_groups,
             waited_s=time.monotonic() - self._started,
+            round=info.round,
+            final=info.final,
         )
         return Batch(facts, groups, self._received_bytes)
 

@@ -1,4 +1,4 @@
-"""Every unary RPC of a trainer as a value: path, request, type and decoding of the reply.
+"""Every unary RPC of a trainer or an operator as a value: path, request, type and decoding of the reply.
 
 Both clients run these calls; they differ only in how they wait. Invariant: a call can be repeated as it is, its
 identity (request id, manifest bytes) is fixed when it is made; only the seen revision is filled in anew.
@@ -6,16 +6,18 @@ identity (request id, manifest bytes) is fixed when it is made; only the seen re
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client import replies
 from trainer_client.manifest import FilesManifest
 from trainer_client.policy import Policy
+from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted
 from trainer_client.tasks import Task, tasks_to_wire
 
@@ -49,6 +51,16 @@ class Call(Generic[ReplyT, T]):
 def serialize(message: Message) -> bytes:
     """A request as gRPC sends it."""
     return message.SerializeToString()
+
+
+def note(revisions: Revisions, run_id: str, reply: Message) -> None:
+    """Take the reply's revision into account. A run that was deleted, or that is new, has no past."""
+    if isinstance(reply, runs_pb2.DeleteRunResponse):
+        revisions.forget(run_id)
+        return
+    if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
+        revisions.forget(run_id)
+    revisions.note(run_id, reply.revision)  # type: ignore[attr-defined]
 
 
 def new_request_id() -> str:
@@ -103,6 +115,54 @@ def update_policy(run_id: str, policy: Policy) -> Call[runs_pb2.UpdatePolicyResp
         lambda ref: runs_pb2.UpdatePolicyRequest(run=ref, policy=wire),
         runs_pb2.UpdatePolicyResponse,
         lambda reply: Policy.from_wire(reply.policy),
+    )
+
+
+def pause_run(run_id: str) -> Call[runs_pb2.PauseRunResponse, None]:
+    """PauseRun."""
+    return Call(
+        "/rollout_buffer.v1.RunService/PauseRun",
+        run_id,
+        f"pausing run {run_id!r}",
+        lambda ref: runs_pb2.PauseRunRequest(run=ref),
+        runs_pb2.PauseRunResponse,
+        lambda _: None,
+    )
+
+
+def drain_run(run_id: str) -> Call[runs_pb2.DrainRunResponse, None]:
+    """DrainRun."""
+    return Call(
+        "/rollout_buffer.v1.RunService/DrainRun",
+        run_id,
+        f"draining run {run_id!r}",
+        lambda ref: runs_pb2.DrainRunRequest(run=ref),
+        runs_pb2.DrainRunResponse,
+        lambda _: None,
+    )
+
+
+def continue_run(run_id: str) -> Call[runs_pb2.ContinueRunResponse, None]:
+    """ContinueRun."""
+    return Call(
+        "/rollout_buffer.v1.RunService/ContinueRun",
+        run_id,
+        f"continuing run {run_id!r}",
+        lambda ref: runs_pb2.ContinueRunRequest(run=ref),
+        runs_pb2.ContinueRunResponse,
+        lambda _: None,
+    )
+
+
+def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
+    """DeleteRun."""
+    return Call(
+        "/rollout_buffer.v1.RunService/DeleteRun",
+        run_id,
+        f"deleting run {run_id!r}",
+        lambda ref: runs_pb2.DeleteRunRequest(run=ref),
+        runs_pb2.DeleteRunResponse,
+        lambda _: None,
     )
 
 
@@ -214,7 +274,7 @@ def resume(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSpec:
-    """Which shard of which step."""
+    """Which shard of which round of which step."""
 
     epoch: int
     step: int
@@ -223,7 +283,18 @@ class PullSpec:
     world_size: int = 1
     """Fixed for an epoch by its first pull."""
     train_version: int | None = None
-    """The version whose weights will train on the batch; None: the published one."""
+    """The version whose weights will train on the batch; None: that of the step's earlier rounds, or the published."""
+    round: int = 0
+    """From 0: any closed one, or the next."""
+    batch_groups: int | None = None
+    """N of this step; None: the policy's. Whoever closes the first round decides."""
+
+    def following(self) -> "PullSpec":
+        """The step's next round."""
+        return replace(self, round=self.round + 1, train_version=None, batch_groups=None)
+
+    def __str__(self) -> str:
+        return str(Place(self.step, self.round))
 
     def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
         """The request of one attempt that waits up to `wait_s` at the service."""
@@ -235,4 +306,6 @@ class PullSpec:
             world_size=self.world_size,
             train_version=self.train_version,
             wait_ms=round(wait_s * 1000),
+            round=self.round,
+            batch_groups=self.batch_groups,
         )

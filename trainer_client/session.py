@@ -11,15 +11,25 @@
 Entering resumes the run: a new epoch, in which every older trainer is refused. A batch counts as trained when
 `publish`, `commit` or `checkpoint` is called after it, or the next one is asked for; publish commits through it.
 
+Of a run whose policy sets micro_batch_groups, a trainer that accumulates gradients takes the rounds as they come. The
+step's totals are known with its last round, so the gradients are scaled there; `for batch in session` gathers them:
+
+        for micro in session.rounds():
+            summed_loss(micro).backward()
+            if micro.final:
+                scale_gradients(model, 1 / micro.info.total_loss_tokens)
+                optimizer.step()
+                session.publish(model.save_pretrained)
+
 Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
 `start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they only move
 the clock that says which version trains on the next batch. That a finite iterable of tasks is used up is seen by rank 0
 alone; it has to tell the others.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
@@ -32,12 +42,16 @@ from trainer_client.policy import Policy
 from trainer_client.prefetch import Prefetcher
 from trainer_client.puller import Puller, PullSource
 from trainer_client.requests import ResumeMode, Submission
+from trainer_client.rounds import Place, gathered
 from trainer_client.state import Resumed, RunState, Submitted
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting
 
 if TYPE_CHECKING:
     from trainer_client.client import BufferClient
+
+BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
+"""N of a step: a number, a function of the step, or None for the policy's."""
 
 Save: TypeAlias = Callable[[Path], object]
 """Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
@@ -70,7 +84,7 @@ class SessionOptions:
     allow_regenerate: bool = False
     """Let a resume go back into freed replay data; those steps are assembled anew."""
     pull_timeout_s: float = 3600.0
-    """How long the trainer waits for one batch."""
+    """How long the trainer waits for one batch, or for one round of it."""
     max_pending_tasks: int | None = None
     """Tasks pending before the feeder waits; None: four batches, at least 256, at most the policy's cap."""
     chunk_tasks: int = 64
@@ -93,6 +107,7 @@ class SessionPlan:
     rank: int = 0
     world_size: int = 1
     prefetch: int = 0
+    batch_groups: BatchGroups = None
     start: Resumed | None = None
     options: SessionOptions = field(default_factory=SessionOptions)
 
@@ -107,12 +122,18 @@ class TrainerSession:
         """The effective policy."""
         self.start = start
         """Where this epoch began: what the other ranks need."""
+        self.batch_groups = plan.batch_groups
+        """N of the steps that are pulled from now on, equal on every rank; with prefetch these are later ones, for
+        which a function of the step says what is meant."""
         self._rank = plan.rank
         self._publisher = plan.publisher
         self._committed_steps = min(run.committed_steps, start.next_step)
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
         self._feeder = self._make_feeder(plan)
         self._puller = self._make_puller(plan)
+        self._place = Place(start.next_step)
+        self._gathered: deque[Batch] = deque()
+        """Rounds of a whole batch that is not complete yet."""
 
     # ── where it stands ──────────────────────────────────────────────────────
 
@@ -123,7 +144,7 @@ class TrainerSession:
 
     @property
     def next_step(self) -> int:
-        """Steps in the weights, the one in hand included: where a checkpoint taken now would resume."""
+        """Steps in the weights, a whole one in hand included: where a checkpoint taken now would resume."""
         return self._clock.handed_out
 
     @property
@@ -146,20 +167,35 @@ class TrainerSession:
         return self
 
     def __next__(self) -> Batch:
-        """This rank's shard of the next step; ends when all tasks are used up.
+        """This rank's shard of the next step, whole; ends when all tasks are used up or the run was drained.
 
         Raises BatchNotReady after `pull_timeout_s`; StaleEpoch when another trainer has taken over; whatever the
-        iterable of tasks raised.
+        iterable of tasks raised; InvalidField in the middle of a step of which `rounds` gave a part.
         """
+        if self._place.round and not self._gathered:
+            raise InvalidField("round", self._place.round, f"0: rounds() gave a part of step {self._place.step}")
         self._clock.train()
-        self._check()
-        batch = self._puller.take(self._clock.handed_out)
-        if batch is None:
-            raise StopIteration
-        self._clock.hand_out(batch.step)
-        if self._feeder is not None:
-            self._feeder.wake()
-        return batch
+        while not (self._gathered and self._gathered[-1].final):
+            batch = self._take()
+            if batch is None:
+                raise StopIteration
+            self._gathered.append(batch)
+        whole = gathered(self._gathered)
+        self._gathered.clear()
+        return self._hand_out(whole)
+
+    def rounds(self) -> Iterator[Batch]:
+        """This rank's shards of the rounds of this and every later step, each as soon as it is there.
+
+        Where the policy does not stream, every step is one final round. Ends and raises as the iteration over whole
+        batches does; a step that cannot be filled any more ends without a final round.
+        """
+        while True:
+            self._clock.train()
+            batch = self._gathered.popleft() if self._gathered else self._take()
+            if batch is None:
+                return
+            yield self._hand_out(batch)
 
     # ── progress ─────────────────────────────────────────────────────────────
 
@@ -187,6 +223,14 @@ class TrainerSession:
                 self._publisher.checkpointed(done.committed_steps - (self.policy.retained_steps or 64))
         self._clock.published(version)
         return version
+
+    def update_policy(self, **changes: object) -> Policy:
+        """Change fields of the run's policy while it goes on, as a curriculum does; returns the effective policy.
+
+        Raises InvalidPolicy, InvalidField.
+        """
+        self.policy = self.client.update_policy(self.run_id, None, **changes)
+        return self.policy
 
     def commit(self) -> None:
         """Mark every batch so far as trained, without publishing."""
@@ -218,6 +262,23 @@ class TrainerSession:
         self._puller.stop()
 
     # ── inside ───────────────────────────────────────────────────────────────
+
+    def _take(self) -> Batch | None:
+        self._check()
+        batch = self._puller.take(self._place)
+        if batch is not None:
+            self._place = Place.after(batch)
+        return batch
+
+    def _hand_out(self, batch: Batch) -> Batch:
+        if batch.final:
+            self._clock.hand_out(batch.step)
+        if self._feeder is not None:
+            self._feeder.wake()
+        return batch
+
+    def _groups_of(self, step: int) -> int | None:
+        return self.batch_groups(step) if callable(self.batch_groups) else self.batch_groups
 
     def _check(self) -> None:
         if self._feeder is not None:
@@ -253,14 +314,16 @@ class TrainerSession:
         return feeder
 
     def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
-        def pull(step: int, train_version: int, timeout_s: float, on_wait: OnWait | None) -> Batch:
+        def pull(place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
             return self.client.pull(
                 self.run_id,
                 epoch=self.start.epoch,
-                step=step,
+                step=place.step,
+                round=place.round,
                 rank=plan.rank,
                 world_size=plan.world_size,
                 train_version=train_version,
+                batch_groups=self._groups_of(place.step) if place.round == 0 else None,
                 timeout_s=timeout_s,
                 on_wait=on_wait,
             )
@@ -279,58 +342,6 @@ class TrainerSession:
         return Prefetcher(
             source, self._clock, timeout_s, prefetch=plan.prefetch, max_bytes=plan.options.max_prefetch_bytes
         )
-
-
-@contextmanager
-def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[TrainerSession]:
-    """Take the run over (rank 0) or join it, and run a session until the block ends.
-
-    Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
-    InvalidField for more prefetch than the policy allows for.
-    """
-    run = _find_run(client, plan)
-    declared = run.policy.prefetch_batches or 0
-    if run.policy.max_staleness is not None and plan.prefetch > declared:
-        raise InvalidField("prefetch", plan.prefetch, f"at most the policy's prefetch_batches, {declared}")
-    start = _take_over(client, plan) if plan.rank == 0 else plan.start or _joined(run)
-    session = TrainerSession(client, plan, run, start)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
-def _find_run(client: "BufferClient", plan: SessionPlan) -> RunState:
-    if plan.rank != 0 or plan.policy is None:
-        return client.run(plan.run_id)
-    policy = plan.policy
-    if plan.prefetch and policy.prefetch_batches is None:
-        policy = replace(policy, prefetch_batches=plan.prefetch)
-    return client.create_run(plan.run_id, policy)
-
-
-def _take_over(client: "BufferClient", plan: SessionPlan) -> Resumed:
-    start = client.resume(
-        plan.run_id,
-        next_step=plan.next_step,
-        mode=plan.options.mode,
-        allow_regenerate=plan.options.allow_regenerate,
-    )
-    if plan.publisher is not None:
-        plan.publisher.resumed(start.next_step)
-    return start
-
-
-def _joined(run: RunState) -> Resumed:
-    """The start as far as the run's state tells: exact when rank 0 resumed after the last committed step."""
-    return Resumed(
-        epoch=run.epoch,
-        next_step=run.committed_steps,
-        next_unassembled_step=run.next_step,
-        version=run.published.version,
-        cursor=run.cursor,
-        feeder_state=b"",
-    )
 
 
 @dataclass(frozen=True, slots=True)

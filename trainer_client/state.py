@@ -3,7 +3,7 @@
 Invariant: nothing here refers to a message; everything can be pickled and sent to other ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer_client.policy import Policy
 
@@ -59,15 +59,17 @@ class TaskLedger:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Both ledgers of a run."""
+    """The ledgers of a run."""
 
     groups: GroupLedger
     tasks: TaskLedger
+    environments: dict[str, GroupLedger] = field(default_factory=dict)
+    """What became of each environment's groups, by its name; "" for groups that named none."""
 
     @property
     def balanced(self) -> bool:
-        """True when both add up."""
-        return self.groups.balanced and self.tasks.balanced
+        """True when all of them add up."""
+        return self.tasks.balanced and all(part.balanced for part in (self.groups, *self.environments.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ class RunState:
     """0 until the epoch's first pull."""
     cursor: int
     paused: str
-    """Empty, or why the run is paused."""
+    """Empty, or why the run is paused: store_rolled_back, operator, failure_budget_exceeded."""
+    draining: bool
+    """True after a drain: there will be no more tasks and leases."""
     ledger: Ledger
     statistics: dict[str, int]
     """Counters by the names of the wire's RunStatistics."""

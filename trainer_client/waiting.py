@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from buffer_wire.errors import PendingFull, RolloutBufferError, StoreFault
+from buffer_wire.errors import PendingFull, RolloutBufferError, RunPaused, StoreFault
 
 logger = logging.getLogger("trainer_client")
 
@@ -45,6 +45,8 @@ def waits_on(error: RolloutBufferError, service: str) -> str:
     if isinstance(error, PendingFull):
         data = error.attributes
         return f"the workers: {data.get('pending')} tasks are pending, the cap is {data.get('limit')}"
+    if isinstance(error, RunPaused):
+        return "an operator, who has to continue the run"
     if isinstance(error, StoreFault):
         return f"the store behind the service at {service}"
     return f"the service at {service}"

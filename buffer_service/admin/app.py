@@ -15,6 +15,7 @@ from buffer_service.admin.run_metrics import RunCollector
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
 
@@ -90,8 +91,13 @@ class AdminPage:
     async def run(self, request: Request) -> Response:
         """One run, whole."""
         view = await self._store.view(request.path_params["run_id"])
-        ledgers = {"groups_balanced": groups_balanced(view), "tasks_balanced": tasks_balanced(view)}
-        return JSONResponse({**asdict(view), **ledgers, "waits_on": waits_on(Standing.of(view))})
+        derived = {
+            "groups_balanced": groups_balanced(view),
+            "tasks_balanced": tasks_balanced(view),
+            "filter_starves": starved(view),
+            "waits_on": waits_on(Standing.of(view)),
+        }
+        return JSONResponse({**asdict(view), **derived})
 
     async def _views(self) -> list[RunView]:
         views = []
@@ -124,7 +130,12 @@ def _in_short(view: RunView) -> dict[str, object]:
         "batch_groups": view.policy.batch_groups,
         "pending_tasks": view.tasks["pending"],
         "leased_tasks": view.tasks["leased"],
+        "queued_by_environment": {name: ledger["queued"].groups for name, ledger in view.environments.items()},
+        "filtered_groups": filtered(view),
+        "recent_acceptance": recent_acceptance(view),
+        "filter_starves": starved(view),
         "paused": view.paused,
+        "draining": view.draining,
         "waits_on": waits_on(Standing.of(view)),
     }
 

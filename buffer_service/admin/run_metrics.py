@@ -8,13 +8,17 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET
+from buffer_service.observability.filters import filtered, recent_acceptance, starved
+from buffer_service.observability.ledgers import UNITS
 
-_UNITS = ("groups", "samples", "tokens", "bytes")
+_HELD = ("queued", "forming", "delivered")
+"""What counts towards a quota."""
 
 _STATISTICS = {
     "leases_granted": ("leases_granted", "Leases given to workers."),
     "leases_expired": ("leases_expired", "Leases that ended without a word of their worker."),
     "leases_returned": ("leases_returned", "Leases handed back unfinished."),
+    "leases_cancelled": ("leases_cancelled", "Leases taken back because their group could no longer be fresh."),
     "pushes_duplicate": ("pushes_duplicate", "Pushed groups that had been accepted before."),
     "pushes_closed": ("pushes_closed", "Pushed groups that were not needed any more."),
     "pushes_rejected": ("pushes_rejected", "Pushed groups that met a full queue under overflow action reject."),
@@ -35,6 +39,10 @@ _STATISTICS = {
     "continuation_tokens_discarded": (
         "continuation_discarded_tokens",
         "Tokens of continuations that were given up because their head was too stale.",
+    ),
+    "continuations_beyond_spread": (
+        "continuations_beyond_spread",
+        "Continuations given up because the engine was too many versions ahead of them.",
     ),
 }
 
@@ -57,13 +65,15 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """All families."""
         yield from self._ledgers()
+        yield from self._environments()
         yield from self._queues()
+        yield from self._filters()
         yield from self._progress()
         yield from self._statistics()
         yield from self._engines()
 
     def _ledgers(self) -> Iterator[GaugeMetricFamily]:
-        for unit in _UNITS:
+        for unit in UNITS:
             family = GaugeMetricFamily(
                 f"rollout_buffer_ledger_{unit}",
                 f"Accepted groups by what became of them, in {unit}; accepted is the sum of the others.",
@@ -81,6 +91,19 @@ class RunCollector(Collector):
                 tasks.add_metric([view.run_id, state], count)
         yield tasks
 
+    def _environments(self) -> Iterator[GaugeMetricFamily]:
+        for unit in UNITS:
+            family = GaugeMetricFamily(
+                f"rollout_buffer_environment_{unit}",
+                f"Accepted groups of each environment by what became of them, in {unit}.",
+                labels=["run", "environment", "disposition"],
+            )
+            for view in self._views:
+                for environment, ledger in view.environments.items():
+                    for disposition, amount in ledger.items():
+                        family.add_metric([view.run_id, environment, disposition], getattr(amount, unit))
+            yield family
+
     def _queues(self) -> Iterator[GaugeMetricFamily]:
         limits = {
             "groups": "max_queued_groups",
@@ -90,16 +113,34 @@ class RunCollector(Collector):
         for unit, limit in limits.items():
             depth = self._gauge(f"queue_{unit}", f"Queued {unit}.")
             cap = self._gauge(f"queue_limit_{unit}", f"Cap on queued {unit}; absent where there is none.")
+            held = self._gauge(f"quota_used_{unit}", f"Queued, forming and delivered {unit}.")
+            quota = self._gauge(f"quota_limit_{unit}", f"Quota of {unit}; absent where there is none.")
             for view in self._views:
+                amounts = [view.groups[state] for state in _HELD]
+                held.add_metric([view.run_id], sum(getattr(amount, unit) for amount in amounts))
+                if getattr(view.policy, f"quota_{unit}"):
+                    quota.add_metric([view.run_id], getattr(view.policy, f"quota_{unit}"))
                 depth.add_metric([view.run_id], getattr(view.groups["queued"], unit))
                 if getattr(view.policy, limit):
                     cap.add_metric([view.run_id], getattr(view.policy, limit))
-            yield depth
-            yield cap
+            yield from (depth, cap, held, quota)
         batch = self._gauge("batch_groups", "Groups of a batch.")
         for view in self._views:
             batch.add_metric([view.run_id], view.policy.batch_groups)
         yield batch
+
+    def _filters(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        groups = CounterMetricFamily(
+            "rollout_buffer_filtered_groups", "Groups filtered by the policy, by reason.", labels=["run", "reason"]
+        )
+        passing = self._gauge("recent_acceptance_ratio", "Share of the recent groups that pass the filter.")
+        alarm = self._gauge("filter_starves", "1 where fewer of the recent groups pass than min_acceptance_milli.")
+        for view in self._views:
+            for reason, count in filtered(view).items():
+                groups.add_metric([view.run_id, reason], count)
+            passing.add_metric([view.run_id], recent_acceptance(view))
+            alarm.add_metric([view.run_id], starved(view))
+        yield from (groups, passing, alarm)
 
     def _progress(self) -> Iterator[GaugeMetricFamily]:
         for attribute, (name, text) in _PROGRESS.items():
@@ -111,16 +152,18 @@ class RunCollector(Collector):
         paused = GaugeMetricFamily(
             "rollout_buffer_paused", "1 where the run is paused, by reason.", labels=["run", "reason"]
         )
+        draining = self._gauge("draining", "1 where the run is being drained.")
         limit = self._gauge("staleness_limit_versions", "The gate's max_staleness; absent where there is none.")
         worst = self._gauge("staleness_max_versions", "Largest staleness of an assembled group so far.")
         for view in self._views:
             published.add_metric([view.run_id], view.published.version)
             if view.paused:
                 paused.add_metric([view.run_id, view.paused], 1)
+            draining.add_metric([view.run_id], view.draining)
             if view.policy.max_staleness != UNSET:
                 limit.add_metric([view.run_id], view.policy.max_staleness)
             worst.add_metric([view.run_id], view.statistics["staleness_max"])
-        yield from (published, paused, limit, worst)
+        yield from (published, paused, draining, limit, worst)
 
     def _statistics(self) -> Iterator[CounterMetricFamily]:
         for key, (name, text) in _STATISTICS.items():

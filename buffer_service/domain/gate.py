@@ -1,15 +1,35 @@
 """The staleness gate: whether work is still fresh enough for the version that will train on it.
 
-staleness = train_version - head_version, in versions; too stale is what exceeds max_staleness (η). Without η the gate
-is open.
+staleness = train_version - version, in versions; too stale is what exceeds max_staleness (η). Which version of a group
+counts is the policy's staleness_measure: that of its oldest first token (head), of its newest token (tail), or the
+mean over its tokens. Ages are versions in milli-versions, so that a mean needs no fraction. Without η the gate is open.
 """
 
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy, StalenessMeasure
+
+MILLI = 1_000
+
+
+def age_milli(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: int) -> int:
+    """The version by which a group is measured, in milli-versions; the smaller, the staler."""
+    if measure is StalenessMeasure.HEAD:
+        return head * MILLI
+    return tail * MILLI if measure is StalenessMeasure.TAIL else mean_milli
+
+
+def aged_out(policy: RunPolicy, *, train_version: int, age_milli: int) -> bool:
+    """Whether a group of this age must not be trained by train_version."""
+    return policy.max_staleness != UNSET and train_version * MILLI - age_milli > policy.max_staleness * MILLI
 
 
 def too_stale(policy: RunPolicy, *, train_version: int, head_version: int) -> bool:
-    """Whether tokens with this head must not be trained by train_version."""
+    """Whether tokens with this head must not be trained by train_version, whatever the measure."""
     return policy.max_staleness != UNSET and train_version - head_version > policy.max_staleness
+
+
+def too_spread(policy: RunPolicy, *, loaded_version: int, head_version: int) -> bool:
+    """Whether tokens with this head must not be continued by an engine with these weights."""
+    return policy.max_version_spread != UNSET and loaded_version - head_version > policy.max_version_spread
 
 
 def oldest_useful_version(policy: RunPolicy, train_version: int) -> int:

@@ -5,8 +5,10 @@ the fork no longer exists, so tokens made with it count as made with the fork's 
 Invariant: one fork per epoch after the first, in order of epochs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from buffer_service.domain.gate import MILLI
 from buffer_service.domain.ops import WeightVersion
 
 
@@ -22,7 +24,14 @@ class Timeline:
 
     def effective(self, weights: WeightVersion) -> int:
         """The version that `weights` count as: min(version, f of every fork of a later epoch)."""
-        return min([weights.version, *(version for epoch, version in self.forks if epoch > weights.epoch)])
+        return min([weights.version, *self._later(weights.epoch)])
+
+    def effective_milli(self, mean_milli: int, epoch: int) -> int:
+        """The same for a mean, in milli-versions, over tokens of which the newest are of that epoch."""
+        return min([mean_milli, *(MILLI * version for version in self._later(epoch))])
+
+    def _later(self, epoch: int) -> Iterator[int]:
+        return (version for forked, version in self.forks if forked > epoch)
 
 
 def next_train_version(published_version: int, unpublished_steps: int, batches_per_publish: int) -> int:

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from buffer_service.domain.ops import RunView
+from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.policy import UNSET
+from buffer_service.observability.filters import filtered, recent_acceptance, starved
+
+_PAUSES = {
+    "operator": "an operator: the run is held until it is continued",
+    "failure_budget_exceeded": "an operator: more tasks failed than the policy's failure_budget allows",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,41 +28,107 @@ class Standing:
     """UNSET for no gate."""
     engines: Sequence[tuple[str, int]]
     """State and loaded version of each."""
+    draining: bool = False
+    portion: str = "batch"
+    """What the needed groups make: a batch, or a round of one."""
+    ready: bool = False
+    """Fewer groups than needed are enough, for their tokens."""
+    filter: str = ""
+    """Why the filter starves the run, where it does."""
+    room: str = ""
+    """Why no further group finds room although too few are queued, where that is so."""
 
     @classmethod
     def of(cls, view: RunView) -> Self:
         """The standing of a run."""
+        needed, policy = _needed(view), view.policy
+        queued = view.groups["queued"]
+        short = queued.groups < needed
         return cls(
             paused=view.paused,
-            queued=view.groups["queued"].groups,
-            needed=view.policy.batch_groups,
+            queued=queued.groups,
+            needed=needed,
             pending=view.tasks["pending"],
             leased=view.tasks["leased"],
             published_version=view.published.version,
-            max_staleness=view.policy.max_staleness,
+            max_staleness=policy.max_staleness,
             engines=[(engine.state, engine.loaded.version) for engine in view.engines],
+            draining=view.draining,
+            portion="round" if policy.micro_batch_groups else "batch",
+            ready=not policy.micro_batch_groups and 0 < policy.batch_tokens <= queued.tokens,
+            filter=_filter(view) if starved(view) else "",
+            room=_room(view, needed) if short else "",
         )
 
 
 def waits_on(standing: Standing) -> str:
     """On whom the run waits now."""
+    queued = _counted(standing.queued, "group")
     if not standing.paused and standing.queued >= standing.needed:
-        return f"the trainer: {_counted(standing.queued, 'group')} queued, {standing.needed} make a batch"
+        return f"the trainer: {queued} queued, {standing.needed} make a {standing.portion}"
+    if not standing.paused and standing.ready:
+        return f"the trainer: {queued} queued, whose tokens make a batch"
     return pull_waits_on(standing)
 
 
 def pull_waits_on(standing: Standing, hint: str = "") -> str:
     """On whom a pull waits that found no batch. `hint`: the store's own word on why nothing moves, if it has one."""
     if standing.paused:
-        return f"a resume: the run is paused ({standing.paused})"
+        return _PAUSES.get(standing.paused, f"a resume: the run is paused ({standing.paused})")
+    stuck = standing.filter or standing.room
+    if stuck:
+        return stuck
     if standing.leased:
-        return f"generation: {_counted(standing.leased, 'task')} being generated"
+        draining = ", the last ones of a run that is being drained" if standing.draining else ""
+        return f"generation: {_counted(standing.leased, 'task')} being generated{draining}"
+    return _without_leases(standing, hint)
+
+
+def _without_leases(standing: Standing, hint: str) -> str:
+    if standing.draining:
+        return f"nobody: the run is drained, and what is left makes no {standing.portion}"
     if not standing.pending:
         return "the feeder: no task is pending"
     weights = _weights_too_old(standing)
-    if weights:
-        return f"weights: {weights}"
-    return f"workers: {hint or 'no worker has leased a task'}"
+    return f"weights: {weights}" if weights else f"workers: {hint or 'no worker has leased a task'}"
+
+
+def _needed(view: RunView) -> int:
+    """Groups of the next batch, or of its next round."""
+    policy = view.policy
+    if not policy.micro_batch_groups:
+        return policy.batch_groups
+    left = policy.batch_groups - view.groups.get("forming", Amount()).groups
+    return max(1, min(policy.micro_batch_groups * max(1, view.world_size), left))
+
+
+def _filter(view: RunView) -> str:
+    reasons = ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items() if count)
+    return f"the filter: {1 - recent_acceptance(view):.0%} of the recent groups are filtered (so far {reasons})"
+
+
+def _room(view: RunView, needed: int) -> str:
+    """Why the next group, if it is like those that are there, fits no more."""
+    policy, queued = view.policy, view.groups["queued"]
+    for unit in ("groups", "tokens", "bytes"):
+        quota = getattr(policy, f"quota_{unit}")
+        held = [view.groups.get(state, Amount()) for state in ("queued", "forming", "delivered")]
+        if quota and _is_full(held, unit, quota):
+            return f"the trainer's commits: what is queued, forming and delivered fills quota_{unit} ({quota})"
+    for unit in ("tokens", "bytes"):
+        cap = getattr(policy, f"max_queued_{unit}")
+        if cap and _is_full([queued], unit, cap):
+            return (
+                f"an operator: {queued.groups} queued groups fill max_queued_{unit} ({cap}), "
+                f"and {needed} make a {'round' if policy.micro_batch_groups else 'batch'}"
+            )
+    return ""
+
+
+def _is_full(amounts: Sequence[Amount], unit: str, cap: int) -> bool:
+    groups = sum(amount.groups for amount in amounts)
+    held = sum(getattr(amount, unit) for amount in amounts)
+    return groups > 0 and held + held // groups > cap
 
 
 def _weights_too_old(standing: Standing) -> str:

@@ -6,7 +6,7 @@ import random
 import structlog
 
 from buffer_service.domain.ports import RunStore
-from buffer_wire.errors import StoreFault
+from buffer_wire.errors import StoreFault, UnknownRun
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +33,9 @@ class Janitor:
             except StoreFault as error:
                 # The sweep finds them later, as stale staging.
                 log.warning("abandoned payloads stay for the sweep", run=run_id, payloads=len(keys), why=error.message)
+            except UnknownRun:
+                # It was deleted with everything that was stored for it.
+                continue
 
     async def sweep(self) -> None:
         """Run until closed."""

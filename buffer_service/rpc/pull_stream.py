@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import grpc.aio
 
 from buffer_service.domain import ops
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.diagnosis import Standing, pull_waits_on
 from buffer_service.observability.metrics import RpcMetrics
@@ -64,7 +65,7 @@ class PullStream:
             needed_groups=result.needed,
             leased=result.leased,
             pending=result.pending,
-            waits_on=pull_waits_on(Standing.of(view), result.blocked_hint),
+            waits_on=pull_waits_on(Standing.of(view), result.blocked_hint) + _of_round(view.policy, pull, result),
         )
 
     async def _send(self, run_id: str, batch: ops.Batch, waited_ms: int, context: RawContext) -> bool:
@@ -107,6 +108,12 @@ class PullStream:
             for group, body in zip(groups, bodies, strict=True)
             if body is not None
         ]
+
+
+def _of_round(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
+    if not policy.micro_batch_groups and not pull.round:
+        return ""
+    return f"; round {pull.round} of step {short.step} needs {short.needed} groups"
 
 
 class _Chunks:

@@ -1,9 +1,9 @@
 """Pushes into a run's queue, first come, first served while it is full.
 
-Invariants: while somebody waits in a run's line nobody else's push is tried; the bodies of a blocked push lie in the
-store under their payload keys, and keys that did not become groups are abandoned, whatever ends the wait. The head of
-the line tries for everybody behind it whose bodies are in the store, in the line's order: each try also keeps leases
-alive and tells the store that the bodies are still wanted.
+Invariants: a push is tried at once, which gives what is blocked of it a place in the run's line, kept by the store over
+all replicas; the bodies of a blocked push lie in the store under their payload keys, and keys that did not become
+groups are abandoned, whatever ends the wait. Of those who wait on a replica one tries for all, in the order in which
+they came: each try also keeps leases alive and tells the store that the bodies are still wanted.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,9 @@ class Pushes:
         Never answers BLOCKED. Raises what the store raises, and NotReady when the process shuts down meanwhile.
         """
         push = _Push(groups, seen_revision)
-        if self._lines.is_empty(run_id, Topic.SPACE):
-            await self._first_try(run_id, push)
-            if not push.blocked:
-                return push.result()
+        await self._first_try(run_id, push)
+        if not push.blocked:
+            return push.result()
         with self._metrics.blocked():
             line = self._waiting.setdefault(run_id, [])
             line.append(push)
@@ -62,10 +61,7 @@ class Pushes:
         async with self._lines.turn(run_id, Topic.SPACE):
             while True:
                 ticket = self._lines.ticket(run_id, Topic.SPACE)
-                if push.groups:
-                    await self._first_try(run_id, push)
-                else:
-                    await self._try_again(run_id)
+                await self._try_again(run_id)
                 if not push.blocked:
                     return push.result()
                 await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)

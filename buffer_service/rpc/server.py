@@ -16,6 +16,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc import servicers
 from buffer_service.rpc.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
@@ -85,7 +86,8 @@ def build(settings: Settings, store: RunStore, registry: CollectorRegistry) -> R
     )
     batches = servicers.BatchServicer(store, PullStream(store, lines, metrics), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
-    runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store), server)
+    bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
+    runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store, bounds, slots), server)
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         servicers.WeightServicer(store, WeightsFeed(store, lines)), server

@@ -4,6 +4,7 @@ PushGroups, PushGroup and PullBatch are handed bytes and hand back bytes, so tha
 """
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ import grpc.aio
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.rpc import export_stream
 from buffer_service.rpc.budget import StreamSlots
-from buffer_service.rpc.convert import batches, fields, groups, runs, tasks, weights
+from buffer_service.rpc.convert import batches, fields, groups, policies, runs, tasks, weights
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.pull_stream import PullStream
 from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
@@ -37,17 +39,22 @@ RawContext = grpc.aio.ServicerContext[bytes, bytes]
 _POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
 """Reasons that no wait changes: the engine has to act first, and ask again with what it has loaded then."""
 
+_STOPPED = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.DRAINING})
+"""Reasons that end a wait as they arise: the worker is told at once. One that finds the run so waits like any other."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunServicer(runs_pb2_grpc.RunServiceServicer):
     """Runs."""
 
     store: RunStore
+    bounds: policies.QuotaBounds
+    slots: StreamSlots
 
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, _: Context) -> runs_pb2.CreateRunResponse:
         """Create a run, or find it."""
         view, created = await self.store.create_run(
-            fields.run_id(request.run_id, "run_id"), runs.policy(request.policy)
+            fields.run_id(request.run_id, "run_id"), policies.policy(request.policy, self.bounds)
         )
         return runs_pb2.CreateRunResponse(revision=view.revision, run=runs.to_run(view), created=created)
 
@@ -63,9 +70,37 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
     async def UpdatePolicy(self, request: runs_pb2.UpdatePolicyRequest, _: Context) -> runs_pb2.UpdatePolicyResponse:
         """Replace the policy."""
         run_id, seen = fields.run_ref(request.run)
-        policy = runs.policy(request.policy)
+        policy = policies.policy(request.policy, self.bounds)
         revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
-        return runs_pb2.UpdatePolicyResponse(revision=revision, policy=runs.to_policy(policy))
+        return runs_pb2.UpdatePolicyResponse(revision=revision, policy=policies.to_policy(policy))
+
+    async def PauseRun(self, request: runs_pb2.PauseRunRequest, _: Context) -> runs_pb2.PauseRunResponse:
+        """Hold a run."""
+        return runs_pb2.PauseRunResponse(revision=await self.store.pause_run(fields.run_id(request.run.run_id)))
+
+    async def DrainRun(self, request: runs_pb2.DrainRunRequest, _: Context) -> runs_pb2.DrainRunResponse:
+        """Let a run end."""
+        return runs_pb2.DrainRunResponse(revision=await self.store.drain_run(fields.run_id(request.run.run_id)))
+
+    async def ContinueRun(self, request: runs_pb2.ContinueRunRequest, _: Context) -> runs_pb2.ContinueRunResponse:
+        """Let a run go on."""
+        return runs_pb2.ContinueRunResponse(revision=await self.store.continue_run(fields.run_id(request.run.run_id)))
+
+    async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, _: Context) -> runs_pb2.DeleteRunResponse:
+        """Delete a run."""
+        await self.store.delete_run(fields.run_id(request.run.run_id))
+        return runs_pb2.DeleteRunResponse()
+
+    async def ExportRecords(  # type: ignore[override]
+        self, request: runs_pb2.ExportRecordsRequest, context: Context
+    ) -> None:
+        """Events of a recording."""
+        run_id, after = fields.run_id(request.run.run_id), export_stream.after(request)
+        exported = export_stream.exported(self.store, run_id, after, include_groups=request.include_groups)
+        with self.slots.slot():
+            async with aclosing(exported):
+                async for message in exported:
+                    await context.write(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +121,19 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         run_id, seen = fields.run_ref(request.run)
         ask = tasks.lease_ask(request)
         self.drain.refuse()
+        found: list[ops.LeaseWait | None] = []
+
+        def done(leased: ops.Leased) -> bool:
+            found.append(leased.wait)
+            if leased.wait in _STOPPED:
+                return leased.wait is not found[0]
+            return bool(leased.grants) or leased.wait in _POINTLESS
+
         leased = await self.lines.until(
             run_id,
             Topic.TASKS,
             lambda: self.store.lease(run_id, ask, seen_revision=seen),
-            lambda leased: bool(leased.grants) or leased.wait in _POINTLESS,
+            done,
             request.wait_ms / 1000,
         )
         return tasks.to_leased(leased)

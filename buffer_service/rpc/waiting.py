@@ -35,10 +35,6 @@ class Lines:
         self._drain = drain
         self._lines: dict[tuple[str, Topic], _Line] = {}
 
-    def is_empty(self, run_id: str, topic: Topic) -> bool:
-        """True when nobody stands in the line."""
-        return (run_id, topic) not in self._lines
-
     @asynccontextmanager
     async def turn(self, run_id: str, topic: Topic, deadline: float | None = None) -> AsyncIterator[bool]:
         """Wait for the head of the line; False when `deadline` (loop time) passes first. Raises NotReady on drain."""

@@ -1,13 +1,30 @@
-"""Addresses of stores: unix:///path, redis://, rediss://, and valkey(s):// for the same."""
+"""Addresses of stores: unix:///path, redis://, rediss:// and valkey(s)://; with +sentinel behind the scheme that of
+the primary that Sentinels know by its name.
+"""
 
+import dataclasses
+import re
 import ssl
 from dataclasses import dataclass
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from buffer_wire.errors import StoreUnsuitable
 
 DEFAULT_PORT = 6379
+DEFAULT_SENTINEL_PORT = 26379
+SENTINEL = "+sentinel"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True, "unix": False}
+_SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """Whom to ask for the primary of a service, and what to say to them."""
+
+    hosts: tuple[tuple[str, int], ...]
+    service: str
+    username: str = ""
+    password: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +40,27 @@ class Address:
     username: str
     password: str
     database: int
+    sentinels: Sentinels | None = None
+    """Who knows host and port; these are empty and 0 until `at` fills them in."""
 
     @classmethod
     def parse(cls, url: str) -> "Address":
         """Raises StoreUnsuitable for what is no store's address."""
         shown = redacted(url)
         try:
-            parts = urlsplit(url)
-            port = parts.port or DEFAULT_PORT
+            return _parse_sentinels(url, shown) if SENTINEL in url.partition("://")[0] else _parse_one(url, shown)
         except ValueError as error:
-            raise _unusable(shown) from error
-        if parts.scheme not in _SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
-            raise _unusable(shown)
-        unix = parts.scheme == "unix"
-        database = "" if unix else parts.path.strip("/")
-        if database and not database.isdigit():
-            raise _unusable(shown)
-        return cls(
-            shown=shown,
-            path=unquote(parts.path) if unix else "",
-            host=parts.hostname or "",
-            port=port,
-            tls=_SCHEMES[parts.scheme],
-            username=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
-            database=int(database or 0),
-        )
+            raise StoreUnsuitable(
+                shown,
+                "its address must be unix:///path, redis://host:port/database, rediss://… or valkey://…, or "
+                "redis+sentinel://host:port,host:port/service/database",
+            ) from error
+
+    def at(self, host: str, port: int) -> "Address":
+        """The address of the primary that the Sentinels have named."""
+        # Both: an error must say which server it was, and whose.
+        shown = f"{host}:{port} ({self.shown})"
+        return dataclasses.replace(self, shown=shown, host=host, port=port, sentinels=None)
 
     def greeting(self) -> list[tuple[str | int, ...]]:
         """Commands that a new connection begins with."""
@@ -65,17 +77,63 @@ class Address:
 
 
 def redacted(url: str) -> str:
-    """The address without its password."""
-    scheme, separator, rest = url.partition("://")
-    credentials, at, host = rest.partition("/")[0].rpartition("@")
-    if not at or not separator:
-        return url
-    user = credentials.partition(":")[0]
-    path = rest[len(credentials) + len(at) + len(host) :]
-    return urlunsplit(SplitResult(scheme, f"{user}:***@{host}", path, "", ""))
+    """The address without its passwords."""
+    without = re.sub(r"^([^:/?]+://[^:@/]*:).*@", r"\1***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", without)
 
 
-def _unusable(shown: str) -> StoreUnsuitable:
-    return StoreUnsuitable(
-        shown, "its address must be unix:///path, redis://host:port/database, rediss://… or valkey://…"
+def _parse_one(url: str, shown: str) -> Address:
+    parts = urlsplit(url)
+    unix = parts.scheme == "unix"
+    if parts.scheme not in _SCHEMES or not (parts.path if unix else parts.hostname):
+        raise ValueError(parts.scheme)
+    return Address(
+        shown=shown,
+        path=unquote(parts.path) if unix else "",
+        host=parts.hostname or "",
+        port=parts.port or DEFAULT_PORT,
+        tls=_SCHEMES[parts.scheme],
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=0 if unix else _database(parts.path.strip("/")),
     )
+
+
+def _parse_sentinels(url: str, shown: str) -> Address:
+    parts = urlsplit(url)
+    scheme = parts.scheme.removesuffix(SENTINEL)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    service, _, database = parts.path.strip("/").partition("/")
+    options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    if scheme not in _SCHEMES or scheme == "unix" or not hosts or not service or options.keys() - _SENTINEL_OPTIONS:
+        raise ValueError(scheme)
+    return Address(
+        shown=shown,
+        path="",
+        host="",
+        port=0,
+        tls=_SCHEMES[scheme],
+        username=unquote(username),
+        password=unquote(password),
+        database=_database(database),
+        sentinels=Sentinels(
+            hosts=tuple(_host(host) for host in hosts.split(",")),
+            service=unquote(service),
+            username=options.get("sentinel_username", ""),
+            password=options.get("sentinel_password", ""),
+        ),
+    )
+
+
+def _host(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError(text)
+    return parts.hostname, parts.port or DEFAULT_SENTINEL_PORT
+
+
+def _database(text: str) -> int:
+    if text and not text.isdigit():
+        raise ValueError(text)
+    return int(text or 0)

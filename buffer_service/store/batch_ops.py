@@ -18,13 +18,12 @@ class BatchOps(StoreBase):
         if not 0 <= pull.rank < pull.world_size:
             raise InvalidField("rank", pull.rank, f"below world_size {pull.world_size}")
         train_version = UNSET if pull.train_version is None else pull.train_version
+        batch_groups = UNSET if pull.batch_groups is None else pull.batch_groups
+        who = (pull.epoch, pull.step, pull.rank, pull.world_size)
         tag, again, fields = "more", 0, Fields()
         while tag == "more":
-            tag, fields = await self._call(
-                "pull",
-                run_id,
-                pack(seen_revision, pull.epoch, pull.step, pull.rank, pull.world_size, train_version, again),
-            )
+            arguments = pack(seen_revision, *who, train_version, pull.round, batch_groups, again)
+            tag, fields = await self._call("pull", run_id, arguments)
             again = 1
         return _short(pull.step, fields) if tag == "short" else _batch(fields)
 
@@ -95,10 +94,13 @@ def _batch(fields: Fields) -> ops.Batch:
             shard.append(
                 ops.ShardGroup(text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]))
             )
-    revision, step, train_version, groups, samples, tokens, loss_tokens, staleness_sum, staleness_max = facts
+    revision, step, round_, final, train_version, *totals, staleness_sum, staleness_max = facts
+    groups, samples, tokens, loss_tokens = totals
     return ops.Batch(
         revision=revision,
         step=step,
+        round=round_,
+        final=bool(final),
         train_version=train_version,
         total_groups=groups,
         total_samples=samples,

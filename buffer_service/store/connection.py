@@ -2,33 +2,51 @@
 
 Knows nothing of the rules. Invariants: a script is never sent twice unless its first try certainly did not run;
 payloads and the script that indexes them go out in one transaction, so near maxmemory either both happen or neither;
-every wait has a deadline and ends in StoreUnavailable, StoreOutOfMemory or StoreUnsuitable.
+nothing is done to a run on a server before that server has been told what this process has acknowledged of it; what
+policy.wait_replicas asks for is there before an answer is; every wait has a deadline and ends in StoreUnavailable,
+StoreOutOfMemory, StoreUnsuitable or NotReplicated.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.address import Address
 from buffer_service.store.keys import index_key, payload_size
+from buffer_service.store.primary import Primary
+from buffer_service.store.replication import Exchange, Replication
+from buffer_service.store.replies import head_of, pack, parse
 from buffer_service.store.resp import Command, ConnectionLost, Part, ReplyError, RespConnection
 from buffer_service.store.scripts import Script, load_scripts
 from buffer_wire.errors import (
     RolloutBufferError,
     StoreFault,
     StoreOutOfMemory,
+    StoreRolledBack,
     StoreUnavailable,
     StoreUnsuitable,
+    UnknownRun,
 )
 
 REPLY_BYTES = 4 << 20
 """Most bytes of payloads asked for in one command."""
 
-CONNECT_TIMEOUT_S = 5.0
 LOADING_TIMEOUT_S = 10.0
 LOADING_PAUSE_S = 0.05
+
+UNACKNOWLEDGED = frozenset({"abandon", "delete_run", "free", "sweep", "view"})
+"""Scripts whose replies promise nothing: they wait for no replicas, and their replies carry no revision."""
+
+_CHANGES_POLICY = frozenset({"create_run", "update_policy"})
+
+_ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
+"""Codes of a server that has become a replica."""
+
+_UNAVAILABLE = frozenset({"LOADING", "BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
+"""Codes of a server that may do the same later."""
 
 
 def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
@@ -48,61 +66,33 @@ def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
 class _Link:
     """A connection that is made when it is needed and made again after it was lost."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, primary: Primary) -> None:
+        self._primary = primary
         self._connection: RespConnection | None = None
         self._connecting = asyncio.Lock()
+        self._failure: StoreUnavailable | None = None
+        self._failed_at = 0.0
 
     async def get(self) -> RespConnection:
         """The living connection. Raises StoreUnavailable, StoreUnsuitable."""
         connection = self._connection
         if connection is None or connection.lost is not None:
+            came = time.monotonic()
             async with self._connecting:
                 connection = self._connection
                 if connection is None or connection.lost is not None:
-                    connection = self._connection = await connect(self._address)
+                    if self._failure is not None and self._failed_at >= came:
+                        # It was tried while this caller waited for its turn.
+                        raise self._failure
+                    connection = self._connection = await self._connect()
         return connection
 
-    def close(self) -> None:
-        """End the connection."""
-        if self._connection is not None:
-            self._connection.abort("closed by this side")
-            self._connection = None
-
-
-async def connect(address: Address, on_push: Callable[[Any], None] | None = None) -> RespConnection:
-    """A new connection that has introduced itself. Raises StoreUnavailable, StoreUnsuitable."""
-    loop = asyncio.get_running_loop()
-
-    def make() -> RespConnection:
-        return RespConnection(on_push)
-
-    connection: RespConnection | None = None
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            if address.path:
-                # The kernel's small default buffer is right: with 2 MB the store's CPU rose from 0.5 to 0.7 s/GB, for
-                # what is written has then left the caches before it is read.
-                _, connection = await loop.create_unix_connection(make, address.path)
-            else:
-                _, connection = await loop.create_connection(
-                    make, address.host, address.port, ssl=address.ssl_context()
-                )
-            await _introduce(connection, address)
-            return connection
-    except BaseException as error:
-        if connection is not None:
-            connection.abort("it did not get to work")
-        if isinstance(error, (OSError, TimeoutError, ConnectionLost)):
-            raise StoreUnavailable(address.shown, str(error) or "no answer in time") from error
-        raise
-
-
-async def _introduce(connection: RespConnection, address: Address) -> None:
-    greeting = address.greeting()
-    for reply in await connection.request(greeting) if greeting else ():
-        if isinstance(reply, ReplyError):
-            raise StoreUnsuitable(address.shown, f"it refuses the address's credentials or database: {reply}")
+    async def _connect(self) -> RespConnection:
+        try:
+            return await self._primary.connect()
+        except StoreUnavailable as error:
+            self._failure, self._failed_at = error, time.monotonic()
+            raise
 
 
 class StoreConnection:
@@ -111,10 +101,16 @@ class StoreConnection:
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
         self.address = Address.parse(url)
         self.name = self.address.shown
+        self.primary = Primary(self.address)
         self._timeout_s = timeout_s
-        self._control = _Link(self.address)
-        self._writes = _Link(self.address)
-        self._reads = _Link(self.address)
+        self._control = _Link(self.primary)
+        self._writes = _Link(self.primary)
+        self._reads = _Link(self.primary)
+        self._replication = Replication(self.name, self._over(self._control), lambda: self._over(_Link(self.primary)))
+        self._claimed: defaultdict[str, set[str]] = defaultdict(set)
+        """Runs by the server that knows what was acknowledged of them."""
+        self._acknowledged: dict[str, int] = {}
+        """Highest revision by run."""
 
     async def open(self) -> None:
         """Load the scripts. Raises StoreUnavailable."""
@@ -122,18 +118,12 @@ class StoreConnection:
 
     async def close(self) -> None:
         """Close all connections."""
-        for link in (self._control, self._writes, self._reads):
-            link.close()
+        await self.primary.close()
 
     async def run(self, script: Script, run_id: str, arguments: bytes) -> Buffer:
-        """Run a script on a run's keys; its packed reply."""
+        """Run a script on a run's keys; its packed reply. Raises StoreRolledBack beside what the transport raises."""
         call = ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments)
-        (reply,) = await self._exchange(self._control, [call])
-        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
-            await self._load_scripts()
-            (reply,) = await self._exchange(self._control, [call])
-        packed: Buffer = self._checked(reply)
-        return packed
+        return await self._decide(self._control, [call], script, run_id)
 
     async def store_and_run(
         self, payloads: Sequence[tuple[str, Buffer]], script: Script, run_id: str, arguments: bytes
@@ -152,52 +142,150 @@ class StoreConnection:
             ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments),
             ("EXEC",),
         ]
-        *queued, replies = await self._exchange(self._writes, commands)
-        for reply in queued:
-            self._checked(reply)
-        *_, reply = self._checked(replies)
-        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
-            # The payloads are stored and staged; only the index is missing.
-            return await self.run(script, run_id, arguments)
-        packed: Buffer = self._checked(reply)
-        return packed
+        return await self._decide(self._writes, commands, script, run_id)
+
+    async def _decide(self, link: _Link, commands: Sequence[Command], script: Script, run_id: str) -> Buffer:
+        """The script's reply; `commands` call it alone, or at the end of a transaction."""
+        replies, server = await self._exchange(link, commands, script, run_id)
+        reply = self._script_reply(replies)
+        if isinstance(reply, ReplyError):
+            if reply.code != "NOSCRIPT":
+                raise self._fault(reply)
+            # A transaction again as a whole: the server may be another one by now, without the payloads.
+            await self._load_scripts()
+            replies, server = await self._exchange(link, commands, script, run_id)
+            reply = self._checked(self._script_reply(replies))
+        return await self._replicated(script, run_id, server, reply)
+
+    def _script_reply(self, replies: Sequence[Any]) -> Any:  # noqa: ANN401
+        *queued, reply = replies
+        if queued:
+            for refusal in queued:
+                self._checked(refusal)
+            reply = self._checked(reply)[-1]
+        return reply
 
     async def fetch(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
         """Payloads in order, None where one is gone; at most REPLY_BYTES are asked for at once."""
         bodies: list[Buffer | None] = []
         for portion in portions(payload_keys):
-            (reply,) = await self._exchange(self._reads, [("MGET", *portion)])
+            (reply,), _ = await self._exchange(self._reads, [("MGET", *portion)])
             bodies += self._checked(reply)
         return bodies
 
     async def command(self, *parts: Part) -> Any:  # noqa: ANN401 - replies are of any type
         """Send one command."""
-        (reply,) = await self._exchange(self._control, [parts])
+        (reply,), _ = await self._exchange(self._control, [parts])
         return self._checked(reply)
 
     async def _load_scripts(self) -> None:
         commands = [("SCRIPT", "LOAD", script.source) for script in load_scripts().values()]
-        for reply in await self._exchange(self._control, commands):
+        replies, _ = await self._exchange(self._control, commands)
+        for reply in replies:
             self._checked(reply)
 
-    async def _exchange(self, link: _Link, commands: Sequence[Command]) -> list[Any]:
-        """Send commands and wait for their replies; waits while the store loads its data."""
-        loading_until = time.monotonic() + LOADING_TIMEOUT_S
+    async def _replicated(self, script: Script, run_id: str, server: str, reply: Buffer) -> Buffer:
+        """The reply, once the run's replicas have what it acknowledges; remembers its revision."""
+        if script.name in UNACKNOWLEDGED:
+            return reply
+        tag, then = head_of(reply)
+        if tag == b"error":
+            if then == b"unknown_run":
+                self._acknowledged.pop(run_id, None)
+            return reply
+        if script.name in _CHANGES_POLICY:
+            self._replication.forget(run_id)
+        if tag == b"created":
+            # A run of that name may have been deleted before.
+            self._acknowledged.pop(run_id, None)
+        wanted = self._replication.known(run_id) or await self._replication.asked(run_id)
+        if wanted.replicas:
+            await self._replication.wait(wanted, server)
+        if isinstance(then, int):
+            self._acknowledged[run_id] = max(then, self._acknowledged.get(run_id, 0))
+        return reply
+
+    async def _claim(self, connection: RespConnection, run_id: str) -> ReplyError | None:
+        """Tell a server what this process has acknowledged of a run; an answer by which it must be told again.
+
+        Raises StoreRolledBack when the server has less; the run is then paused.
+        """
+        claim = load_scripts()["claim"]
+        arguments = pack(connection.server, self._acknowledged.get(run_id, 0))
+        call = ("EVAL", claim.source, 1, index_key(run_id, "run"), arguments)
+        replies = await connection.request([call])
+        refusal = _unrun(replies)
+        if refusal is None:
+            try:
+                parse(run_id, self._checked(replies[0]))
+            except UnknownRun:
+                # The script that comes next says so, or creates it.
+                return None
+            except StoreRolledBack:
+                self._acknowledged.pop(run_id, None)
+                self._claimed[connection.server].add(run_id)
+                raise
+            self._claimed[connection.server].add(run_id)
+        return refusal
+
+    async def _claimed_first(
+        self, connection: RespConnection, commands: Sequence[Command], script: Script, run_id: str
+    ) -> list[Any]:
+        try:
+            refusal = await self._claim(connection, run_id)
+        except StoreRolledBack:
+            # Those who tidy up have nobody to tell.
+            if script.name not in UNACKNOWLEDGED:
+                raise
+            refusal = None
+        return [refusal] if refusal is not None else await connection.request(commands)
+
+    def _over(self, link: _Link) -> Exchange:
+        async def exchange(commands: Sequence[Command], longer_s: float) -> tuple[list[Any], str]:
+            return await self._exchange(link, commands, longer_s=longer_s)
+
+        return exchange
+
+    async def _exchange(
+        self,
+        link: _Link,
+        commands: Sequence[Command],
+        script: Script | None = None,
+        run_id: str = "",
+        *,
+        longer_s: float = 0.0,
+    ) -> tuple[list[Any], str]:
+        """Send commands and wait for their replies; which server answered.
+
+        What certainly did not run is sent again, for LOADING_TIMEOUT_S: the store loads its data, or it has become a
+        replica and there are Sentinels that know the primary.
+        """
+        loop = asyncio.get_running_loop()
+        timeout_s = self._timeout_s + longer_s
+        until = loop.time() + LOADING_TIMEOUT_S
         while True:
             connection = await link.get()
+            # The whole connection ends: later replies would wait behind the one that does not come. A timer costs half
+            # of what asyncio.timeout does, and there is one for every call.
+            late = loop.call_later(timeout_s, connection.abort, f"no answer within {timeout_s:g} s")
             try:
-                async with asyncio.timeout(self._timeout_s):
+                if script is None or run_id in self._claimed[connection.server] or script.name == "view":
                     replies = await connection.request(commands)
-            except TimeoutError as error:
-                # Later replies would wait behind the one that does not come.
-                connection.abort("a request was not answered in time")
-                raise StoreUnavailable(self.name, f"no answer within {self._timeout_s:g} s") from error
+                else:
+                    replies = await self._claimed_first(connection, commands, script, run_id)
             except ConnectionLost as error:
                 raise StoreUnavailable(self.name, str(error)) from error
-            if not _is_loading(replies):
-                return replies
-            if time.monotonic() > loading_until:
-                raise StoreUnavailable(self.name, "it is still loading its data")
+            finally:
+                late.cancel()
+            refusal = _unrun(replies)
+            if refusal is None:
+                return replies, connection.server
+            if _code(refusal) in _ELSEWHERE:
+                self.primary.leave(connection, "it has become a replica")
+                if self.address.sentinels is None:
+                    raise self._fault(refusal) from refusal
+            if loop.time() > until:
+                raise StoreUnavailable(self.name, f"it goes on to answer: {refusal}") from refusal
             await asyncio.sleep(LOADING_PAUSE_S)
 
     def _checked(self, reply: Any) -> Any:  # noqa: ANN401
@@ -209,14 +297,22 @@ class StoreConnection:
         message = str(reply)
         if reply.code == "OOM" or "OOM command not allowed" in message:
             return StoreOutOfMemory(self.name)
-        if reply.code in {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF"}:
+        if _code(reply) in _UNAVAILABLE:
             return StoreUnavailable(self.name, message)
         if reply.code in {"NOAUTH", "WRONGPASS", "NOPERM"}:
             return StoreUnsuitable(self.name, message)
         return StoreFault(f"the store at {self.name} answered: {message}", store=self.name)
 
 
-def _is_loading(replies: Sequence[Any]) -> bool:
-    """Nothing of the request ran because the store loads its data (a transaction is refused when its commands are)."""
-    errors = [reply for reply in replies if isinstance(reply, ReplyError)]
-    return isinstance(replies[-1], ReplyError) and any(error.code == "LOADING" for error in errors)
+def _unrun(replies: Sequence[Any]) -> ReplyError | None:
+    """The refusal by which nothing of a request ran (a transaction is refused when its commands are), or None."""
+    if isinstance(replies[-1], ReplyError):
+        for reply in replies:
+            if isinstance(reply, ReplyError) and _code(reply) in {"LOADING", *_ELSEWHERE}:
+                return reply
+    return None
+
+
+def _code(reply: ReplyError) -> str:
+    # Before version 7 a script quotes the error of its command.
+    return "READONLY" if "-READONLY " in str(reply) else reply.code

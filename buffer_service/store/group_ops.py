@@ -1,11 +1,17 @@
 """Operations on groups: push, and payloads."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
+from buffer_wire.errors import RolloutBufferError
+
+PORTION = 64
+"""Most groups in one script, which holds the store up while it runs."""
 
 
 class GroupOps(StoreBase):
@@ -15,17 +21,44 @@ class GroupOps(StoreBase):
         """See domain.ports.RunStore.push."""
         payloads = [(new_payload_key(run_id, len(group.body)), group.body) for group in groups]
         facts = [(group.facts, key) for group, (key, _) in zip(groups, payloads, strict=True)]
-        arguments = pack(seen_revision, [_pack_group(*pair) for pair in facts], 0)
-        _, fields = await self._call_with_payloads("push", run_id, arguments, payloads)
-        return _push_result(facts, fields)
+
+        async def push_portion(first: int) -> ops.PushResult:
+            portion = facts[first : first + PORTION]
+            arguments = pack(seen_revision, [_pack_group(*pair) for pair in portion], 0)
+            stored = payloads[first : first + PORTION]
+            return _push_result(portion, (await self._call_with_payloads("push", run_id, arguments, stored))[1])
+
+        return await self._in_portions(run_id, len(facts), push_portion)
 
     async def retry_push(
         self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
     ) -> ops.PushResult:
         """See domain.ports.RunStore.retry_push."""
-        arguments = pack(seen_revision, [_pack_group(*pair) for pair in groups], 1)
-        _, fields = await self._call("push", run_id, arguments)
-        return _push_result(groups, fields)
+
+        async def retry_portion(first: int) -> ops.PushResult:
+            portion = groups[first : first + PORTION]
+            arguments = pack(seen_revision, [_pack_group(*pair) for pair in portion], 1)
+            return _push_result(portion, (await self._call("push", run_id, arguments))[1])
+
+        return await self._in_portions(run_id, len(groups), retry_portion)
+
+    async def _in_portions(
+        self, run_id: str, count: int, push: Callable[[int], Awaitable[ops.PushResult]]
+    ) -> ops.PushResult:
+        """Push portion after portion. When one fails, those before it stay pushed, and what they left blocked is given
+        up: nobody would come again for it.
+        """
+        result = await push(0)
+        for first in range(PORTION, count, PORTION):
+            try:
+                later = await push(first)
+            except BaseException:
+                if blocked := [pushed.payload_key for pushed in result.outcomes if pushed.payload_key]:
+                    with contextlib.suppress(RolloutBufferError):
+                        await self.abandon_push(run_id, blocked)
+                raise
+            result = replace(later, outcomes=[*result.outcomes, *later.outcomes])
+        return result
 
     async def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
         """See domain.ports.RunStore.abandon_push."""
@@ -53,6 +86,13 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
         facts.size_bytes,
         int(facts.spans_versions),
         facts.environment,
+        facts.mean_milli,
+        int(facts.equal_rewards),
+        facts.mean_reward_milli,
+        facts.min_response_tokens,
+        facts.max_response_tokens,
+        facts.response_lengths,
+        facts.rewards,
     )
 
 

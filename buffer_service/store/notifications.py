@@ -11,9 +11,8 @@ from collections import defaultdict, deque
 from typing import Any
 
 from buffer_service.domain.ports import Topic
-from buffer_service.store.address import Address
-from buffer_service.store.connection import connect
 from buffer_service.store.keys import NOTIFY_PATTERN, run_of_index_key
+from buffer_service.store.primary import Primary
 from buffer_service.store.resp import ConnectionLost, RespConnection
 from buffer_wire.errors import StoreFault
 
@@ -25,8 +24,8 @@ PING_S = 10.0
 class StoreNotifications:
     """Implements domain.ports.Notifications; `listen` is the loop that its owner keeps alive."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, primary: Primary) -> None:
+        self._primary = primary
         self._tickets: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._missed = 0
         self._waiters: defaultdict[tuple[str, str], deque[asyncio.Future[None]]] = defaultdict(deque)
@@ -56,7 +55,7 @@ class StoreNotifications:
         backoff_s = FIRST_BACKOFF_S
         while True:
             with contextlib.suppress(StoreFault, ConnectionLost):
-                connection = await connect(self._address, self._receive)
+                connection = await self._primary.connect(self._receive)
                 try:
                     await connection.request([("PSUBSCRIBE", NOTIFY_PATTERN)])
                     self.raise_all()

@@ -6,27 +6,29 @@ from typing import Self
 
 from buffer_service.store.batch_ops import BatchOps
 from buffer_service.store.connection import StoreConnection
+from buffer_service.store.control_ops import ControlOps
+from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.run_ops import RunOps
 from buffer_service.store.suitability import check_suitable
 from buffer_service.store.task_ops import TaskOps
 
 
-class RedisRunStore(TaskOps, BatchOps, RunOps):
+class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, Housekeeping):
     """Runs, tasks, groups, batches and weights on one store.
 
-    Use `connect`; `close` ends the listener and the connections. Every decision is one script on the store
-    (lua/), so any number of replicas may work on the same run.
+    Use `connect`; `close` ends its tasks and connections. Every decision is one script on the store (lua/), so any
+    number of replicas may work on the same run.
     """
 
     def __init__(self, connection: StoreConnection) -> None:
         super().__init__(connection)
-        self.notifications = StoreNotifications(connection.address)
-        self._listener: asyncio.Task[None] | None = None
+        self.notifications = StoreNotifications(connection.primary)
+        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def connect(cls, store: str, *, timeout_s: float = 30.0) -> Self:
-        """Connect to unix:///path, redis://, rediss:// or valkey://. Raises StoreUnavailable, StoreUnsuitable."""
+        """Connect to an address (store/address.py). Raises StoreUnavailable, StoreUnsuitable."""
         connection = StoreConnection(store, timeout_s=timeout_s)
         try:
             await check_suitable(connection)
@@ -35,13 +37,16 @@ class RedisRunStore(TaskOps, BatchOps, RunOps):
             await connection.close()
             raise
         self = cls(connection)
-        self._listener = asyncio.create_task(self.notifications.listen(), name="store-notifications")
+        self._tasks = [
+            asyncio.create_task(self.notifications.listen(), name="store-notifications"),
+            asyncio.create_task(connection.primary.watch(), name="store-primary"),
+        ]
         return self
 
     async def close(self) -> None:
         """See domain.ports.RunStore.close."""
-        if self._listener is not None:
-            self._listener.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._listener
+                await task
         await self._connection.close()

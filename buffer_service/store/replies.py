@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from buffer_service.domain.ops import Buffer
+from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_wire import errors
 
 Fields: TypeAlias = list[Any]
@@ -24,6 +25,23 @@ def pack(*values: object) -> bytes:
 def unpack(reply: Buffer) -> Any:  # noqa: ANN401 - whatever was packed
     """A msgpack value; strings as bytes, since payload keys, specs and names travel alike."""
     return msgpack.unpackb(reply, raw=True, strict_map_key=False)
+
+
+_INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""Bytes of the unsigned integers of msgpack by their first byte."""
+
+
+def head_of(reply: Buffer) -> tuple[bytes, int | bytes | None]:
+    """Tag and first field of a reply without unpacking the rest; None for a field that is neither count nor name."""
+    at = 1 if reply[0] & 0xF0 == 0x90 else 3
+    tag_end = at + 1 + (reply[at] & 0x1F)
+    tag = bytes(reply[at + 1 : tag_end])
+    kind = reply[tag_end] if tag_end < len(reply) else 0xC0
+    if kind < 0x80:
+        return tag, kind
+    if kind in _INTEGERS:
+        return tag, int.from_bytes(reply[tag_end + 1 : tag_end + 1 + _INTEGERS[kind]])
+    return tag, bytes(reply[tag_end + 1 : tag_end + 1 + (kind & 0x1F)]) if kind & 0xE0 == 0xA0 else None
 
 
 def text(value: bytes) -> str:
@@ -50,6 +68,29 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "train_version": lambda _run_id, value, published: errors.InvalidField(
         "train_version", value, f"at least the published version {published}"
     ),
+    "step_train_version": lambda _run_id, value, version: errors.InvalidField(
+        "train_version", value, f"{version}, that of the step's first round"
+    ),
+    "round_closed": lambda _run_id, value, rounds, step: errors.InvalidField(
+        "round", value, f"below {rounds}, the rounds of step {step}"
+    ),
+    "round_ahead": lambda _run_id, value, rounds, step: errors.InvalidField(
+        "round", value, f"at most {rounds}, the next round of step {step}"
+    ),
+    "batch_groups": lambda _run_id, value, most: errors.InvalidField("batch_groups", value, f"1 to {most}"),
+    "equal_shards": lambda _run_id, world_size, groups: errors.InvalidField(
+        "world_size", world_size, f"a divisor of batch_groups {groups} (equal_shards)"
+    ),
+    "round_size": lambda _run_id, world_size, most: errors.InvalidField(
+        "world_size",
+        world_size,
+        f"at most {most} ranks: a round of world_size * micro_batch_groups groups must fit max_queued_groups",
+    ),
+    "invalid_policy": lambda _run_id, field, why: errors.InvalidPolicy(field, why),
+    "environments": lambda _run_id, index, environment: errors.InvalidField(
+        f"tasks[{index}].environment", environment, f"one of the run's {MAX_ENVIRONMENTS} environments"
+    ),
+    "deleting": lambda run_id: errors.NotReady(f"run {run_id!r} is being deleted", run_id=run_id),
     "version_conflict": lambda _run_id, version, published: errors.VersionConflict(version, published),
     "not_committed": lambda _run_id, step, committed: errors.NotCommitted(step, committed),
 }

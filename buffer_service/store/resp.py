@@ -62,6 +62,8 @@ class RespConnection(asyncio.BufferedProtocol):
         self._open_arrays: list[tuple[int, list[Any]]] = []
         self.lost: str | None = None
         """Why the connection ended, None while it lives."""
+        self.server = ""
+        """Which life of which server it leads to."""
 
     async def request(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.

@@ -1,6 +1,5 @@
-"""Operations on runs as a whole: create, view, policy, engines, sweep."""
+"""Operations on runs as a whole: create, view, policy, engines."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.domain import ops
@@ -8,19 +7,18 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.group_ops import GroupOps
 from buffer_service.store.keys import RUNS
 from buffer_service.store.replies import Fields, pack, text, unpack
-from buffer_wire.errors import RunExists, UnknownRun
-
-STAGING_AGE_MS = 600_000
-"""A payload that was staged this long ago and is not indexed belongs to a replica that died, or to nobody."""
+from buffer_wire.errors import RunExists
 
 
 class RunOps(GroupOps):
-    """Create, list, view, update, engines, sweep."""
+    """Create, view, update, engines."""
 
     async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
         """See domain.ports.RunStore.create_run."""
         await self._connection.command("SADD", RUNS, run_id)
         tag, fields = await self._call("create_run", run_id, pack(policy.to_store()))
+        # A sweep may have taken a run of that name off the list before this one was there.
+        await self._connection.command("SADD", RUNS, run_id)
         self._known.add(run_id)
         if tag == "exists":
             existing = _policy(fields[0]).to_store()
@@ -28,10 +26,6 @@ class RunOps(GroupOps):
             if differs:
                 raise RunExists(run_id, ",".join(differs))
         return await self.view(run_id), tag == "created"
-
-    async def list_runs(self) -> Sequence[str]:
-        """See domain.ports.RunStore.list_runs."""
-        return sorted(text(run_id) for run_id in await self._connection.command("SMEMBERS", RUNS))
 
     async def view(self, run_id: str) -> ops.RunView:
         """See domain.ports.RunStore.view."""
@@ -62,34 +56,26 @@ class RunOps(GroupOps):
         revision, epoch, version = fields
         return revision, ops.WeightVersion(epoch, version)
 
-    async def sweep(self) -> int:
-        """See domain.ports.RunStore.sweep."""
-        done = 0
-        for run_id in await self.list_runs():
-            more = 1
-            while more:
-                try:
-                    _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
-                except UnknownRun:
-                    break
-                done += swept
-            done += await self.delete_trash(run_id)
-        return done
-
 
 def _strings(mapping: Any) -> dict[str, Any]:  # noqa: ANN401 - Lua cannot tell an empty map from an empty array
     return {text(key): value for key, value in dict(mapping).items()}
 
 
+def _amounts(packed: Any) -> dict[str, ops.Amount]:  # noqa: ANN401
+    return {name: ops.Amount(*amount) for name, amount in _strings(packed).items()}
+
+
 def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
     values = _strings(packed)
+    values["environments"] = [(text(name), share, priority) for name, share, priority in values.get("environments", ())]
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
 
 
 def _view(run_id: str, fields: Fields) -> ops.RunView:
-    policy, packed_state, packed_ledger, queued, delivered, pending, leased, engines, failures = fields
+    policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
+    pending, leased, environments, engines, failures = fields
     state, ledger = _strings(packed_state), _strings(packed_ledger)
-    groups = {name: ops.Amount(*amount) for name, amount in _strings(ledger["groups"]).items()}
+    groups = _amounts(ledger["groups"])
     tasks = _strings(ledger["tasks"])
     return ops.RunView(
         run_id=run_id,
@@ -104,8 +90,18 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         world_size=state["world_size"],
         cursor=state["cursor"],
         paused=text(state["paused"]),
+        draining=state["draining"],
         # Counted from what exists, in place of the counters.
-        groups=groups | {"queued": ops.Amount(*queued), "delivered": ops.Amount(*delivered)},
+        groups=groups
+        | {
+            "queued": ops.Amount(*queued),
+            "forming": ops.Amount(*forming),
+            "delivered": ops.Amount(*delivered),
+        },
+        environments={
+            text(name): dict.fromkeys(groups, ops.Amount()) | _amounts(unpack(packed))
+            for name, packed in zip(environments[::2], environments[1::2], strict=True)
+        },
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]),
         engines=sorted((_engine(unpack(report)) for report in engines), key=lambda engine: engine.engine_id),

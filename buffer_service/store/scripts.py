@@ -1,21 +1,36 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py. `python -m buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a
-linter.
+domain/transitions.py, the bounds those of domain/policy.py. `python -m buffer_service.store.scripts --expand OUTDIR`
+writes the expanded scripts for a linter.
 """
 
 import argparse
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 
 LUA = Path(__file__).parent / "lua"
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_COMMENT = re.compile(r"--.*")
+_BLOCK = re.compile(
+    r"""
+    (?:^--.*\n)*                                                # what is said of it
+    (?:
+      ^local\ function\ (?P<function>\w+)\(.*\n(?:(?!end$).*\n)*end\n
+    | ^local\ (?P<constants>[A-Z][A-Z0-9_, ]*)\ =\ .*\n(?![ ])
+    )
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
 
 _INCLUDE = re.compile(r"^-- @include (?P<name>[a-z_]+)$", re.MULTILINE)
 
@@ -48,7 +63,16 @@ def _virtual() -> dict[str, str]:
     ]
     states = [render_states("GROUP_STATES", GroupState), render_states("TASK_STATES", TaskState)]
     origin = "-- Rendered from domain/transitions.py.\n\n"
-    return {"transitions": origin + "\n\n".join(tables) + "\n", "states": origin + "\n".join(states) + "\n"}
+    bounds = (
+        "-- From domain/policy.py.\n\n"
+        f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n"
+        f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n"
+    )
+    return {
+        "bounds": bounds,
+        "transitions": origin + "\n\n".join(tables) + "\n",
+        "states": origin + "\n".join(states) + "\n",
+    }
 
 
 def expand(source: str, libraries: Mapping[str, str]) -> str:
@@ -65,26 +89,53 @@ def expand(source: str, libraries: Mapping[str, str]) -> str:
     return _INCLUDE.sub(paste, source)
 
 
+def prune(source: str) -> str:
+    """`source` without the top-level functions and constants that nothing in it mentions.
+
+    A script has at most 200 locals of its own, and makes every function that it has at each call.
+    """
+    while True:
+        mentions = Counter(_WORD.findall(_COMMENT.sub("", source)))
+        unused = [
+            block
+            for block in _BLOCK.finditer(source)
+            if all(
+                mentions[name] == len(re.findall(rf"\b{name}\b", _COMMENT.sub("", block[0])))
+                for name in _WORD.findall(block["function"] or block["constants"])
+            )
+        ]
+        if not unused:
+            return source
+        for block in reversed(unused):
+            source = source[: block.start()] + source[block.end() :]
+
+
+@cache
+def expanded() -> dict[str, str]:
+    """Every script with its includes, by name."""
+    libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
+    return {path.stem: expand(path.read_text("utf-8"), libraries) for path in sorted(LUA.glob("*.lua"))}
+
+
 @cache
 def load_scripts() -> dict[str, Script]:
     """Every script by name."""
-    libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
     scripts = {}
-    for path in sorted(LUA.glob("*.lua")):
-        source = expand(path.read_text("utf-8"), libraries)
+    for name, whole in expanded().items():
+        source = prune(whole)
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        scripts[path.stem] = Script(path.stem, source, digest)
+        scripts[name] = Script(name, source, digest)
     return scripts
 
 
 def main() -> None:
-    """Write the expanded scripts."""
+    """Write the expanded scripts, with what each does not use: a linter finds what none uses."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--expand", type=Path, required=True, metavar="OUTDIR")
     outdir: Path = parser.parse_args().expand
     outdir.mkdir(parents=True, exist_ok=True)
-    for script in load_scripts().values():
-        (outdir / f"{script.name}.lua").write_text(script.source, "utf-8")
+    for name, source in expanded().items():
+        (outdir / f"{name}.lua").write_text(source, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Whether a store may be used: it answers, evicts nothing, knows cmsgpack, is new enough, and has our layout."""
 
-from buffer_service.store.connection import StoreConnection
+from typing import TYPE_CHECKING
+
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION
 from buffer_service.store.replies import text
 from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
+if TYPE_CHECKING:
+    from buffer_service.store.connection import StoreConnection
+
 OLDEST = (6, 2)
 
 
-async def check_suitable(connection: StoreConnection) -> None:
+async def check_suitable(connection: "StoreConnection") -> None:
     """Raises StoreUnsuitable, naming the setting and the way to change it; StoreUnavailable."""
-    info = _fields(await connection.command("INFO"))
+    info = fields_of(await connection.command("INFO"))
     version = info.get("valkey_version") or info.get("redis_version", "")
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < OLDEST:
@@ -18,13 +22,8 @@ async def check_suitable(connection: StoreConnection) -> None:
     if info.get("cluster_enabled") == "1":
         raise StoreUnsuitable(connection.name, "it runs in cluster mode; give the address of a single primary")
     if info.get("role") not in {None, "master"}:
-        raise StoreUnsuitable(connection.name, "it is a replica; give the address of its primary")
-    policy = info.get("maxmemory_policy", "")
-    if policy != "noeviction":
         raise StoreUnsuitable(
-            connection.name,
-            f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; "
-            "set it with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
+            connection.name, "it is a replica; give the address of its primary, or redis+sentinel:// and its Sentinels"
         )
     try:
         packed = await connection.command("EVAL", "return cmsgpack.pack({'ok'})", 0)
@@ -37,7 +36,7 @@ async def check_suitable(connection: StoreConnection) -> None:
     await _check_schema(connection)
 
 
-async def _check_schema(connection: StoreConnection) -> None:
+async def _check_schema(connection: "StoreConnection") -> None:
     schema = await connection.command("GET", SCHEMA)
     if schema is None:
         await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
@@ -48,7 +47,18 @@ async def _check_schema(connection: StoreConnection) -> None:
         )
 
 
-def _fields(info: bytes) -> dict[str, str]:
+def refuse_eviction(store: str, info: dict[str, str]) -> None:
+    """Raises StoreUnsuitable for a server that deletes keys when memory runs short; `info` is its INFO memory."""
+    policy = info.get("maxmemory_policy", "")
+    if policy != "noeviction":
+        raise StoreUnsuitable(
+            store,
+            f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; "
+            "set it with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
+        )
+
+
+def fields_of(info: bytes) -> dict[str, str]:
     """Fields of an INFO reply."""
     lines = text(bytes(info)).splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)

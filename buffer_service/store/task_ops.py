@@ -15,7 +15,7 @@ class TaskOps(StoreBase):
 
     async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
         """See domain.ports.RunStore.submit."""
-        tasks = [(task.task_id, task.priority, task.spec) for task in submit.tasks]
+        tasks = [(task.task_id, task.priority, task.spec, task.environment) for task in submit.tasks]
         _, fields = await self._call(
             "submit",
             run_id,
@@ -66,10 +66,10 @@ class TaskOps(StoreBase):
         self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
     ) -> ops.Extended:
         """See domain.ports.RunStore.extend."""
-        _, (revision, ttl_ms, live) = await self._call(
+        _, (revision, ttl_ms, states) = await self._call(
             "extend", run_id, pack(seen_revision, worker_id, instance_id, list(lease_ids))
         )
-        return ops.Extended(revision, [bool(flag) for flag in live], ttl_ms)
+        return ops.Extended(revision, [ops.LeaseState(text(state)) for state in states], ttl_ms)
 
     async def give_back(
         self,

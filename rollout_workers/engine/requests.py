@@ -1,4 +1,4 @@
-"""The bounds of a SampleRequest, checked before an engine sees it; and the answer to one that it never saw.
+"""The bounds of a SampleRequest, checked before an engine sees it; and the answers to those that came to nothing.
 
 A server must not be trusted to check them: a token id beyond the vocabulary ends the whole SGLang process, with every
 request in it. So nothing leaves the worker unchecked, and the error names the field and the limit.
@@ -55,6 +55,15 @@ def _check_sampling(request: SampleRequest) -> None:
 
 def never_ran(request: SampleRequest) -> GeneratedSample:
     """The answer to a request that was given up before an engine had begun with it."""
+    return _without_tokens(request, aborted_in_queue=True)
+
+
+def unusable(request: SampleRequest, fault: str) -> GeneratedSample:
+    """The answer to a request to which the engine gave none that can be used."""
+    return _without_tokens(request, fault=fault)
+
+
+def _without_tokens(request: SampleRequest, *, aborted_in_queue: bool = False, fault: str = "") -> GeneratedSample:
     return GeneratedSample(
         rid=request.rid,
         sample_index=request.sample_index,
@@ -62,5 +71,6 @@ def never_ran(request: SampleRequest) -> GeneratedSample:
         logprobs=np.empty(0, dtype=np.float32),
         spans=(),
         finish_reason="abort",
-        aborted_in_queue=True,
+        aborted_in_queue=aborted_in_queue,
+        fault=fault,
     )

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.requests import unusable
 from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRequest, VersionSpan
 
 MASK_TOKENS_DEFAULT = 4096
@@ -99,17 +100,25 @@ def _top_k_for_mask(request: SampleRequest, top_k: int, vocab_size: int, mask_ma
 
 
 def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size: int) -> list[GeneratedSample]:
-    """The samples of a /generate reply to `generate_body(requests, ...)`. Raises Malformed."""
+    """The samples of a /generate reply to `generate_body(requests, ...)`.
+
+    An entry that breaks the contract becomes a sample with a `fault`, so that the others are kept. Raises Malformed
+    when no entry is of use.
+    """
     if not isinstance(reply, list) or len(reply) != len(requests):
         shape = f"{len(reply)} entries" if isinstance(reply, list) else type(reply).__name__
         raise Malformed(f"{shape} for a batch of {len(requests)}")
-    try:
-        return [
-            _parse_sample(entry, request, narrowed=_is_narrowed(request, vocab_size))
-            for entry, request in zip(reply, requests, strict=True)
-        ]
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise Malformed(f"{type(error).__name__}: {error}") from error
+    samples: list[GeneratedSample] = []
+    for entry, request in zip(reply, requests, strict=True):
+        try:
+            samples.append(_parse_sample(entry, request, narrowed=_is_narrowed(request, vocab_size)))
+        except Malformed as error:
+            samples.append(unusable(request, str(error)))
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            samples.append(unusable(request, f"{type(error).__name__}: {error}"))
+    if all(sample.fault for sample in samples):
+        raise Malformed(samples[0].fault)
+    return samples
 
 
 def _parse_sample(entry: dict[str, Any], request: SampleRequest, *, narrowed: bool) -> GeneratedSample:

@@ -10,15 +10,16 @@ or dead no token is generated; time passes on the injected clock only.
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.clock import Clock, WallClock
-from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.errors import EngineLoadFailed, EngineMalformed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.gate import Gate
-from rollout_workers.engine.requests import check_requests, never_ran
+from rollout_workers.engine.requests import check_requests, never_ran, unusable
 from rollout_workers.engine.simulated_answers import Answer, AnswerOptions, answer_to
 from rollout_workers.engine.slots import Slots
 from rollout_workers.engine.types import EngineInfo, GeneratedSample, PauseMode, SampleRequest, VersionSpan
@@ -90,7 +91,7 @@ class _Decoding:
 
 
 class SimulatedEngine:
-    """Implements Engine. Faults: `fail_next_loads`, `stall` and `unstall`, `die` and `revive`."""
+    """Implements Engine. Faults: `fail_next_loads`, `fail_samples`, `stall` and `unstall`, `die` and `revive`."""
 
     def __init__(
         self,
@@ -113,6 +114,9 @@ class SimulatedEngine:
         self._dead = False
         self._deaths = 0
         self._loads_to_fail = 0
+        self._samples_to_fail: Counter[int] = Counter()
+        self.answered: Counter[int] = Counter()
+        """How often a sample of each index ran to its end or was aborted, whatever came of it."""
 
     # --- Engine -----------------------------------------------------------------------------------------------
 
@@ -167,6 +171,8 @@ class SimulatedEngine:
             await asyncio.gather(alarm, work, return_exceptions=True)
         if deaths != self._deaths:
             raise EngineUnavailable(self._address, doing, "it died")
+        if samples and all(sample.fault for sample in samples):
+            raise EngineMalformed(self._address, doing, samples[0].fault)
         return samples
 
     async def abort(self, rids: Sequence[str]) -> None:
@@ -224,6 +230,10 @@ class SimulatedEngine:
     def fail_next_loads(self, count: int) -> None:
         """The next `count` loads are refused, with the old weights kept."""
         self._loads_to_fail = count
+
+    def fail_samples(self, sample_index: int, count: int) -> None:
+        """The next `count` samples of this index run to their end, and their answers cannot be used."""
+        self._samples_to_fail[sample_index] = count
 
     def stall(self) -> None:
         """Nothing goes on, and nothing is answered, until `unstall`."""
@@ -307,6 +317,10 @@ class SimulatedEngine:
             del self._decoding[request.rid]
             self._slots.release()
             self._some_ended.set()
+        self.answered[request.sample_index] += 1
+        if self._samples_to_fail[request.sample_index] > 0:
+            self._samples_to_fail[request.sample_index] -= 1
+            return unusable(request, "a fault was injected")
         return sample.result()
 
     async def _decode(self, sample: _Decoding) -> None:

@@ -97,6 +97,9 @@ class GeneratedSample:
     aborted_in_queue: bool = False
     """True if the engine gave the request up before it ran, or while it was retracted: what came back, if
     anything, may be less than what was generated."""
+    fault: str = ""
+    """Why the engine's answer to this request cannot be used, though it answered others of the same call; then there
+    are no tokens, and finish_reason is "abort". Empty when nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ class WeightWatcher:
             finally:
                 stream.cancel()
             if error is not None:
+                self._service.met(error)
                 trouble_since = min(trouble_since, time.monotonic())
                 if not worth_waiting(error) or time.monotonic() - trouble_since > self._service.timeout_s:
                     raise error

@@ -41,7 +41,19 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 # ── help and configuration ───────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("arguments", [(), ("serve",), ("worker",), ("status",), ("config",), ("config", "policy")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("serve",),
+        ("worker",),
+        ("status",),
+        ("config",),
+        ("config", "policy"),
+        ("run",),
+        *(("run", name) for name in ("list", "show", "create", "policy", "pause", "drain", "continue", "delete")),
+    ],
+)
 def test_every_command_explains_itself(arguments: tuple[str, ...]) -> None:
     shown = command(*arguments, "--help")
     assert shown.returncode == 0
@@ -76,6 +88,20 @@ def test_config_policy_prints_the_default_policy() -> None:
     assert values["overflow_action"] == "drop_oldest"
     assert values["max_staleness"] is None
     assert values["reserve_queue_space"] is False
+    assert values["order"] == "fifo"
+
+
+def test_config_policy_prints_what_a_preset_makes_of_it() -> None:
+    shown = command("config", "policy", "--preset", "areal(3)", "--set", "batch_groups=8")
+    values = json.loads(shown.stdout)
+    assert (values["preset"], values["max_queued_groups"], values["max_staleness"]) == ("areal(3)", 32, 3)
+    refused = command("config", "policy", "--preset", "areal")
+    assert refused.returncode == 1
+    assert "areal(staleness)" in refused.stderr
+    mistyped = command("config", "policy", "--set", "batch=8")
+    assert mistyped.returncode == 2
+    assert "--set batch" in mistyped.stderr
+    assert "Traceback" not in refused.stderr + mistyped.stderr
 
 
 def test_a_setting_that_is_refused_is_named_with_its_flag_and_variable() -> None:
@@ -93,7 +119,9 @@ def test_a_setting_that_is_refused_is_named_with_its_flag_and_variable() -> None
     [
         (("--help",), {"grpc", "pydantic", "redis", "numpy", "starlette", "rollout_workers"}),
         (("config",), {"grpc", "redis", "numpy", "starlette", "rollout_workers"}),
+        (("config", "policy"), {"grpc", "redis", "starlette", "rollout_workers"}),
         (("status", "--help"), {"grpc", "redis", "starlette", "rollout_workers"}),
+        (("run", "create", "--help"), {"grpc", "redis", "starlette", "rollout_workers"}),
     ],
 )
 def test_a_command_imports_only_what_it_needs(arguments: tuple[str, ...], unwanted: set[str]) -> None:

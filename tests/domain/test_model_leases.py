@@ -1,7 +1,7 @@
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.ops import LeaseWait, ReturnOutcome, WeightVersion
+from buffer_service.domain.ops import LeaseState, LeaseWait, ReturnOutcome, WeightVersion
 from tests.domain.world import RUN, World
 
 
@@ -61,7 +61,7 @@ def test_a_repeated_request_gets_its_live_leases_again() -> None:
     assert [grant.lease_id for grant in repeat.grants] == ["a/0/1"]
     assert repeat.wait is None
     world.now += 30_001
-    assert world.extend("a/0/1") == [False], "a repeat does not prolong"
+    assert world.extend("a/0/1") == [LeaseState.LOST], "a repeat does not prolong"
 
 
 def test_a_repeat_leaves_out_a_task_that_is_leased_anew() -> None:
@@ -86,9 +86,9 @@ def test_a_new_process_of_a_worker_releases_the_leases_of_the_old_one() -> None:
     world.lease()
     world.lease(worker="other")
     assert granted(world.lease(2, instance="process-2")) == ["a"]
-    assert world.extend("a/0/1") == [False]
-    assert world.extend("a/0/2", instance="process-2") == [True]
-    assert world.extend("b/0/1", worker="other") == [True]
+    assert world.extend("a/0/1") == [LeaseState.LOST]
+    assert world.extend("a/0/2", instance="process-2") == [LeaseState.LIVE]
+    assert world.extend("b/0/1", worker="other") == [LeaseState.LIVE]
     assert world.statistic("leases_returned") == 1
 
 
@@ -202,9 +202,9 @@ def test_a_lease_lives_through_its_last_millisecond() -> None:
     world.lease()
     world.now += 1_000
     assert world.expire() == 0
-    assert world.extend("a/0/1") == [True]
+    assert world.extend("a/0/1") == [LeaseState.LIVE]
     world.now += 1_001
-    assert world.extend("a/0/1") == [False], "lost before anybody noticed the expiry"
+    assert world.extend("a/0/1") == [LeaseState.LOST], "lost before anybody noticed the expiry"
     assert world.expire() == 1
     assert world.statistic("leases_expired") == world.tasks("pending") == 1
 
@@ -227,9 +227,9 @@ def test_time_that_goes_back_stands_still() -> None:
     world.now += 5_000
     world.lease()
     world.now -= 5_000
-    assert world.extend("a/0/1") == [True]
+    assert world.extend("a/0/1") == [LeaseState.LIVE]
     world.now += 6_001
-    assert world.extend("a/0/1") == [False], "the clock went on from the latest time seen"
+    assert world.extend("a/0/1") == [LeaseState.LOST], "the clock went on from the latest time seen"
 
 
 # ── extend and return ──
@@ -251,7 +251,7 @@ def test_only_the_holder_of_a_live_lease_may_extend_or_return_it(worker: str, in
     world.submit("a")
     world.lease()
     before = world.view
-    assert world.extend(lease_id, worker=worker, instance=instance) == [False]
+    assert world.extend(lease_id, worker=worker, instance=instance) == [LeaseState.LOST]
     given = ops.LeaseReturn(lease_id, ops.ReturnKind.FAILED, "no", b"", None, 0)
     assert world.do(world.model.give_back, worker, instance, [given]).outcomes == [ReturnOutcome.LOST]
     assert world.view == before

@@ -1,7 +1,7 @@
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.ops import PushKind, ResumeMode, WeightVersion
+from buffer_service.domain.ops import LeaseState, PushKind, ResumeMode, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import (
     NotCommitted,
@@ -278,7 +278,7 @@ def test_live_leases_survive_a_resume() -> None:
     world.submit("a")
     grant = world.lease_one()
     world.resume()
-    assert world.extend(grant.lease_id) == [True]
+    assert world.extend(grant.lease_id) == [LeaseState.LIVE]
     assert world.push(grant) is PushKind.QUEUED
 
 
@@ -354,7 +354,7 @@ def test_a_store_behind_its_callers_pauses_until_a_resume() -> None:
     behind = world.view.revision
     assert refused.value.attributes["revision"] == str(behind)
     assert world.lease().wait is ops.LeaseWait.PAUSED
-    assert world.extend(grant.lease_id) == [True]
+    assert world.extend(grant.lease_id) == [LeaseState.LIVE]
     assert world.interrupt(grant.lease_id) is ops.ReturnOutcome.PENDING
     for attempt in (
         lambda: world.submit("c"),

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.ops import PushKind, ReturnOutcome
+from buffer_service.domain.ops import LeaseState, PushKind, ReturnOutcome
 from tests.domain.world import RUN, World
 
 MIB = 1 << 20
@@ -20,7 +20,7 @@ def test_an_accepted_group_completes_its_task_and_ends_the_lease() -> None:
     assert world.push(grant) is PushKind.QUEUED
     assert (world.tasks("completed"), world.tasks("leased")) == (1, 0)
     assert world.groups("accepted") == world.groups("queued") == 1
-    assert world.extend(grant.lease_id) == [False]
+    assert world.extend(grant.lease_id) == [LeaseState.LOST]
 
 
 def test_a_repeated_push_is_a_duplicate_and_changes_no_ledger() -> None:
@@ -40,7 +40,7 @@ def test_a_result_wins_after_its_lease_expired_and_ends_the_next_attempt() -> No
     current = world.lease_one(worker="other")
     assert current.lease_id == "a/0/2"
     assert world.push(late) is PushKind.QUEUED
-    assert world.extend(current.lease_id, worker="other") == [False]
+    assert world.extend(current.lease_id, worker="other") == [LeaseState.LOST]
     assert world.push(current) is PushKind.CLOSED
     assert world.push(late) is PushKind.DUPLICATE
 
@@ -158,7 +158,7 @@ def test_reject_leaves_task_and_lease_as_they_are() -> None:
     (grant,) = leased(world, "a")
     world.now += 1_000
     assert world.push(grant) is PushKind.REJECTED_FULL
-    assert world.extend(grant.lease_id) == [True]
+    assert world.extend(grant.lease_id) == [LeaseState.LIVE]
     assert (world.tasks("leased"), world.statistic("pushes_rejected")) == (1, 1)
 
 
@@ -177,7 +177,7 @@ def test_block_keeps_the_lease_alive_and_the_task_open() -> None:
     (pushed,) = world.push_facts(world.facts(grant))
     assert pushed.kind is PushKind.BLOCKED
     world.now += 900
-    assert world.extend(grant.lease_id) == [True]
+    assert world.extend(grant.lease_id) == [LeaseState.LIVE]
     assert world.model.fetch(RUN, [pushed.payload_key]) == [b"a/a/0/1"]
 
 
@@ -190,7 +190,7 @@ def test_a_blocked_late_result_does_not_keep_the_next_attempt_alive() -> None:
     world.now += 900
     assert world.push(late) is PushKind.BLOCKED
     world.now += 900
-    assert world.extend("a/0/2", worker="other") == [False]
+    assert world.extend("a/0/2", worker="other") == [LeaseState.LOST]
 
 
 def test_nothing_overtakes_a_blocked_group_within_its_call() -> None:

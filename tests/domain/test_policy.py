@@ -2,7 +2,15 @@ import re
 
 import pytest
 
-from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy, StaleAction
+from buffer_service.domain.policy import (
+    UNSET,
+    EnvironmentRule,
+    Order,
+    OverflowAction,
+    RunPolicy,
+    StaleAction,
+    StalenessMeasure,
+)
 from buffer_wire.errors import InvalidField, InvalidPolicy
 
 
@@ -97,7 +105,12 @@ def test_a_policy_survives_the_way_to_the_store_and_back() -> None:
         stale_action=StaleAction.RECYCLE,
         max_staleness=2,
         reserve_queue_space=True,
+        staleness_measure=StalenessMeasure.TAIL,
+        order=Order.LIFO,
+        equal_shards=True,
+        environments=(EnvironmentRule(environment="math", share=3), EnvironmentRule(environment="code", priority=9)),
     )
     stored = policy.to_store()
-    assert {type(value) for value in stored.values()} == {int, str}
+    assert {type(value) for value in stored.values()} == {int, str, list}
+    assert stored["environments"] == [["code", -1, 9], ["math", 3, -1]], "by name"
     assert RunPolicy.from_store({**stored, "a field of a later version": 1}) == policy

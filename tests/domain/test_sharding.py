@@ -49,3 +49,24 @@ def test_groups_without_tokens_are_spread_by_number() -> None:
 
 def test_ranks_beyond_the_groups_get_nothing() -> None:
     assert shard([(1, 10)], 3) == [[1], [], []]
+
+
+@given(GROUPS, WORLD_SIZES)
+def test_with_equal_numbers_no_rank_has_more_than_its_part(groups: list[tuple[int, int]], world_size: int) -> None:
+    shards = shard(groups, world_size, equal=True)
+    assert sorted(sequence for sequences in shards for sequence in sequences) == [sequence for sequence, _ in groups]
+    part = -(-len(groups) // world_size)
+    assert all(len(sequences) <= part for sequences in shards)
+    if len(groups) % world_size == 0:
+        assert all(len(sequences) == part for sequences in shards)
+
+
+def test_equal_numbers_cost_balance() -> None:
+    sizes = [(1, 9), (2, 1), (3, 1), (4, 1)]
+    assert shard(sizes, 2) == [[1], [2, 3, 4]]
+    assert shard(sizes, 2, equal=True) == [[1, 4], [2, 3]]
+
+
+def test_equal_numbers_of_a_number_that_cannot_be_divided_differ_by_as_much_as_they_must() -> None:
+    assert shard([(1, 9), (2, 1), (3, 1)], 2, equal=True) == [[1], [2, 3]]
+    assert shard([(1, 9), (2, 1), (3, 1), (4, 1), (5, 1)], 3, equal=True) == [[1], [2, 4], [3, 5]]

@@ -1,11 +1,20 @@
 """A run on the reference model with short words for what happens to it; invariants are checked after every word."""
 
+import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from buffer_service.domain import ops
 from buffer_service.domain.model import ReferenceModel
-from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
+from buffer_service.domain.policy import (
+    EnvironmentRule,
+    Order,
+    OverflowAction,
+    RunPolicy,
+    StaleAction,
+    StalenessMeasure,
+)
 
 RUN = "run"
 START_MS = 1_000_000
@@ -15,8 +24,23 @@ _T = TypeVar("_T")
 
 def actions(policy: dict[str, Any]) -> dict[str, Any]:
     """The actions of a policy by their names."""
-    kinds = {"overflow_action": OverflowAction, "stale_action": StaleAction}
+    kinds = {
+        "overflow_action": OverflowAction,
+        "stale_action": StaleAction,
+        "staleness_measure": StalenessMeasure,
+        "order": Order,
+    }
     return {name: kind(policy[name]) for name, kind in kinds.items() if name in policy}
+
+
+def shares(**by_environment: int) -> tuple[EnvironmentRule, ...]:
+    """Rules that give environments these shares."""
+    return tuple(EnvironmentRule(environment=name, share=share) for name, share in by_environment.items())
+
+
+def priorities(**by_environment: int) -> tuple[EnvironmentRule, ...]:
+    """Rules that give environments these priorities."""
+    return tuple(EnvironmentRule(environment=name, priority=priority) for name, priority in by_environment.items())
 
 
 class World:
@@ -50,10 +74,17 @@ class World:
     def statistic(self, name: str) -> int:
         return self.view.statistics[name]
 
+    def change(self, **policy: Any) -> None:
+        """Replace fields of the policy."""
+        changed = dataclasses.replace(self.view.policy, **{**policy, **actions(policy)})
+        self.do(self.model.update_policy, changed)
+
     # ── feeder ──
 
-    def submit(self, *task_ids: str, priority: int = 0, request_id: str | None = None) -> ops.Submitted:
-        tasks = [ops.NewTask(name, 2, priority, "math", f"spec of {name}".encode()) for name in task_ids]
+    def submit(
+        self, *task_ids: str, priority: int = 0, environment: str = "math", request_id: str | None = None
+    ) -> ops.Submitted:
+        tasks = [ops.NewTask(name, 2, priority, environment, f"spec of {name}".encode()) for name in task_ids]
         cursor = self.view.cursor
         request = ops.Submit(self.epoch, request_id or self.new_request(), cursor, cursor + len(tasks), b"state", tasks)
         return self.do(self.model.submit, request)
@@ -82,8 +113,8 @@ class World:
         (grant,) = self.lease(worker=worker, instance=instance).grants
         return grant
 
-    def extend(self, *lease_ids: str, worker: str = "worker", instance: str = "process-1") -> list[bool]:
-        return list(self.do(self.model.extend, worker, instance, lease_ids).live)
+    def extend(self, *lease_ids: str, worker: str = "worker", instance: str = "process-1") -> list[ops.LeaseState]:
+        return list(self.do(self.model.extend, worker, instance, lease_ids).states)
 
     def interrupt(
         self, lease_id: str, *, continuation: bytes = b"", head: int = 0, tokens: int = 0, instance: str = "process-1"
@@ -115,6 +146,11 @@ class World:
         size_bytes: int = 100,
         spans: bool = False,
         generation: int = 0,
+        environment: str = "math",
+        mean_milli: int | None = None,
+        equal_rewards: bool = False,
+        mean_reward_milli: int = 500,
+        response_tokens: tuple[int, int] = (5, 5),
     ) -> ops.GroupFacts:
         """Facts of a group made under a lease, or without one for a task of that name."""
         tail = head if tail is None else tail
@@ -123,7 +159,7 @@ class World:
             task_id=task_id,
             generation=generation if isinstance(source, str) else source.generation,
             lease_id=lease_id,
-            environment="math",
+            environment=environment,
             samples=2,
             tokens=tokens,
             loss_tokens=tokens // 2,
@@ -131,6 +167,13 @@ class World:
             head=self.weights(head),
             tail=self.weights(tail),
             spans_versions=spans,
+            mean_milli=1_000 * self.weights(head).version if mean_milli is None else mean_milli,
+            equal_rewards=equal_rewards,
+            mean_reward_milli=mean_reward_milli,
+            response_lengths=struct.pack("<2I", *response_tokens),
+            rewards=struct.pack("<2f", *(2 * [mean_reward_milli / 1_000])),
+            min_response_tokens=min(response_tokens),
+            max_response_tokens=max(response_tokens),
         )
 
     def weights(self, version: int | ops.WeightVersion) -> ops.WeightVersion:
@@ -143,6 +186,10 @@ class World:
     def push(self, source: ops.LeaseGrant | str, **facts: Any) -> ops.PushKind:
         return self.push_facts(self.facts(source, **facts))[0].kind
 
+    def retry(self, facts: ops.GroupFacts, blocked: ops.Pushed) -> ops.Pushed:
+        """Try a blocked group again."""
+        return self.do(self.model.retry_push, [(facts, blocked.payload_key)]).outcomes[0]
+
     def queue(self, count: int, **facts: Any) -> list[str]:
         """Push `count` groups of new tasks, without leases; their group ids."""
         names = [f"own-{self.new_request()}" for _ in range(count)]
@@ -153,10 +200,18 @@ class World:
     # ── trainer ──
 
     def pull(
-        self, step: int | None = None, *, rank: int = 0, world_size: int = 1, train_version: int | None = None
+        self,
+        step: int | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        train_version: int | None = None,
+        round_: int = 0,
+        batch_groups: int | None = None,
     ) -> ops.Batch | ops.Short:
         step = self.view.next_step if step is None else step
-        return self.do(self.model.pull, ops.Pull(self.epoch, step, rank, world_size, train_version))
+        request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
+        return self.do(self.model.pull, request)
 
     def batch(self, step: int | None = None, **kwargs: Any) -> ops.Batch:
         pulled = self.pull(step, **kwargs)

@@ -124,14 +124,17 @@ async def test_top_p_over_a_large_vocabulary_needs_a_top_k(engine: SglangEngine,
     ],
 )
 async def test_a_malformed_answer_is_not_used(engine: SglangEngine, fake: FakeSglang, entry: dict[str, Any]) -> None:
-    asked = request()
+    asked, sibling = request(), request(sample_index=1)
     if entry.get("meta_info", {}).get("id") == "RID":
         entry["meta_info"]["id"] = asked.rid
 
     async def reply(body: Any) -> web.StreamResponse:
-        return ok([entry])
+        return ok([entry, *[answer(rid, [7]) for rid in body["rid"][1:]]])
 
     fake.handlers["/generate"] = reply
+    bad, good = await engine.generate([asked, sibling])
+    assert (bad.fault != "", len(bad.output_ids), bad.finish_reason) == (True, 0, "abort")
+    assert (good.fault, good.output_ids.tolist(), good.sample_index) == ("", [7], 1)
     with pytest.raises(EngineMalformed):
         await engine.generate([asked])
 

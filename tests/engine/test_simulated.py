@@ -10,7 +10,7 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.clock import WallClock
-from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.errors import EngineLoadFailed, EngineMalformed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated_answers import AnswerOptions
 from rollout_workers.engine.types import Engine, GeneratedSample, PauseMode, SampleRequest, VersionSpan
@@ -212,6 +212,28 @@ async def test_death_fails_what_is_in_flight_and_what_comes_until_the_engine_is_
     await engine.revive()
     assert await engine.loaded_version() == "0"
     assert len(await clock.run(engine.generate(group(1)))) == 1
+
+
+async def test_a_sample_whose_answer_is_lost_takes_its_time_and_leaves_the_others_alone() -> None:
+    clock = VirtualClock()
+    engine = make(clock)
+    engine.fail_samples(1, 1)
+    samples = await clock.run(engine.generate(group(3)))
+    assert clock.now_s() == pytest.approx(10)
+    assert [(sample.fault, len(sample.output_ids)) for sample in samples] == [
+        ("", 100), ("a fault was injected", 0), ("", 100),
+    ]  # fmt: skip
+    again = await clock.run(engine.generate(group(3)))
+    assert not any(sample.fault for sample in again)
+    assert engine.answered == {0: 2, 1: 2, 2: 2}
+
+
+async def test_a_call_with_nothing_but_lost_answers_fails() -> None:
+    clock = VirtualClock()
+    engine = make(clock)
+    engine.fail_samples(0, 1)
+    with pytest.raises(EngineMalformed, match="a fault was injected"):
+        await clock.run(engine.generate(group(1)))
 
 
 async def test_a_cancelled_generation_gives_its_slots_back() -> None:

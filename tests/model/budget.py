@@ -1,7 +1,8 @@
 """How long the machine runs, from the environment.
 
-RB_MODEL_OPERATIONS: operations in all, default 8,000. RB_MODEL_SEED: a number for other histories than the fixed ones
-that every run without it repeats. RB_MODEL_SHRINK=1: look for the shortest history that fails (up to five minutes).
+RB_MODEL_TIMES: a factor on every number of operations, default 1. RB_MODEL_SEED: a number for other histories than the
+fixed ones that every run without it repeats. RB_MODEL_SHRINK_S: for how long to look for a shorter history that fails,
+default 30 seconds.
 """
 
 import os
@@ -13,45 +14,63 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import RunMachine
 from tests.model.moods import MOODS
+from tests.model.pair import Disagreement
+from tests.model.shrinking import shrink
 from tests.model.subjects import Subject
 
-OPERATIONS = int(os.environ.get("RB_MODEL_OPERATIONS", "8000"))
-SEED = os.environ.get("RB_MODEL_SEED")
-SHRINK = os.environ.get("RB_MODEL_SHRINK") == "1"
+TIMES = float(os.environ.get("RB_MODEL_TIMES", "1"))
+SEED = int(os.environ.get("RB_MODEL_SEED", "0"))
+SHRINK_S = float(os.environ.get("RB_MODEL_SHRINK_S", "30"))
 
-STEPS = 40
-"""Actions of one history; some are several operations."""
+STEPS = 6
+"""Steps of one history, of several actions each."""
 
-OPERATIONS_PER_HISTORY = 55
-"""On average, with those that uncover what is hidden at its end."""
-
-
-def settings(operations: int, *, phases: tuple[hypothesis.Phase, ...]) -> hypothesis.settings:
-    """Enough histories for so many operations."""
-    return hypothesis.settings(
-        max_examples=operations // OPERATIONS_PER_HISTORY + 1,
-        stateful_step_count=STEPS,
-        derandomize=SEED is None,
-        database=None,
-        deadline=None,
-        phases=phases,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
+OPERATIONS_PER_HISTORY = 120
+"""About, with those that uncover what is hidden at its end."""
 
 
 def explore(
-    subject: Subject, operations: int, *, moods: Collection[str] = MOODS.keys(), shrink: bool = SHRINK
+    subject: Subject,
+    operations: int,
+    *,
+    moods: Collection[str] = MOODS.keys(),
+    shrink_s: float = SHRINK_S,
+    seed: str = "",
 ) -> Counter[str]:
-    """Run histories of these moods on the model and a subject; how often each outcome was seen. Raises Disagreement."""
+    """Run histories on the model and a subject until there were that many operations, shared evenly by the moods;
+    how often each outcome was seen. Raises Disagreement with a history to be stored in histories/.
+    """
     seen: Counter[str] = Counter()
-    phases = (hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else []))
-    for mood in moods:
-        members = {"subject": subject, "seen": seen, "mood": mood}
-        machine = type("RunMachineOnSubject", (RunMachine,), members)
-        if SEED is not None:
-            hypothesis.seed(int(SEED))(machine)
-        share = operations * 11 // 10 // len(moods)
-        run_state_machine_as_test(machine, settings=settings(share, phases=phases))
-    return seen
+    try:
+        for number, mood in enumerate(moods, 1):
+            enough, attempt, expected = number * operations // len(moods), 0, OPERATIONS_PER_HISTORY
+            while (lacking := enough - seen["operations"]) > 0:
+                attempt += 1
+                before = seen.copy()
+                _run(subject, seen, mood, lacking // expected + 1, seed=f"{SEED} {seed} {mood} {attempt}")
+                made = seen - before
+                expected = made["operations"] // made["histories"]
+    except Disagreement as found:
+        if not shrink_s:
+            raise
+        shorter = shrink(subject, found, seconds=shrink_s)
+    else:
+        return seen
+    raise shorter
+
+
+def _run(subject: Subject, seen: Counter[str], mood: str, histories: int, *, seed: str) -> None:
+    machine = type("RunMachineOnSubject", (RunMachine,), {"subject": subject, "seen": seen, "mood": MOODS[mood]})
+    settings = hypothesis.settings(
+        max_examples=histories,
+        stateful_step_count=STEPS,
+        database=None,
+        deadline=None,
+        # Hypothesis would shrink what it drew; `shrink` shortens what came of it.
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings)

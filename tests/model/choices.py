@@ -5,21 +5,16 @@ then take what does not.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
-
-from hypothesis import strategies as st
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
-from tests.model.pair import Blocked, Pair
-from tests.model.universe import BODY_KINDS, INSTANCES, WORKERS, group_sizes
+from tests.model.drawing import Draw
+from tests.model.notation import Entry
+from tests.model.pair import Pair
+from tests.model.universe import BODIES, ENVIRONMENTS, INSTANCES, LENGTHS, MEANS, REWARDS, SIZES, TOKENS, WORKERS
 
-T = TypeVar("T")
-
-
-def rarely(draw: st.DataObject, one_in: int = 8) -> bool:
-    """True once in so many times; simplest is False."""
-    return draw.draw(st.integers(0, one_in - 1)) == one_in - 1
+Held = tuple[str, str, ops.LeaseGrant]
+"""Worker, instance, grant."""
 
 
 class History:
@@ -29,12 +24,15 @@ class History:
         """Nothing was done yet."""
         self.pair = pair
         self.requests = 0
-        self.grants: list[tuple[str, str, ops.LeaseGrant]] = []
-        """Every lease ever given: worker, instance, grant."""
+        self.forget()
+
+    def forget(self) -> None:
+        """The run is new."""
+        self.grants: list[Held] = []
+        """Every lease ever given."""
         self.instances = dict.fromkeys(WORKERS, INSTANCES[0])
         self.asks: list[ops.LeaseAsk] = []
         self.pushes: list[ops.GroupFacts] = []
-        self.blocked: list[Blocked] = []
         self.submits: list[ops.Submit] = []
         self.resumes: list[ops.Resume] = []
         self.versions = [WeightVersion(1, 0)]
@@ -42,49 +40,73 @@ class History:
 
     @property
     def view(self) -> ops.RunView:
+        assert self.pair.view is not None
         return self.pair.view
 
-    def request_id(self) -> str:
+    def number(self) -> int:
+        """A number of its own."""
         self.requests += 1
-        return f"r{self.requests}"
+        return self.requests
 
-    def recent(self, draw: st.DataObject, things: Sequence[T]) -> T:
-        """One of the last few, the newest first."""
-        return draw.draw(st.sampled_from(list(reversed(things[-6:]))))
+    def request_id(self) -> str:
+        return f"r{self.number()}"
 
-    def epoch(self, draw: st.DataObject) -> int:
+    def epoch(self, draw: Draw) -> int:
         """The present epoch, rarely another."""
-        return self.view.epoch + (draw.draw(st.sampled_from([-1, 1])) if rarely(draw, 24) else 0)
+        return self.view.epoch + (draw.pick((-1, 1)) if draw.rarely(24) else 0)
 
-    def span(self, draw: st.DataObject) -> tuple[WeightVersion, WeightVersion]:
+    def span(self, draw: Draw) -> tuple[WeightVersion, WeightVersion]:
         """Head and tail among versions that were published, most often the newest; rarely one to come."""
-        back = draw.draw(st.sampled_from([0, 0, 1, 2, 4]))
-        first = max(0, len(self.versions) - 1 - back)
-        last = draw.draw(st.integers(first, len(self.versions) - 1))
-        if rarely(draw, 16):
+        last = len(self.versions) - 1
+        first = max(0, last - draw.pick((0, 0, 1, 2, 4)))
+        if draw.rarely(16):
             return self.versions[first], WeightVersion(self.view.epoch, self.view.published.version + 1)
-        return self.versions[first], self.versions[last]
+        return self.versions[first], self.versions[draw.integer(first, last)]
 
-    def facts(self, draw: st.DataObject, task_id: str, generation: int, lease_id: str) -> ops.GroupFacts:
+    def facts(self, draw: Draw, task_id: str, generation: int, lease_id: str, environment: str = "") -> ops.GroupFacts:
         head, tail = self.span(draw)
+        tokens = draw.pick(TOKENS)
+        equal, mean_reward = draw.pick(REWARDS)
+        shortest, longest = draw.pick(LENGTHS)
+        samples = draw.integer(1, 3)
+        low, high = sorted((head.version, tail.version))
+        floats = bytes(4 * samples) if self.view.policy.record_groups else b""
         return ops.GroupFacts(
             task_id=task_id,
             generation=generation,
             lease_id=lease_id,
+            environment=environment or draw.pick(ENVIRONMENTS),
+            samples=samples,
+            tokens=tokens,
+            loss_tokens=tokens // 2,
+            size_bytes=draw.pick(SIZES),
             head=head,
             tail=tail,
-            **draw.draw(group_sizes()),
+            spans_versions=head != tail,
+            mean_milli=low * 1_000 + (high - low) * draw.pick(MEANS),
+            equal_rewards=equal,
+            mean_reward_milli=mean_reward,
+            response_lengths=floats,
+            rewards=floats,
+            min_response_tokens=shortest,
+            max_response_tokens=longest,
         )
 
-    def send(self, draw: st.DataObject, facts: Sequence[ops.GroupFacts]) -> None:
-        kinds = draw.draw(st.sampled_from(BODY_KINDS))
-        groups = [ops.NewGroup(fact, f"{fact.lease_id or fact.task_id}".encode() + kinds) for fact in facts]
-        blocked = self.pair.push(groups)
-        self.blocked.extend(blocked)
+    def send(self, draw: Draw, facts: Sequence[ops.GroupFacts]) -> ops.PushResult | None:
+        """A push by one of the replicas."""
+        names = tuple(f"g{self.number()}" for _ in facts)
+        end = draw.pick(BODIES)
+        groups = [ops.NewGroup(fact, name.encode() + end) for name, fact in zip(names, facts, strict=True)]
         self.pushes.extend(facts)
-        self.count_outcomes("push")
+        pushed: ops.PushResult | None = self.pair.do(Entry("push", (groups,), names, replica=draw.integer(0, 1)))
+        return pushed
 
-    def count_outcomes(self, operation: str) -> None:
-        reply = self.pair.last
-        if isinstance(reply, ops.PushResult):
-            self.pair.seen.update(f"{operation}:{outcome.kind}" for outcome in reply.outcomes)
+    def holder(self, draw: Draw) -> Held:
+        """Who was given a lease, mostly one that is live."""
+        leases = self.pair.inside.leases()
+        live = [held for held in self.grants if held[2].lease_id in leases]
+        return draw.recent(self.grants if not live or draw.rarely(4) else live)
+
+    def world_size(self, draw: Draw) -> int:
+        """The trainer's; any before its first step."""
+        return self.view.world_size or draw.integer(1, 3)

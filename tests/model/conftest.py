@@ -1,16 +1,39 @@
 """A store of its own for the tests that run it beside the model."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from buffer_service.store.binary import find_binary
 from tests.model.subjects import StoreSubject
 from tests.support.store_server import store_server
 
 
-@pytest.fixture
-def store() -> Iterator[StoreSubject]:
-    with store_server() as server:
+def _subject(binary: Path | None) -> Iterator[StoreSubject]:
+    with store_server(binary=binary) as server:
         subject = StoreSubject(server.url)
         yield subject
         subject.close()
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[StoreSubject]:
+    yield from _subject(None)
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[StoreSubject]:
+    binary = find_binary()
+    if binary.name != "valkey-server":
+        pytest.skip(f"there is no valkey-server: {binary} would run instead")
+    yield from _subject(binary)
+
+
+@pytest.fixture(scope="module")
+def redis_7() -> Iterator[StoreSubject]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("there is no redis-server on PATH")
+    yield from _subject(Path(binary))

@@ -3,7 +3,6 @@
 One history is one run. `seen` counts operations and outcomes over all histories.
 """
 
-import dataclasses
 import itertools
 from collections import Counter
 from typing import ClassVar
@@ -11,82 +10,61 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from buffer_service.domain.policy import RunPolicy
-from tests.model.choices import rarely
-from tests.model.moods import MOODS
+from tests.model.drawing import Draw
+from tests.model.moods import INSTEAD, Mood
+from tests.model.operator_actions import OperatorActions
 from tests.model.pair import Pair
+from tests.model.policies import policy
 from tests.model.subjects import Subject
-from tests.model.trainer_actions import TrainerActions
 from tests.model.uncover import uncover
-from tests.model.universe import INSTANCES, TIME_STEPS_MS, WORKERS, policies
 
 _run_numbers = itertools.count(1)
 
+ACTIONS_AT_ONCE = 8
+"""Actions of one step of the machine: Hypothesis takes its time between steps."""
 
-class RunMachine(TrainerActions, RuleBasedStateMachine):
+
+class RunMachine(OperatorActions, RuleBasedStateMachine):
     """One run. Subclasses set the class variables."""
 
     subject: ClassVar[Subject]
-    mood: ClassVar[str]
+    mood: ClassVar[Mood]
     seen: ClassVar[Counter[str]]
 
-    @initialize(policy=policies())
-    def create(self, policy: RunPolicy) -> None:
-        self.begin(Pair(self.subject, f"run-{next(_run_numbers)}", policy, self.seen))
-        self.weights = MOODS[self.mood]
+    @initialize(data=st.data())
+    def create(self, data: st.DataObject) -> None:
+        self.features = self.mood.features
+        self.seen["histories"] += 1
+        self.taken = 0
+        self.begin(Pair(self.subject, f"run-{next(_run_numbers)}", self.seen))
+        self.pair.create(policy(Draw(data), self.features))
+        self.actions = [name for name, weight in self.mood.weights.items() for _ in range(weight)]
 
-    @rule(draw=st.data())
-    def act(self, draw: st.DataObject) -> None:
-        possible = [name for name, weight in self.weights.items() for _ in range(weight) if self.can(name)]
-        getattr(self, draw.draw(st.sampled_from(possible), label="act"))(draw)
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        draw = Draw(data)
+        for _ in range(ACTIONS_AT_ONCE):
+            # The simplest history takes all actions in turn.
+            self.taken += 1
+            name = self.actions[(draw.integer(0, len(self.actions) - 1) + self.taken) % len(self.actions)]
+            getattr(self, name if self.can(name) else INSTEAD[name])(draw)
 
     def can(self, name: str) -> bool:
         """Whether there is anything to do it with."""
-        needed: dict[str, bool] = {
-            "push_results": bool(self.grants),
-            "push_again": bool(self.pushes),
-            "retry_blocked": bool(self.blocked),
-            "extend": bool(self.grants),
-            "give_back": bool(self.grants),
-            "commit": self.view.next_step > 0,
-            "checkpoint": self.view.next_step > 0,
-            "report_lost": self.view.next_step > self.view.committed_steps,
-        }
-        return needed.get(name, True)
+        if name not in INSTEAD:
+            return True
+        if name in {"push_results", "extend", "give_back"}:
+            return bool(self.grants)
+        if name == "push_again":
+            return bool(self.pushes)
+        if name == "retry_blocked":
+            return bool(self.pair.waiting)
+        if name == "report_lost":
+            return (
+                self.view.next_step > self.view.committed_steps or self.pair.inside.rounds_of(self.view.next_step) > 0
+            )
+        return self.view.next_step > 0
 
     def teardown(self) -> None:
-        if hasattr(self, "pair") and not self.pair.disagreed:
-            if self.blocked:
-                self.pair.abandon(self.blocked)
+        if hasattr(self, "pair") and not self.pair.disagreed and self.pair.view is not None:
             uncover(self.pair)
-            self.pair.sweep()
-
-    # ── operators and time ──
-
-    def update_policy(self, draw: st.DataObject) -> None:
-        self.pair.both("update_policy", draw.draw(policies()))
-
-    def change_budget(self, draw: st.DataObject) -> None:
-        budget = draw.draw(st.sampled_from([-1, 0, 100]))
-        self.pair.both("update_policy", dataclasses.replace(self.view.policy, failure_budget=budget))
-
-    def create_again(self, draw: st.DataObject) -> None:
-        self.pair.create(self.view.policy if rarely(draw, 2) else draw.draw(policies()))
-
-    def time_passes(self, draw: st.DataObject) -> None:
-        """To a moment at which something is due or no longer, most often, and what meets it there."""
-        moments = [moment - self.pair.now for moment in self.pair.moments()]
-        ahead = sorted({by_ms for by_ms in moments if by_ms >= 0})[:6]
-        self.pair.advance(draw.draw(st.sampled_from([*ahead, *ahead, *ahead, *TIME_STEPS_MS])))
-        then = draw.draw(st.sampled_from(["extend", "lease", "give_back", "retry_blocked"]))
-        if self.can(then):
-            getattr(self, then)(draw)
-
-    def sweep(self, draw: st.DataObject) -> None:
-        del draw
-        self.pair.sweep()
-
-    def come_from_the_future(self, draw: st.DataObject) -> None:
-        """A caller has seen a revision that the store has lost."""
-        seen_revision = self.view.revision + draw.draw(st.integers(1, 3))
-        self.pair.both("extend", WORKERS[0], INSTANCES[0], [], seen_revision=seen_revision)

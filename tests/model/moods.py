@@ -1,8 +1,10 @@
-"""How often each action is taken, by the mood of a history.
+"""How often each action is taken, and what the policies are about, by the mood of a history.
 
 One rule chooses among the actions by these weights. (Rules of their own would not do: Hypothesis leaves a random part
 of a machine's rules out of each history, and most histories then get nowhere.)
 """
+
+from dataclasses import dataclass
 
 STEADY = {
     "submit": 5,
@@ -15,8 +17,8 @@ STEADY = {
     "extend": 2,
     "give_back": 4,
     "report_engine": 1,
-    "pull": 5,
-    "fill_and_pull": 2,
+    "pull": 4,
+    "fill_and_pull": 3,
     "train": 1,
     "commit": 1,
     "publish": 5,
@@ -31,27 +33,128 @@ TROUBLE = {
     "change_budget": 1,
     "create_again": 1,
     "come_from_the_future": 1,
+    "pause": 1,
+    "drain": 1,
+    "go_on": 2,
+    "delete_and_create": 1,
 }
+
+
+@dataclass(frozen=True)
+class Mood:
+    """Weights of actions, and the features of every policy."""
+
+    weights: dict[str, int]
+    features: tuple[str, ...] = ()
+
+
 MOODS = {
-    "steady": STEADY,
-    "resumed": {
-        **STEADY,
-        "resume": 3,
-        "fill_and_pull": 6,
-        "train": 8,
-        "checkpoint": 4,
-        "report_lost": 4,
-        "time_passes": 1,
-    },
-    "interrupted": {
-        **STEADY,
-        "lease": 12,
-        "give_back": 14,
-        "train": 6,
-        "push_results": 2,
-        "push_again": 1,
-        "interrupt_and_rewind": 5,
-    },
-    "short of everything": {**STEADY, "time_passes": 12, "give_back": 8, "change_budget": 4},
-    "troubled": {**STEADY, **TROUBLE},
+    "steady": Mood(STEADY),
+    "resumed": Mood(
+        {
+            **STEADY,
+            "resume": 3,
+            "fill_and_pull": 6,
+            "train": 8,
+            "checkpoint": 4,
+            "report_lost": 4,
+            "time_passes": 1,
+        },
+    ),
+    "interrupted": Mood(
+        {
+            **STEADY,
+            "lease": 12,
+            "give_back": 14,
+            "train": 6,
+            "push_results": 2,
+            "push_again": 1,
+            "interrupt_and_rewind": 5,
+        },
+    ),
+    "short of everything": Mood({**STEADY, "time_passes": 12, "give_back": 8, "change_budget": 4}),
+    "troubled": Mood({**STEADY, **TROUBLE}),
+    "shared": Mood(
+        {
+            **STEADY,
+            "submit": 7,
+            "work": 8,
+            "flood": 6,
+            "fill_and_pull": 8,
+            "change_shares": 3,
+            "update_policy": 1,
+            "resume": 1,
+        },
+        ("shared", "ordered"),
+    ),
+    "blended": Mood(
+        {**STEADY, "work": 6, "flood": 6, "fill_and_pull": 9, "train": 3, "change_shares": 1, "resume": 1},
+        ("shared", "by tokens", "equal"),
+    ),
+    "streamed": Mood(
+        {
+            **STEADY,
+            "fill_and_pull": 9,
+            "train": 6,
+            "pull": 6,
+            "report_lost": 3,
+            "resume": 3,
+            "update_policy": 2,
+            "pause": 3,
+        },
+        ("streamed",),
+    ),
+    "standing in line": Mood(
+        {
+            **STEADY,
+            "flood": 10,
+            "retry_blocked": 14,
+            "time_passes": 9,
+            "fill_and_pull": 6,
+            "drain": 2,
+            "go_on": 1,
+            "filter_from_now_on": 2,
+        },
+        ("blocking", "limited"),
+    ),
+    "rationed": Mood({**STEADY, "flood": 8, "fill_and_pull": 9, "train": 3, "publish": 2}, ("limited",)),
+    "spread": Mood({**STEADY, "interrupt_and_lease_again": 14, "publish": 8, "lease": 9}, ("narrow",)),
+    "outdated": Mood(
+        {**STEADY, "outdate": 7, "interrupt_and_lease_again": 6, "publish": 8, "lease": 9, "rewind_under_leases": 3},
+        ("cancelling", "recycling"),
+    ),
+    "measured": Mood(
+        {
+            **STEADY,
+            "flood": 6,
+            "work": 4,
+            "outdate_queue": 6,
+            "publish": 9,
+            "fill_and_pull": 6,
+            "update_policy": 2,
+            "resume": 2,
+        },
+        ("recycling", "measured", "ordered"),
+    ),
+    "choosy": Mood(
+        {**STEADY, "flood": 5, "fill_and_pull": 9, "train": 4, "push_again": 4, "update_policy": 1},
+        ("filtering", "by tokens", "forgetting"),
+    ),
+    "even": Mood({**STEADY, "flood": 5, "fill_and_pull": 12, "train": 6, "pull": 6, "resume": 2}, ("equal",)),
+    "operated": Mood(
+        {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 2, "flood": 3, "update_policy": 3},
+        ("recording",),
+    ),
 }
+
+INSTEAD = {
+    "push_results": "lease",
+    "push_again": "push_without_lease",
+    "retry_blocked": "flood",
+    "extend": "lease",
+    "give_back": "lease",
+    "commit": "train",
+    "checkpoint": "train",
+    "report_lost": "fill_and_pull",
+}
+"""What is done when there is nothing yet to do an action with."""

@@ -1,51 +1,110 @@
-"""Every kind of outcome that the machine must meet, so that an agreement means something."""
+"""Every kind of outcome that the machine must meet, so that an agreement means something, and how it is recognised."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from buffer_service.domain.ops import LeaseWait, PushKind, ResumeMode, ReturnOutcome
+from buffer_service.domain import ops
+from buffer_service.domain.ops import LeaseState, LeaseWait, PushKind, ResumeMode, ReturnOutcome
+from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_wire.errors import RolloutBufferError
+from tests.model.inside import Inside
+from tests.model.notation import Entry
 
-_NOT_YET = {GroupState.FORMING, GroupState.FILTERED, TaskState.CANCELLED}
-"""States that no operation leads to in this version."""
+OPERATIONS = (
+    "abandon_push",
+    "checkpoint",
+    "commit",
+    "continue_run",
+    "create_run",
+    "delete_run",
+    "drain_run",
+    "extend",
+    "fetch",
+    "give_back",
+    "lease",
+    "pause_run",
+    "publish",
+    "pull",
+    "push",
+    "report_engine",
+    "report_lost",
+    "resume",
+    "retry_push",
+    "submit",
+    "sweep",
+    "update_policy",
+    "weights",
+)
+
+_NEVER = {TaskState.CANCELLED}
+"""States that no operation leads to: a lease that is cancelled makes its task pending again."""
 
 EXPECTED = frozenset(
     {
+        *(f"op:{name}" for name in OPERATIONS),
         *(f"push:{kind}" for kind in PushKind),
+        *(f"push:invalid:{field}" for field in ("lease_id", "payload", "tokens", "generation")),
         "retry_push:queued",
         "retry_push:blocked",
+        "retry_push:closed",
+        "retry_push:filtered",
+        *(f"blocked:by_{why}" for why in ("caps", "quota", "line")),
+        "line:lapsed",
+        "rejected:by_quota",
+        "dropped:for_quota",
         *(f"lease:{wait}" for wait in LeaseWait),
         "lease:granted",
         "lease:repeated",
         "lease:continued",
-        "extend:live",
-        "extend:lost",
+        *(f"extend:{state}" for state in LeaseState),
         *(f"give_back:{outcome}" for outcome in ReturnOutcome),
         "submit:repeated",
-        "pull:assembled",
-        "pull:replayed",
-        "pull:resharded",
         "pull:short",
+        *(f"round:{which}" for which in ("whole", "first", "later", "open", "final", "ahead_of_ranks")),
+        *(f"round:{size}" for size in ("fewer_by_tokens", "final_by_tokens", "given_size", "equal_shards")),
+        *(f"replayed:{what}" for what in ("stored", "open", "paused", "resharded")),
+        *(f"order:{order}" for order in Order),
+        *(f"stale_by:{measure}" for measure in StalenessMeasure),
+        "shares:batches",
+        "shares:leases",
         "publish:new",
         "publish:repeated",
         "steps:freed",
+        "released:by_steps",
+        "released:by_bytes",
         *(f"resume:{mode}" for mode in ResumeMode),
+        *(f"resume:{mode}:open" for mode in ResumeMode),
         "resume:repeated",
         "resume:regenerated",
         "resume:behind",
-        "paused:store_rolled_back",
-        "paused:failure_budget_exceeded",
-        "paused:released",
-        *(f"group:{state}" for state in GroupState if state not in _NOT_YET),
-        *(f"task:{state}" for state in TaskState if state not in _NOT_YET),
+        *(f"lost:{state}" for state in (GroupState.FORMING, GroupState.DELIVERED)),
+        *(f"paused:{why}" for why in ("store_rolled_back", "failure_budget_exceeded", "operator", "released")),
+        "run:draining",
+        "run:deleted",
+        *(f"group:{state}" for state in GroupState),
+        *(f"task:{state}" for state in TaskState if state not in _NEVER),
         "statistic:leases_expired",
+        "statistic:leases_cancelled",
         "statistic:continuation_tokens_discarded",
+        "statistic:continuations_beyond_spread",
         "statistic:assembled_groups_spanning_versions",
+        "statistic:filtered_equal_rewards",
+        "statistic:filtered_response_tokens",
+        "statistic:filtered_mean_reward",
+        "error:unknown_run",
         "error:run_exists",
-        "error:invalid_field",
+        *(
+            f"error:invalid_field:{field}"
+            for field in ("tasks[].task_id", "rank", "train_version", "round", "batch_groups", "world_size")
+        ),
+        "error:invalid_policy:staleness_measure",
         "error:stale_epoch",
         "error:cursor_conflict",
         "error:pending_full",
-        "error:run_paused",
+        *(f"error:run_paused:{why}" for why in ("store_rolled_back", "operator", "draining", "drained")),
         "error:store_rolled_back",
         "error:failure_budget_exceeded",
         "error:step_ahead",
@@ -60,3 +119,180 @@ EXPECTED = frozenset(
 def missing(seen: Counter[str]) -> list[str]:
     """Outcomes that no history met."""
     return sorted(name for name in EXPECTED if seen[name] == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What is looked at before an operation."""
+
+    view: ops.RunView | None
+    line: frozenset[str]
+    """Payload keys that wait in the line."""
+    world_size: int | None
+    """For how many ranks the round that is pulled was split; None: it is not there yet."""
+    rounds: int
+    """Closed rounds of the step that is pulled, else of the open one."""
+
+
+def look(inside: Inside, entry: Entry, view: ops.RunView | None) -> Before:
+    """Just before the operation."""
+    if view is None:
+        return Before(None, frozenset(), None, 0)
+    step, number = view.next_step, 0
+    if entry.operation == "pull":
+        step, number = entry.args[0].step, entry.args[0].round
+    return Before(view, inside.line(), inside.world_size_of(step, number), inside.rounds_of(step))
+
+
+def observe(
+    seen: Counter[str],
+    inside: Inside,
+    entry: Entry,
+    args: Sequence[Any],
+    reply: Any,
+    before: Before,
+    after: ops.RunView | None,
+) -> None:
+    """Count what has just happened. `args`: the model's."""
+    if isinstance(reply, RolloutBufferError):
+        _count_error(seen, reply)
+    if before.view is None or after is None:
+        seen["run:deleted"] += before.view is not None
+        return
+    match reply:
+        case ops.PushResult():
+            _count_push(
+                seen,
+                entry,
+                [group.facts if isinstance(group, ops.NewGroup) else group[0] for group in args[0]],
+                reply,
+                after,
+            )
+        case ops.Leased():
+            seen[f"lease:{reply.wait or 'granted'}"] += 1
+            seen["lease:continued"] += any(grant.continuation for grant in reply.grants)
+            seen["shares:leases"] += bool(reply.grants and after.tasks["pending"] and _shared(after.policy))
+        case ops.Extended():
+            seen.update(f"extend:{state}" for state in reply.states)
+        case ops.Returned():
+            seen.update(f"give_back:{outcome}" for outcome in reply.outcomes)
+        case ops.Batch():
+            _count_batch(seen, entry.args[0], reply, before, after)
+        case ops.Short():
+            seen["pull:short"] += 1
+        case ops.Resumed() if reply.epoch > before.view.epoch:
+            mode = entry.args[0].mode
+            seen[f"resume:{mode}"] += before.view.next_step > reply.next_step
+            seen[f"resume:{mode}:open"] += before.rounds > 0
+        case _:
+            pass
+    _count_line(seen, inside, entry, args, before)
+    _count_changes(seen, entry, before.view, after)
+
+
+def _count_error(seen: Counter[str], refusal: RolloutBufferError) -> None:
+    name = f"error:{refusal.reason}"
+    seen[name] += 1
+    if detail := refusal.attributes.get("field") or (refusal.reason == "run_paused" and refusal.attributes.get("why")):
+        seen[f"{name}:{''.join(c for c in detail if not c.isdigit())}"] += 1
+
+
+def _shared(policy: RunPolicy) -> bool:
+    return any(rule.share != UNSET for rule in policy.environments)
+
+
+def _count_push(
+    seen: Counter[str], entry: Entry, facts: Sequence[ops.GroupFacts], pushed: ops.PushResult, after: ops.RunView
+) -> None:
+    for outcome in pushed.outcomes:
+        seen[f"{entry.operation}:{outcome.kind}"] += 1
+        if outcome.kind is PushKind.INVALID:
+            seen[f"push:invalid:{outcome.field}"] += 1
+    if not pushed.outcomes:
+        return
+    # The state after the call is the one that the last group met.
+    last, kind = facts[-1], pushed.outcomes[-1].kind
+    room, quota = _caps_hold(after, last), _quotas_hold(after, last)
+    if kind is PushKind.BLOCKED:
+        seen[f"blocked:by_{'caps' if not room else 'line' if quota else 'quota'}"] += 1
+    elif kind is PushKind.REJECTED_FULL:
+        seen["rejected:by_quota"] += room and not quota
+        seen["dropped:for_quota"] += after.policy.overflow_action == "drop_oldest"
+
+
+def _caps_hold(view: ops.RunView, facts: ops.GroupFacts) -> bool:
+    policy, queued = view.policy, view.groups[GroupState.QUEUED]
+    return (
+        queued.groups < policy.max_queued_groups
+        and (not policy.max_queued_tokens or queued.tokens + facts.tokens <= policy.max_queued_tokens)
+        and queued.bytes + facts.size_bytes <= policy.max_queued_bytes
+    )
+
+
+def _quotas_hold(view: ops.RunView, facts: ops.GroupFacts) -> bool:
+    policy = view.policy
+    live = [view.groups[state] for state in (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)]
+    return all(
+        not quota or sum(getattr(amount, name) for amount in live) + more <= quota
+        for quota, name, more in (
+            (policy.quota_groups, "groups", 1),
+            (policy.quota_tokens, "tokens", facts.tokens),
+            (policy.quota_bytes, "bytes", facts.size_bytes),
+        )
+    )
+
+
+def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: Before, after: ops.RunView) -> None:
+    assert before.view is not None
+    if batch.replayed:
+        seen["replayed:stored"] += batch.step < before.view.next_step
+        seen["replayed:open"] += batch.step == before.view.next_step
+        seen["replayed:paused"] += before.view.paused == "operator"
+        seen["replayed:resharded"] += before.world_size not in {None, pull.world_size}
+        return
+    policy = before.view.policy
+    streamed = batch.round > 0 or not batch.final or policy.micro_batch_groups > 0
+    seen["round:whole"] += not streamed
+    seen["round:first"] += streamed and batch.round == 0
+    seen["round:later"] += batch.round > 0
+    seen["round:open"] += not batch.final
+    seen["round:final"] += streamed and batch.final
+    seen["round:ahead_of_ranks"] += pull.rank > 0
+    few = batch.final and batch.total_groups < (pull.batch_groups or policy.batch_groups)
+    seen["round:final_by_tokens" if streamed else "round:fewer_by_tokens"] += few and policy.batch_tokens > 0
+    seen["round:given_size"] += pull.batch_groups is not None
+    seen["round:equal_shards"] += policy.equal_shards and pull.world_size > 1
+    queued = after.groups[GroupState.QUEUED].groups
+    seen[f"order:{policy.order}"] += queued > 0
+    seen["shares:batches"] += queued > 0 and _shared(policy)
+
+
+def _count_line(seen: Counter[str], inside: Inside, entry: Entry, args: Sequence[Any], before: Before) -> None:
+    """Who left the line although nobody spoke of it."""
+    if before.line and entry.operation in {"push", "retry_push"}:
+        own = {key for _, key in args[0]} if entry.operation == "retry_push" else set()
+        seen["line:lapsed"] += bool(before.line - inside.line() - own)
+
+
+def _count_changes(seen: Counter[str], entry: Entry, before: ops.RunView, after: ops.RunView) -> None:
+    for state, amount in after.groups.items():
+        seen[f"group:{state}"] += max(0, amount.groups - before.groups[state].groups)
+    for task_state, number in after.tasks.items():
+        seen[f"task:{task_state}"] += max(0, number - before.tasks[task_state])
+    for name, value in after.statistics.items():
+        seen[f"statistic:{name}"] += abs(value - before.statistics[name])
+    if after.checkpointed_steps > before.checkpointed_steps:
+        seen["steps:freed"] += 1
+        if entry.operation in {"commit", "publish"}:
+            kept = after.committed_steps - after.checkpointed_steps
+            seen[f"released:by_{'bytes' if kept < after.policy.retained_steps else 'steps'}"] += 1
+    if after.paused != before.paused:
+        seen[f"paused:{after.paused or 'released'}"] += 1
+    seen["run:draining"] += after.draining and not before.draining
+    if entry.operation == "pull":
+        gone = (GroupState.DROPPED_STALE, GroupState.RECYCLED)
+        more = sum(after.groups[state].groups - before.groups[state].groups for state in gone)
+        seen[f"stale_by:{after.policy.staleness_measure}"] += more
+    if entry.operation == "report_lost":
+        for state in (GroupState.FORMING, GroupState.DELIVERED):
+            seen[f"lost:{state}"] += before.groups[state].groups - after.groups[state].groups

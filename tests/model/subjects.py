@@ -4,18 +4,28 @@ A subject runs one operation to its end, synchronously, at the time that the mac
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import RolloutBufferError
+
+REPLICAS = 2
 
 
 class Subject(Protocol):
     """One implementation of RunStore's operations."""
 
-    def call(self, operation: str, run_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Run an operation; raises what it raises."""
+    def call(
+        self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
+    ) -> tuple[Any, Any]:
+        """Run an operation; its reply or refusal, and the view of the run, or its refusal, afterwards."""
+        ...
+
+    def view(self, run_id: str) -> Any:
+        """The view of a run, or its refusal."""
         ...
 
     def set_time(self, run_id: str, now_ms: int) -> None:
@@ -30,39 +40,60 @@ class Subject(Protocol):
         """Payloads and continuations that exist."""
         ...
 
+    def leftovers(self, run_id: str) -> list[str]:
+        """What is kept of a run that does not exist."""
+        ...
+
     def forget(self) -> None:
         """Delete all runs."""
         ...
 
 
 class StoreSubject:
-    """The real store, reached at an address. `close` it."""
+    """The real store, reached at an address by several replicas. `close` it."""
 
     def __init__(self, url: str) -> None:
-        self._runner = asyncio.Runner()
-        self._store = self._runner.run(RedisRunStore.connect(url))
+        self._loop = asyncio.new_event_loop()
+        self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in range(REPLICAS)]
 
-    def call(self, operation: str, run_id: str, *args: Any, **kwargs: Any) -> Any:
-        return self._runner.run(getattr(self._store, operation)(run_id, *args, **kwargs))
+    def call(
+        self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
+    ) -> tuple[Any, Any]:
+        return self._loop.run_until_complete(self._call(operation, run_id, args, kwargs, replica))
+
+    def view(self, run_id: str) -> Any:
+        return self._loop.run_until_complete(_attempt(self._replicas[0].view(run_id)))
 
     def set_time(self, run_id: str, now_ms: int) -> None:
         self._command("SET", index_key(run_id, "test_now"), now_ms)
 
     def sweep(self, run_id: str) -> None:
-        self._runner.run(self._store.sweep())
+        self._loop.run_until_complete(self._replicas[0].sweep())
 
     def stored_bodies(self, run_id: str) -> int:
         return len(self._command("KEYS", f"rb:p:{run_id}:*"))
+
+    def leftovers(self, run_id: str) -> list[str]:
+        found = [*self._command("KEYS", f"rb:p:{run_id}:*"), *self._command("KEYS", index_key(run_id, "*"))]
+        return sorted({bytes(key).decode() for key in found} - {index_key(run_id, "test_now")})
 
     def forget(self) -> None:
         self._command("FLUSHALL")
 
     def close(self) -> None:
-        self._runner.run(self._store.close())
-        self._runner.close()
+        for store in self._replicas:
+            self._loop.run_until_complete(store.close())
+        self._loop.close()
+
+    async def _call(
+        self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
+    ) -> tuple[Any, Any]:
+        reply = await _attempt(getattr(self._replicas[replica], operation)(run_id, *args, **kwargs))
+        # Another replica's view: whatever one keeps in memory must not matter.
+        return reply, await _attempt(self._replicas[replica - 1].view(run_id))
 
     def _command(self, *words: str | int) -> Any:
-        return self._runner.run(self._store._connection.command(*words))
+        return self._loop.run_until_complete(self._replicas[0]._connection.command(*words))
 
 
 class ModelSubject:
@@ -73,17 +104,40 @@ class ModelSubject:
         self._kind = model
         self._model = model(lambda: self._now)
 
-    def call(self, operation: str, run_id: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._model, operation)(run_id, *args, **kwargs)
+    def call(
+        self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
+    ) -> tuple[Any, Any]:
+        try:
+            reply = getattr(self._model, operation)(run_id, *args, **kwargs)
+        except RolloutBufferError as refusal:
+            reply = refusal
+        return reply, self.view(run_id)
+
+    def view(self, run_id: str) -> Any:
+        try:
+            return self._model.view(run_id)
+        except RolloutBufferError as refusal:
+            return refusal
 
     def set_time(self, run_id: str, now_ms: int) -> None:
         self._now = now_ms
 
     def sweep(self, run_id: str) -> None:
-        self._model.expire(run_id)
+        if run_id in self._model.list_runs():
+            self._model.expire(run_id)
 
     def stored_bodies(self, run_id: str) -> int:
         return self._model.stored_bodies(run_id)
 
+    def leftovers(self, run_id: str) -> list[str]:
+        return [one for one in self._model.list_runs() if one == run_id]
+
     def forget(self) -> None:
         self._model = self._kind(lambda: self._now)
+
+
+async def _attempt(operation: Any) -> Any:
+    try:
+        return await operation
+    except RolloutBufferError as refusal:
+        return refusal

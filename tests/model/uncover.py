@@ -1,15 +1,18 @@
 """What happens at the end of every history, so that what no dump shows makes a difference after all.
 
 A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
-continue and how stale that is, or what the queue and the steps hold. So: the first lease is outlived, the run is
-released and often all its steps are queued again, every task is leased and failed until nothing is left to lease, the
-queue is emptied batch by batch, and every stored step is read.
+continue and how stale that is, who waits in which place for room, whose turn it is among environments, or what the
+queue and the steps hold. So: the first lease is outlived, the run is released and often all its steps are queued again,
+blocked groups are tried from the end of the line, every task is leased and failed until nothing is left to lease, every
+stored round is read, and the queue is emptied group by group.
 """
 
 import dataclasses
 
 from buffer_service.domain import ops
+from buffer_service.domain.model.state import STORE_ROLLED_BACK
 from buffer_service.domain.policy import UNSET, RunPolicy
+from tests.model.notation import Entry
 from tests.model.pair import Pair
 
 WORKER, INSTANCE, ENGINE = "uncovers", "p1", "e9"
@@ -19,22 +22,31 @@ ALL = 256
 def uncover(pair: Pair) -> None:
     """Outlive a lease; lease, fail, pull and read everything there is."""
     _outlive_a_lease(pair)
-    view = pair.view
-    if view.paused or view.revision % 2:
+    view = _view(pair)
+    if view.paused or view.draining:
+        pair.both("continue_run")
+    if view.paused == STORE_ROLLED_BACK or view.revision % 3 == 0:
         mode = ops.ResumeMode.REQUEUE if view.revision % 2 else ops.ResumeMode.REPLAY
         pair.both("resume", ops.Resume(view.checkpointed_steps, mode, "uncover", allow_regenerate=False))
-    pair.both("update_policy", _without_caps(pair.view.policy))
+    pair.both("update_policy", _without_caps(_view(pair).policy))
+    _empty_the_line(pair)
     _publish(pair)
     _fail_everything(pair)
     _read_everything(pair)
+    pair.do(Entry("sweep"))
+
+
+def _view(pair: Pair) -> ops.RunView:
+    assert pair.view is not None
+    return pair.view
 
 
 def _outlive_a_lease(pair: Pair) -> None:
     """The first lease that expires is lost by a millisecond; those that expire later are not."""
-    leases = pair.leases()
+    leases = pair.inside.leases()
     ahead = [lease.expiry + 1 - pair.now for lease in leases.values() if lease.expiry >= pair.now]
     if ahead:
-        pair.advance(min(ahead))
+        pair.do(Entry("time", (min(ahead),)))
     for lease_id, lease in sorted(leases.items()):
         pair.both("extend", lease.worker_id, lease.instance_id, [lease_id])
 
@@ -44,25 +56,46 @@ def _without_caps(policy: RunPolicy) -> RunPolicy:
     return dataclasses.replace(
         policy,
         batch_groups=1,
+        batch_tokens=0,
+        micro_batch_groups=0,
+        equal_shards=False,
+        max_queued_groups=1_000,
+        max_queued_tokens=0,
+        max_queued_bytes=1 << 40,
+        quota_groups=0,
+        quota_tokens=0,
+        quota_bytes=0,
         max_inflight_groups=0,
         reserve_queue_space=False,
         max_lookahead=UNSET,
         max_staleness=1,
+        cancel_stale_leases=False,
+        max_version_spread=UNSET,
         prefetch_batches=0,
         batches_per_publish=1_000,
         failure_budget=UNSET,
     )
 
 
+def _empty_the_line(pair: Pair) -> None:
+    """Each blocked group is tried alone, the last one first: only the head of the line gets in."""
+    while pair.waiting:
+        before = len(pair.waiting)
+        for one in reversed(list(pair.waiting.values())):
+            pair.do(Entry("retry_push", names=(one.name,), replica=one.replica))
+        if len(pair.waiting) == before:
+            pair.do(Entry("abandon_push", names=tuple(pair.waiting)))
+
+
 def _publish(pair: Pair) -> None:
     """What is as old as the present version, or counts as it, is one version behind from now on."""
-    view = pair.view
+    view = _view(pair)
     pair.both("publish", ops.Publish(view.epoch, view.published.version + 2, b"uncover", None))
 
 
 def _fail_everything(pair: Pair) -> None:
     for number in range(100):
-        ask = ops.LeaseAsk(WORKER, INSTANCE, f"uncover-{number}", ENGINE, pair.view.published, ALL)
+        ask = ops.LeaseAsk(WORKER, INSTANCE, f"uncover-{number}", ENGINE, _view(pair).published, ALL)
         leased = pair.both("lease", ask)
         if leased.grants:
             returns = [
@@ -70,21 +103,32 @@ def _fail_everything(pair: Pair) -> None:
                 for grant in leased.grants
             ]
             pair.both("give_back", WORKER, INSTANCE, returns)
-        ahead = [moment - pair.now for moment in pair.moments() if moment > pair.now]
-        if not ahead:
+        due = [moment - pair.now for moment in pair.inside.due() if moment > pair.now]
+        if not due:
             return
-        pair.advance(min(ahead))
+        pair.do(Entry("time", (min(due),)))
 
 
 def _read_everything(pair: Pair) -> None:
-    world_size = pair.view.world_size or 1
+    world_size = _view(pair).world_size or 1
+    view = _view(pair)
+    for step in range(view.checkpointed_steps, view.next_step + 1):
+        for number in range(pair.inside.rounds_of(step)):
+            for rank in range(world_size):
+                pair.both("pull", ops.Pull(view.epoch, step, rank, world_size, None, number))
+    _empty_the_queue(pair)
+    if pair.inside.rounds_of(_view(pair).next_step):
+        pair.both("resume", ops.Resume(_view(pair).next_step, ops.ResumeMode.REQUEUE, "open", allow_regenerate=False))
+        _empty_the_queue(pair)
+
+
+def _empty_the_queue(pair: Pair) -> None:
+    """Batch by batch, until there is nothing left."""
     pulled = True
     while pulled:
-        view = pair.view
-        train_version = view.published.version
-        pull = ops.Pull(view.epoch, view.next_step, 0, world_size, train_version)
-        pulled = isinstance(pair.both("pull", pull), ops.Batch)
-    view = pair.view
-    for step in range(view.checkpointed_steps, view.next_step):
-        for rank in range(world_size):
-            pair.both("pull", ops.Pull(view.epoch, step, rank, world_size, None))
+        view = _view(pair)
+        world_size = view.world_size or 1
+        number = pair.inside.rounds_of(view.next_step)
+        pulled = isinstance(
+            pair.both("pull", ops.Pull(view.epoch, view.next_step, 0, world_size, None, number)), ops.Batch
+        )

@@ -1,122 +1,173 @@
 """What feeders and workers do: submit, lease, push, retry, extend, give back, report."""
 
-from hypothesis import strategies as st
+from collections.abc import Sequence
 
 from buffer_service.domain import ops
-from tests.model.choices import History, rarely
-from tests.model.universe import ENGINES, INSTANCES, OWN_TASKS, TASKS, WORKERS
+from tests.model.choices import History
+from tests.model.drawing import Draw
+from tests.model.notation import Entry
+from tests.model.universe import ENGINES, ENVIRONMENTS, INSTANCES, OWN_TASKS, PRIORITIES, TASKS, WORKERS
+
+TASK_NAMES = ("", "", *TASKS)
+LEASELESS = (*OWN_TASKS, *OWN_TASKS, *TASKS)
 
 
 class WorkerActions(History):
-    """Each method is one action."""
+    """Each method is one action; some are what happens in a row."""
 
-    def submit(self, draw: st.DataObject) -> None:
-        if self.submits and rarely(draw):
-            request = self.recent(draw, self.submits)
+    # ── tasks ──
+
+    def submit(self, draw: Draw) -> None:
+        if self.submits and draw.rarely():
+            request = draw.recent(self.submits)
             self.pair.seen["submit:repeated"] += request is self.submits[-1]
         else:
-            names = draw.draw(st.lists(st.sampled_from(("", "", *TASKS)), min_size=1, max_size=3))
             tasks = [
-                ops.NewTask(name, 2, draw.draw(st.sampled_from([0, 0, 2])), "math", b"spec " + bytes([i]))
-                for i, name in enumerate(names)
+                ops.NewTask(draw.pick(TASK_NAMES), 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"spec %d" % i)
+                for i in range(draw.integer(1, 4))
             ]
-            cursor = self.view.cursor - (1 if rarely(draw, 24) else 0)
+            cursor = self.view.cursor
+            expected = cursor - (1 if draw.rarely(24) else 0)
+            state = b"state %d" % cursor
             request = ops.Submit(
-                self.epoch(draw), self.request_id(), cursor, cursor + len(tasks), b"state %d" % cursor, tasks
+                self.epoch(draw), self.request_id(), expected, cursor + draw.integer(0, 1), state, tasks
             )
             self.submits.append(request)
         self.pair.both("submit", request)
 
-    def lease(self, draw: st.DataObject) -> None:
-        if self.asks and rarely(draw):
-            ask = self.recent(draw, self.asks)
+    def lease(self, draw: Draw) -> None:
+        if self.asks and draw.rarely(10):
+            ask = draw.recent(self.asks)
         else:
-            worker = draw.draw(st.sampled_from(WORKERS))
-            if rarely(draw):
-                self.instances[worker] = draw.draw(st.sampled_from(INSTANCES))
-            loaded = self.recent(draw, self.versions)
-            size = draw.draw(st.integers(1, 4))
-            engine = draw.draw(st.sampled_from(ENGINES))
-            ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), engine, loaded, size)
+            worker = draw.pick(WORKERS)
+            if draw.rarely(10):
+                self.instances[worker] = draw.pick(INSTANCES)
+            loaded = self.versions[-1] if draw.rarely(2) else draw.recent(self.versions)
+            ask = ops.LeaseAsk(
+                worker, self.instances[worker], self.request_id(), draw.pick(ENGINES), loaded, draw.integer(1, 4)
+            )
         repeated = ask in self.asks
         self.asks.append(ask)
         leased = self.pair.both("lease", ask)
         if leased is not None:
             self.grants.extend((ask.worker_id, ask.instance_id, grant) for grant in leased.grants)
-            self.pair.seen[f"lease:{leased.wait or 'granted'}"] += 1
             self.pair.seen["lease:repeated"] += repeated and bool(leased.grants)
-            self.pair.seen["lease:continued"] += any(grant.continuation for grant in leased.grants)
 
-    def push_results(self, draw: st.DataObject) -> None:
-        late = rarely(draw, 3)
-        leases = self.pair.leases()
-        live = [grant for _, _, grant in self.grants if grant.lease_id in leases]
-        count = draw.draw(st.integers(1, 3))
-        grants = [self.recent(draw, self.grants)[2] for _ in range(count)] if late or not live else live[:count]
-        self.send(draw, [self.facts(draw, g.task_id, g.generation, g.lease_id) for g in grants])
-
-    def push_without_lease(self, draw: st.DataObject) -> None:
-        names = draw.draw(st.lists(st.sampled_from((*OWN_TASKS, *OWN_TASKS, *TASKS)), min_size=1, max_size=3))
-        generation = 1 if rarely(draw, 16) else 0
-        self.send(draw, [self.facts(draw, name, generation, "") for name in names])
-
-    def push_again(self, draw: st.DataObject) -> None:
-        self.send(draw, [self.recent(draw, self.pushes)])
-
-    def push_forged(self, draw: st.DataObject) -> None:
-        task_id = draw.draw(st.sampled_from(TASKS))
-        generation, attempt = draw.draw(st.integers(0, 2)), draw.draw(st.integers(1, 4))
-        lease_id = draw.draw(
-            st.sampled_from(
-                [
-                    f"{task_id}/{generation}/{attempt}",
-                    f"{task_id}/0/0",
-                    f"z/{generation}/1",
-                    "malformed",
-                    f"{task_id}/01/1",
-                ]
-            )
-        )
-        self.send(draw, [self.facts(draw, task_id, generation, lease_id)])
-
-    def retry_blocked(self, draw: st.DataObject) -> None:
-        waiting, self.blocked = self.blocked, []
-        if rarely(draw):
-            self.pair.abandon(waiting)
-            return
-        self.blocked = self.pair.retry(waiting)
-        self.count_outcomes("retry_push")
-
-    def extend(self, draw: st.DataObject) -> None:
+    def extend(self, draw: Draw) -> None:
         worker, instance, _ = self.holder(draw)
-        lease_ids = [*self.pair.leases(), *(grant.lease_id for _, _, grant in self.grants[-2:])]
-        extended = self.pair.both("extend", worker, instance, lease_ids)
-        if extended is not None:
-            self.pair.seen.update("extend:live" if live else "extend:lost" for live in extended.live)
+        lease_ids = [*self.pair.inside.leases(), *(grant.lease_id for _, _, grant in self.grants[-2:])]
+        self.pair.both("extend", worker, instance, lease_ids)
 
-    def holder(self, draw: st.DataObject) -> tuple[str, str, ops.LeaseGrant]:
-        """Who was given a lease, mostly one that is live."""
-        leases = self.pair.leases()
-        live = [held for held in self.grants if held[2].lease_id in leases]
-        return self.recent(draw, self.grants if rarely(draw, 4) or not live else live)
-
-    def give_back(self, draw: st.DataObject) -> None:
+    def give_back(self, draw: Draw) -> None:
         worker, instance, _ = self.holder(draw)
         returns = []
-        for _ in range(draw.draw(st.integers(1, 2))):
+        for _ in range(draw.integer(1, 2)):
             lease_id = self.holder(draw)[2].lease_id
-            kind = draw.draw(st.sampled_from(ops.ReturnKind))
+            kind = draw.pick(tuple(ops.ReturnKind))
             error = f"error of {lease_id}" if kind is ops.ReturnKind.FAILED else ""
-            body = b"" if rarely(draw, 3) else b"kept by " + lease_id.encode()
-            head = self.span(draw)[0] if body else None
+            body = b"" if draw.rarely(3) else b"kept by " + lease_id.encode()
+            head = self.span(draw)[0] if body and not draw.rarely(8) else None
             returns.append(ops.LeaseReturn(lease_id, kind, error, body, head, len(body)))
-        returned = self.pair.both("give_back", worker, instance, returns)
-        if returned is not None:
-            self.pair.seen.update(f"give_back:{outcome}" for outcome in returned.outcomes)
+        self.pair.both("give_back", worker, instance, returns)
 
-    def report_engine(self, draw: st.DataObject) -> None:
-        engine = draw.draw(st.sampled_from(ENGINES))
-        state = draw.draw(st.sampled_from(["ready", "ready", "ready", "quarantined"]))
-        errors, loaded = draw.draw(st.integers(0, 2)), self.versions[-1]
-        report = ops.EngineReport(engine, "w1", state, loaded, len(self.versions), 12, "why" * errors, errors)
+    def interrupt_and_lease_again(self, draw: Draw) -> None:
+        """A continuation with an old head meets an engine with new weights."""
+        self.lease(draw)
+        if self.grants:
+            self._keep(draw, draw.recent(self.versions))
+        self.lease(draw)
+
+    def _keep(self, draw: Draw, head: ops.WeightVersion) -> None:
+        """A lease comes back with a continuation."""
+        worker, instance, grant = self.holder(draw)
+        kept = ops.LeaseReturn(grant.lease_id, ops.ReturnKind.INTERRUPTED, "", b"kept", head, 4)
+        self.pair.both("give_back", worker, instance, [kept])
+
+    def report_engine(self, draw: Draw) -> None:
+        state = draw.pick(("ready", "ready", "ready", "quarantined"))
+        errors = draw.integer(0, 2)
+        report = ops.EngineReport(
+            draw.pick(ENGINES), "w1", state, self.versions[-1], len(self.versions), 12, "why" * errors, errors
+        )
         self.pair.both("report_engine", report)
+
+    # ── groups ──
+
+    def push_results(self, draw: Draw) -> None:
+        leases = self.pair.inside.leases()
+        live = [grant for _, _, grant in self.grants if grant.lease_id in leases]
+        count = draw.integer(1, 3)
+        late = not live or draw.rarely(3)
+        grants = [draw.recent(self.grants)[2] for _ in range(count)] if late else live[:count]
+        self.push_grants(draw, grants)
+
+    def push_grants(self, draw: Draw, grants: Sequence[ops.LeaseGrant]) -> None:
+        """Groups of leases, mostly of their task's environment."""
+        environments = self.pair.inside.environments()
+        facts = []
+        for grant in grants:
+            environment = "" if draw.rarely(6) else environments.get(grant.task_id, "")
+            facts.append(self.facts(draw, grant.task_id, grant.generation, grant.lease_id, environment))
+        self.send(draw, facts)
+
+    def work(self, draw: Draw, count: int = 4) -> None:
+        """New tasks, leased and pushed at once, some after a failure, so that groups have priorities and pasts."""
+        cursor = self.view.cursor
+        tasks = [
+            ops.NewTask(f"work-{self.number()}", 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"")
+            for _ in range(count)
+        ]
+        self.pair.both("submit", ops.Submit(self.view.epoch, self.request_id(), cursor, cursor, b"", tasks))
+        grants = self._lease_with_the_newest(count)
+        if grants and draw.rarely(3):
+            failed = [ops.LeaseReturn(g.lease_id, ops.ReturnKind.FAILED, "failed", b"", None, 0) for g in grants[:2]]
+            self.pair.both("give_back", WORKERS[0], self.instances[WORKERS[0]], failed)
+            self.pair.do(Entry("time", (100,)))
+            grants = [*grants[2:], *self._lease_with_the_newest(2)]
+        if grants:
+            self.push_grants(draw, grants)
+
+    def _lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
+        """What an engine is given that has the published weights."""
+        worker = WORKERS[0]
+        ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], self.versions[-1], count)
+        leased = self.pair.both("lease", ask)
+        grants = list(leased.grants) if leased is not None else []
+        self.grants.extend((ask.worker_id, ask.instance_id, grant) for grant in grants)
+        return grants
+
+    def push_without_lease(self, draw: Draw) -> None:
+        names = [draw.pick(LEASELESS) for _ in range(draw.integer(1, 3))]
+        generation = 1 if draw.rarely(16) else 0
+        self.send(draw, [self.facts(draw, name, generation, "") for name in names])
+
+    def push_again(self, draw: Draw) -> None:
+        self.send(draw, [draw.recent(self.pushes)])
+
+    def push_forged(self, draw: Draw) -> None:
+        task_id = draw.pick(TASKS)
+        generation, attempt = draw.integer(0, 2), draw.integer(1, 4)
+        forged = (
+            f"{task_id}/{generation}/{attempt}",
+            f"{task_id}/0/0",
+            f"z/{generation}/1",
+            "malformed",
+            f"{task_id}/01/1",
+        )
+        self.send(draw, [self.facts(draw, task_id, generation, draw.pick(forged))])
+
+    def flood(self, draw: Draw) -> None:
+        """More groups than fit, with names of their own."""
+        facts = [self.facts(draw, f"flood-{self.number()}", 0, "") for _ in range(draw.integer(2, 4))]
+        self.send(draw, facts)
+
+    def retry_blocked(self, draw: Draw) -> None:
+        """A replica tries its blocked groups again, all or some, or their callers are gone."""
+        replica = draw.pick([one.replica for one in self.pair.waiting.values()])
+        names = [one.name for one in self.pair.waiting.values() if one.replica == replica]
+        if len(names) > 1 and draw.rarely(4):
+            names = names[draw.integer(0, 1) :: 2]
+        if len(names) > 1 and draw.rarely(4):
+            names.reverse()
+        operation = "abandon_push" if draw.rarely(12) else "retry_push"
+        self.pair.do(Entry(operation, names=tuple(names), replica=replica))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollout_buffer.v1 import weights_pb2
+from rollout_buffer.v1 import runs_pb2, weights_pb2
 from tests.support.processes import children, command
 from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
@@ -72,6 +72,46 @@ def test_the_metrics_of_a_run_are_its_ledgers(service: ServiceProcess, rpc: Rpc)
     assert metric("assembled_groups_total") == 2
 
 
+def test_environments_and_the_filter_have_metrics_of_their_own(service: ServiceProcess, rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=8, filter_equal_rewards=True, quota_groups=40)
+    run.push([make_group(f"x{i}", environment="math", rewards=(0.0, 1.0)) for i in range(3)])
+    run.push([make_group(f"y{i}", environment="code") for i in range(4)])
+    run.pull(0)
+    state = run.get()
+
+    def metric(name: str, **labels: str) -> float:
+        return service.metric(f"rollout_buffer_{name}", run=run.run_id, **labels)
+
+    assert metric("environment_groups", environment="math", disposition="delivered") == 2
+    assert metric("environment_groups", environment="math", disposition="queued") == 1
+    assert metric("environment_groups", environment="code", disposition="filtered") == 4
+    filtered = {entry.environment: entry.groups.filtered.bytes for entry in state.environments}
+    assert metric("environment_bytes", environment="code", disposition="filtered") == filtered["code"] > 0
+    assert metric("filtered_groups_total", reason="equal_rewards") == 4
+    assert metric("recent_acceptance_ratio") == state.statistics.recent_acceptance_ppm / 1_000_000 < 1
+    assert metric("filter_starves") == 0
+    assert metric("quota_used_groups") == 3
+    assert metric("quota_limit_groups") == 40
+    listed = {item["run_id"]: item for item in json.loads(fetched(service, "/api/runs")[1])}[run.run_id]
+    assert listed["queued_by_environment"] == {"code": 0, "math": 1}
+    assert listed["filtered_groups"] == {"equal_rewards": 4, "response_tokens": 0, "mean_reward": 0}
+    assert listed["filter_starves"] is False
+    whole = json.loads(fetched(service, f"/api/runs/{run.run_id}")[1])
+    assert whole["environments"]["math"]["accepted"]["groups"] == 3
+
+
+def test_a_starving_filter_and_a_held_run_raise_alarms(service: ServiceProcess, rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2, filter_equal_rewards=True, min_acceptance_milli=900)
+    run.push([make_group(f"x{i}") for i in range(16)])
+    rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    rpc.runs.DrainRun(runs_pb2.DrainRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert service.metric("rollout_buffer_filter_starves", run=run.run_id) == 1
+    assert service.metric("rollout_buffer_paused", run=run.run_id, reason="operator") == 1
+    assert service.metric("rollout_buffer_draining", run=run.run_id) == 1
+    listed = {item["run_id"]: item for item in json.loads(fetched(service, "/api/runs")[1])}[run.run_id]
+    assert (listed["paused"], listed["draining"], listed["filter_starves"]) == ("operator", True, True)
+
+
 def test_the_metrics_of_rpcs_count_methods_and_codes(service: ServiceProcess, rpc: Rpc) -> None:
     before = service.metric("rollout_buffer_rpcs_total", method="PushGroups", code="OK")
     sent_before = service.metric("rollout_buffer_rpc_sent_bytes_total", method="PullBatch")
@@ -99,7 +139,7 @@ def test_every_metric_bears_the_projects_name_and_no_workers_or_tasks(service: S
     assert all(family.name.startswith("rollout_buffer_") for family in families)
     assert all(family.documentation for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels <= {"run", "disposition", "state", "reason", "method", "code", "outcome", "le"}
+    assert labels <= {"run", "environment", "disposition", "state", "reason", "method", "code", "outcome", "le"}
 
 
 def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> None:

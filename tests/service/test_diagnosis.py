@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from buffer_service.domain.policy import UNSET
+from buffer_service.domain.ops import Amount
+from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.observability.diagnosis import Standing, waits_on
+from tests.support.views import make_view
 
 IDLE = Standing(
     paused="", queued=0, needed=4, pending=0, leased=0, published_version=7, max_staleness=UNSET, engines=()
@@ -17,7 +19,22 @@ IDLE = Standing(
     [
         ({}, "the feeder: no task is pending"),
         ({"paused": "store_rolled_back"}, "a resume: the run is paused (store_rolled_back)"),
+        ({"paused": "operator"}, "an operator: the run is held until it is continued"),
+        (
+            {"paused": "failure_budget_exceeded", "queued": 4},
+            "an operator: more tasks failed than the policy's failure_budget allows",
+        ),
         ({"queued": 4}, "the trainer: 4 groups are queued, 4 make a batch"),
+        ({"queued": 5, "portion": "round"}, "the trainer: 5 groups are queued, 4 make a round"),
+        ({"queued": 1, "ready": True}, "the trainer: 1 group is queued, whose tokens make a batch"),
+        ({"queued": 4, "draining": True}, "the trainer: 4 groups are queued, 4 make a batch"),
+        (
+            {"leased": 2, "draining": True},
+            "generation: 2 tasks are being generated, the last ones of a run that is being drained",
+        ),
+        ({"pending": 2, "draining": True}, "nobody: the run is drained, and what is left makes no batch"),
+        ({"leased": 2, "filter": "the filter: too strict"}, "the filter: too strict"),
+        ({"leased": 2, "room": "the trainer's commits: full"}, "the trainer's commits: full"),
         ({"leased": 1, "pending": 3}, "generation: 1 task is being generated"),
         ({"pending": 3}, "workers: no worker has leased a task"),
         ({"pending": 3, "engines": [("stopped", 7)]}, "workers: no worker has leased a task"),
@@ -33,3 +50,54 @@ IDLE = Standing(
 )
 def test_whoever_is_waited_on_is_named(changes: dict[str, object], words: str) -> None:
     assert waits_on(replace(IDLE, **changes)) == words  # type: ignore[arg-type]
+
+
+FILTERING = RunPolicy(batch_groups=4, filter_equal_rewards=True)
+STARVED = {"recent_acceptance_ppm": 30_000, "filtered_equal_rewards": 812, "filtered_mean_reward": 0}
+
+
+def test_a_filter_that_lets_too_little_through_is_named_with_its_reasons() -> None:
+    view = make_view(FILTERING, tasks={"leased": 4}, statistics=STARVED)
+    words = "the filter: 97% of the recent groups are filtered (so far 812 for equal_rewards)"
+    assert waits_on(Standing.of(view)) == words
+
+
+def test_a_filter_is_not_blamed_when_enough_passes_or_none_is_set() -> None:
+    enough = make_view(FILTERING, tasks={"leased": 4}, statistics={"recent_acceptance_ppm": 100_000})
+    switched_off = make_view(RunPolicy(batch_groups=4), tasks={"leased": 4}, statistics=STARVED)
+    never = make_view(replace(FILTERING, min_acceptance_milli=0), tasks={"leased": 4}, statistics=STARVED)
+    for view in (enough, switched_off, never):
+        assert waits_on(Standing.of(view)) == "generation: 4 tasks are being generated"
+
+
+def test_a_quota_that_uncommitted_batches_fill_is_waited_for_at_the_trainer() -> None:
+    policy = RunPolicy(batch_groups=4, quota_groups=10)
+    held = {"delivered": Amount(groups=8), "queued": Amount(groups=2)}
+    view = make_view(policy, groups=held, tasks={"leased": 1})
+    assert waits_on(Standing.of(view)) == (
+        "the trainer's commits: what is queued, forming and delivered fills quota_groups (10)"
+    )
+    room = make_view(policy, groups={**held, "queued": Amount(groups=1)}, tasks={"leased": 1})
+    assert waits_on(Standing.of(room)) == "generation: 1 task is being generated"
+
+
+def test_a_queue_that_is_full_before_it_holds_a_batch_is_an_operators_affair() -> None:
+    policy = RunPolicy(batch_groups=4, max_queued_tokens=1_000)
+    view = make_view(policy, groups={"queued": Amount(groups=2, tokens=800)}, tasks={"leased": 4})
+    assert waits_on(Standing.of(view)) == (
+        "an operator: 2 queued groups fill max_queued_tokens (1000), and 4 make a batch"
+    )
+
+
+def test_a_round_is_ready_before_its_batch() -> None:
+    policy = RunPolicy(batch_groups=16, micro_batch_groups=2, max_queued_groups=8)
+    view = make_view(policy, groups={"queued": Amount(groups=4)}, world_size=2)
+    assert waits_on(Standing.of(view)) == "the trainer: 4 groups are queued, 4 make a round"
+    last = make_view(policy, groups={"queued": Amount(groups=1), "forming": Amount(groups=15)}, world_size=2)
+    assert waits_on(Standing.of(last)) == "the trainer: 1 group is queued, 1 make a round"
+
+
+def test_a_token_budget_makes_a_batch_of_fewer_groups_ready() -> None:
+    policy = RunPolicy(batch_groups=16, batch_tokens=500)
+    view = make_view(policy, groups={"queued": Amount(groups=3, tokens=501)})
+    assert waits_on(Standing.of(view)) == "the trainer: 3 groups are queued, whose tokens make a batch"

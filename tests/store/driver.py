@@ -1,6 +1,8 @@
 """A run as tests drive it: short calls with defaults, a frozen clock, and what must hold at the end of every test."""
 
 import itertools
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.domain import ops
@@ -41,10 +43,12 @@ class Run:
     async def command(self, *parts: Any) -> Any:
         return await self.store._connection.command(*parts)
 
-    async def submit(self, *tasks: str | tuple[str, int], request_id: str = "", seen: int = 0) -> ops.Submitted:
+    async def submit(
+        self, *tasks: str | tuple[str, int], environment: str = "env", request_id: str = "", seen: int = 0
+    ) -> ops.Submitted:
         """Task ids, or (task id, priority)."""
         pairs = [task if isinstance(task, tuple) else (task, 0) for task in tasks]
-        new = [ops.NewTask(name, 4, priority, "env", f"spec-{name}".encode()) for name, priority in pairs]
+        new = [ops.NewTask(name, 4, priority, environment, f"spec-{name}".encode()) for name, priority in pairs]
         cursor = (await self.view()).cursor
         request = ops.Submit(
             self.epoch, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
@@ -98,8 +102,14 @@ class Run:
         lease_id: str | None = None,
         samples: int = 4,
         size: int | None = None,
+        environment: str = "env",
+        mean: int | None = None,
+        rewards: Sequence[float] = (0.0, 1.0),
+        lengths: Sequence[int] = (2, 3),
     ) -> ops.NewGroup:
-        """A group of a lease, or without one of a task id."""
+        """A group of a lease, or without one of a task id. `mean` is in milli-versions, by default that of head and
+        tail; `rewards` and `lengths` are what the filter sees.
+        """
         head = head if isinstance(head, ops.WeightVersion) else weights(head, self.epoch)
         tail = (
             tail if isinstance(tail, ops.WeightVersion) else weights(head.version if tail is None else tail, head.epoch)
@@ -109,7 +119,7 @@ class Run:
             task_id=source if isinstance(source, str) else source.task_id,
             generation=generation if generation is not None else 0 if isinstance(source, str) else source.generation,
             lease_id=lease_id if lease_id is not None else "" if leaseless else source.lease_id,  # type: ignore[union-attr]
-            environment="env",
+            environment=environment,
             samples=samples,
             tokens=tokens,
             loss_tokens=tokens // 2,
@@ -117,6 +127,13 @@ class Run:
             head=head,
             tail=tail,
             spans_versions=head != tail,
+            mean_milli=500 * (head.version + tail.version) if mean is None else mean,
+            equal_rewards=len(rewards) > 1 and len(set(rewards)) == 1,
+            mean_reward_milli=int(1000 * sum(rewards) // len(rewards)),
+            response_lengths=struct.pack(f"<{len(lengths)}I", *lengths),
+            rewards=struct.pack(f"<{len(rewards)}f", *rewards),
+            min_response_tokens=min(lengths),
+            max_response_tokens=max(lengths),
         )
         return ops.NewGroup(facts, body)
 
@@ -132,15 +149,34 @@ class Run:
             assert await self.push_kinds(self.group(name, f"body-{name}".encode(), **kwargs)) == ["queued"]
 
     async def pull(
-        self, step: int, *, rank: int = 0, world_size: int = 1, train_version: int | None = None, seen: int = 0
+        self,
+        step: int,
+        round_: int = 0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        train_version: int | None = None,
+        batch_groups: int | None = None,
+        seen: int = 0,
     ) -> ops.Batch | ops.Short:
-        request = ops.Pull(self.epoch, step, rank, world_size, train_version)
+        request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
         return await self.store.pull(self.run_id, request, seen_revision=seen)
 
-    async def batch(self, step: int, **kwargs: Any) -> ops.Batch:
-        batch = await self.pull(step, **kwargs)
+    async def batch(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Batch:
+        batch = await self.pull(step, round_, **kwargs)
         assert isinstance(batch, ops.Batch), batch
         return batch
+
+    async def short(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Short:
+        short = await self.pull(step, round_, **kwargs)
+        assert isinstance(short, ops.Short), short
+        return short
+
+    async def shards(self, step: int, round_: int = 0, *, world_size: int, **kwargs: Any) -> list[list[str]]:
+        """Group ids that each rank gets."""
+        ranks = range(world_size)
+        batches = [await self.batch(step, round_, rank=rank, world_size=world_size, **kwargs) for rank in ranks]
+        return [[group.group_id for group in batch.shard] for batch in batches]
 
     async def bodies(self, batch: ops.Batch) -> list[bytes]:
         fetched = await self.store.fetch(self.run_id, [g.payload_key for g in batch.shard])
@@ -186,6 +222,15 @@ class Run:
         """Of a sorted set, in its order."""
         return [text(m) for m in await self.command("ZRANGE", index_key(self.run_id, index), 0, -1)]
 
+    async def queue(self) -> list[str]:
+        """Ids of the queued groups, in order of sequence."""
+        classes = await self.command("HKEYS", index_key(self.run_id, "classes"))
+        scored: list[tuple[float, str]] = []
+        for name in map(text, classes):
+            flat = await self.command("ZRANGE", index_key(self.run_id, f"q:{name}"), 0, -1, "WITHSCORES")
+            scored += [(float(score), text(member)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+        return [member for _, member in sorted(scored)]
+
     async def record(self, index: str, name: str) -> Any:
         """An unpacked record of a hash."""
         packed = await self.command("HGET", index_key(self.run_id, index), name)
@@ -196,8 +241,8 @@ class Run:
         return {text(key) for key in await self.command("KEYS", "rb:p:*")}
 
     async def living_keys(self) -> set[str]:
-        """Payloads that something refers to: queued and assembled groups, continuations."""
-        living = set()
+        """Payloads that something refers to: queued and assembled groups, continuations, pushes that wait for room."""
+        living = set(await self.members("waiting"))
         for packed in await self.command("HVALS", index_key(self.run_id, "groups")):
             living.add(text(unpack(packed)[3]))
         for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
@@ -217,5 +262,35 @@ class Run:
         assert counts.pop("submitted") == sum(counts.values()), view.tasks
         await self.store.sweep()
         assert await self.payload_keys() == await self.living_keys()
-        heads = [member[15:] for member in await self.members("queue_heads")]
-        assert sorted(await self.members("queue")) == sorted(heads)
+        await self._check_indexes()
+        await self._check_environments(view)
+
+    async def _check_indexes(self) -> None:
+        """Each queued group is in both indexes of its class, and only classes that hold something are named."""
+        indexed: list[str] = []
+        named = {text(name) for name in await self.command("HKEYS", index_key(self.run_id, "classes"))}
+        for name in named:
+            ids = await self.members(f"q:{name}")
+            assert ids
+            assert sorted(member[15:] for member in await self.members(f"a:{name}")) == sorted(ids)
+            indexed += ids
+        stored = await self.command("HKEYS", index_key(self.run_id, "groups"))
+        assert sorted(indexed) == sorted(map(text, stored))
+        for prefix, names in (
+            ("q:", named),
+            ("a:", named),
+            ("pending:", set(map(text, await self.command("HKEYS", index_key(self.run_id, "pending_environments"))))),
+        ):
+            start = index_key(self.run_id, prefix)
+            keys = await self.command("KEYS", f"{start}*")
+            assert {text(key).removeprefix(start) for key in keys} == names
+
+    async def _check_environments(self, view: ops.RunView) -> None:
+        """The ledgers of the environments add up to the run's."""
+        sums: dict[str, list[int]] = {}
+        for packed in await self.command("HVALS", index_key(self.run_id, "env_ledger")):
+            for state, amount in unpack(packed).items():
+                held = sums.setdefault(text(state), [0, 0, 0, 0])
+                sums[text(state)] = [a + b for a, b in zip(held, amount, strict=True)]
+        for state, total in view.groups.items():
+            assert ops.Amount(*sums.get(state, [0, 0, 0, 0])) == total, state

@@ -113,7 +113,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: 
             os.kill(embedded.pid, signal.SIGKILL)
         assert await embedded.wait() == -signal.SIGKILL
     async with started(tmp_path) as embedded, connected(embedded) as run:
-        queued = {group_id.removesuffix("/0") for group_id in await run.members("queue")}
+        queued = {group_id.removesuffix("/0") for group_id in await run.queue()}
         assert queued >= set(acknowledged)
         await run.check()
         keys = sorted(await run.living_keys())

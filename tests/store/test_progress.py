@@ -102,7 +102,7 @@ async def test_checkpointing_everything_leaves_only_the_run(run: Run) -> None:
     await run.checkpoint(2)
     await run.store.sweep()
     left = {key.decode() for key in await run.command("KEYS", "*")}
-    names = ("run", "test_now", "manifests", "commits")
+    names = ("run", "test_now", "manifests", "commits", "environments", "env_ledger")
     assert left == {"rb:runs", "rb:schema", *(index_key(run.run_id, name) for name in names)}
 
 
@@ -197,7 +197,7 @@ async def test_requeued_groups_go_back_in_order_and_the_caps_hold(run: Run) -> N
     await run.commit(0)
     resumed = await run.resume(0, REQUEUE)
     assert (resumed.next_step, resumed.next_unassembled_step) == (0, 0)
-    assert await run.members("queue") == ["s1a/0", "s1b/0", "s2a/0", "s2b/0", "q/0"]
+    assert await run.queue() == ["s1a/0", "s1b/0", "s2a/0", "s2b/0", "q/0"]
     assert await run.ledger() == {"accepted": 7, "queued": 5, "dropped_overflow": 2}
     assert [g.group_id for g in (await run.batch(0)).shard] == ["s1a/0", "s1b/0"]
     await run.check()
@@ -234,7 +234,7 @@ async def test_freed_steps_can_be_assembled_anew(run: Run) -> None:
     await run.checkpoint(1)
     resumed = await run.resume(1, allow_regenerate=True)
     assert (resumed.next_step, resumed.next_unassembled_step) == (1, 1)
-    assert await run.members("queue") == ["s2a/0", "s2b/0"]
+    assert await run.queue() == ["s2a/0", "s2b/0"]
     view = await run.view()
     assert (view.checkpointed_steps, view.committed_steps, view.next_step) == (1, 1, 1)
     assert [g.group_id for g in (await run.batch(1)).shard] == ["s2a/0", "s2b/0"]

@@ -121,7 +121,7 @@ async def test_a_recycled_group_starts_its_task_anew(run: Run) -> None:
     again = await run.one_lease(loaded=weights(2))
     assert (again.lease_id, again.spec) == ("a/1/1", b"spec-a")
     assert await run.push_kinds(run.group(a), run.group(again, head=2)) == ["closed", "queued"]
-    assert await run.members("queue") == ["a/1"]
+    assert await run.queue() == ["a/1"]
     await run.check()
 
 

@@ -134,9 +134,9 @@ async def test_drop_oldest_drops_until_the_new_group_fits(run: Run) -> None:
     await run.create(max_queued_groups=3, max_queued_tokens=100, overflow_action=DROP)
     await run.fill("a", "b", "c", tokens=30)
     await run.fill("d", tokens=30)
-    assert await run.members("queue") == ["b/0", "c/0", "d/0"]
+    assert await run.queue() == ["b/0", "c/0", "d/0"]
     await run.fill("e", tokens=70)
-    assert await run.members("queue") == ["d/0", "e/0"]
+    assert await run.queue() == ["d/0", "e/0"]
     assert await run.ledger() == {"accepted": 5, "queued": 2, "dropped_overflow": 3}
     await run.check()
     assert len(await run.payload_keys()) == 2
@@ -145,7 +145,7 @@ async def test_drop_oldest_drops_until_the_new_group_fits(run: Run) -> None:
 async def test_a_bundle_larger_than_the_queue_keeps_its_newest(run: Run) -> None:
     await run.create(max_queued_groups=2, overflow_action=DROP)
     assert await run.push_kinds(*(run.group(name) for name in "abcde")) == ["queued"] * 5
-    assert await run.members("queue") == ["d/0", "e/0"]
+    assert await run.queue() == ["d/0", "e/0"]
     await run.check()
 
 

@@ -9,18 +9,29 @@ from typing import Any
 import pytest
 
 from buffer_service.store import connection as connection_module
-from buffer_service.store.address import Address
-from buffer_service.store.connection import StoreConnection, connect
-from buffer_service.store.resp import READ_BYTES, ReplyError, encode
+from buffer_service.store.connection import StoreConnection
+from buffer_service.store.replies import pack
+from buffer_service.store.resp import READ_BYTES, ReplyError, RespConnection, encode
 from buffer_service.store.scripts import load_scripts
 from buffer_wire.errors import StoreFault, StoreUnavailable
 
 Answer = Callable[[list[bytes]], bytes]
 
 
+def bulk(body: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(body), body)
+
+
+INTRODUCTION = {
+    b"INFO server": bulk(b"# Server\r\nrun_id:abc\r\n"),
+    b"INFO memory": bulk(b"maxmemory_policy:noeviction\r\n"),
+    b"ROLE": b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n",
+}
+
+
 @contextlib.asynccontextmanager
 async def scripted(path: Path, answer: Answer, *, portion: int = 1 << 20) -> AsyncIterator[str]:
-    """A server that answers each command as told, in writes of `portion` bytes; its address."""
+    """A server that introduces itself and answers every other command as told, in writes of `portion` bytes."""
 
     serving: list[asyncio.Task[None]] = []
 
@@ -32,7 +43,7 @@ async def scripted(path: Path, answer: Answer, *, portion: int = 1 << 20) -> Asy
                 for _ in range(count):
                     size = int((await reader.readuntil(b"\r\n"))[1:])
                     command.append((await reader.readexactly(size + 2))[:-2])
-                reply = answer(command)
+                reply = INTRODUCTION.get(b" ".join(command)) or answer(command)
                 for first in range(0, len(reply), portion):
                     writer.write(reply[first : first + portion])
                     await writer.drain()
@@ -55,7 +66,8 @@ async def scripted(path: Path, answer: Answer, *, portion: int = 1 << 20) -> Asy
 
 
 async def exchange(url: str, *commands: tuple[Any, ...]) -> list[Any]:
-    opened = await connect(Address.parse(url))
+    path = url.removeprefix("unix://")
+    _, opened = await asyncio.get_running_loop().create_unix_connection(RespConnection, path)
     try:
         return await opened.request(commands)
     finally:
@@ -151,13 +163,15 @@ async def test_requests_wait_while_the_store_loads(tmp_path: Path, monkeypatch: 
 
     def then(command: list[bytes]) -> bytes:
         if command == [b"EXEC"]:
-            return b"*3\r\n:1\r\n+OK\r\n$4\r\ndone\r\n"
+            return b"*3\r\n:1\r\n+OK\r\n" + bulk(pack("done", 7))
+        if command[0] in {b"HGET", b"EVAL"}:
+            return bulk(pack("claimed")) if command[0] == b"EVAL" else b"$-1\r\n"
         return b"+QUEUED\r\n"
 
     script = load_scripts()["push"]
     async with scripted(tmp_path / "s", loading(5, then)) as url:
         store = StoreConnection(url)
-        assert await store.store_and_run([("rb:p:r:x:4", b"body")], script, "r", b"\x90") == b"done"
+        assert await store.store_and_run([("rb:p:r:x:4", b"body")], script, "r", b"\x90") == pack("done", 7)
         await store.close()
     async with scripted(tmp_path / "t", loading(5, lambda _: b"+PONG\r\n")) as url:
         store = StoreConnection(url)
@@ -169,7 +183,7 @@ async def test_a_store_that_goes_on_loading_is_unavailable(tmp_path: Path, monke
     monkeypatch.setattr(connection_module, "LOADING_TIMEOUT_S", 0.05)
     async with scripted(tmp_path / "s", lambda _: b"-LOADING the dataset in memory\r\n") as url:
         store = StoreConnection(url)
-        with pytest.raises(StoreUnavailable, match="still loading"):
+        with pytest.raises(StoreUnavailable, match="goes on to answer: LOADING"):
             await store.command("PING")
         await store.close()
 

@@ -27,7 +27,7 @@ async def test_a_caller_who_has_seen_more_pauses_the_run(run: Run) -> None:
     await run.check()
     assert await run.payload_keys() == set()
     # Leases go on and may come back; nothing new is accepted.
-    assert (await run.store.extend(run.run_id, "w", "i", [a.lease_id])).live == [True]
+    assert (await run.store.extend(run.run_id, "w", "i", [a.lease_id])).states == [ops.LeaseState.LIVE]
     assert await run.give_back(b) == ["pending"]
     assert (await run.lease()).wait is ops.LeaseWait.PAUSED
 

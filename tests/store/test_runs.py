@@ -6,10 +6,17 @@ import msgpack
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
+from buffer_service.domain.policy import (
+    EnvironmentRule,
+    Order,
+    OverflowAction,
+    RunPolicy,
+    StaleAction,
+    StalenessMeasure,
+)
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import RunExists, StoreFault, UnknownRun
+from buffer_wire.errors import InvalidPolicy, RunExists, StoreFault, UnknownRun
 from tests.store.driver import Run, weights
 
 if TYPE_CHECKING:
@@ -29,7 +36,8 @@ async def test_a_new_run_stands_at_its_beginning(run: Run) -> None:
     assert set(view.groups) >= {"accepted", "queued", "trained"}
     assert set(view.groups.values()) == {ops.Amount()}
     assert set(view.tasks.values()) == {0}
-    assert set(view.statistics.values()) == {0}
+    assert {name: value for name, value in view.statistics.items() if value} == {"recent_acceptance_ppm": 1_000_000}
+    assert (view.draining, view.environments) == (False, {})
 
 
 async def test_creating_again_with_the_same_policy_returns_the_run(store: RedisRunStore) -> None:
@@ -57,9 +65,32 @@ async def test_every_field_of_a_policy_is_kept(store: RedisRunStore) -> None:
         reserve_queue_space=True,
         max_lookahead=3,
         failure_budget=0,
+        order=Order.PRIORITY,
+        environments=(
+            EnvironmentRule(environment="math", share=3),
+            EnvironmentRule(environment="\N{SNOWMAN}", priority=0),
+        ),
+        staleness_measure=StalenessMeasure.MEAN,
+        filter_min_mean_reward_milli=-5,
+        equal_shards=True,
+        record_groups=True,
     )
     view, _ = await store.create_run("r", policy)
     assert view.policy == policy
+
+
+async def test_environments_have_ledgers_of_their_own(run: Run) -> None:
+    await run.create(max_queued_groups=4)
+    await run.fill("a", "b", environment="math", tokens=7)
+    await run.fill("c", environment="code", tokens=5)
+    await run.batch(0)
+    await run.commit(0)
+    environments = (await run.view()).environments
+    assert set(environments) == {"math", "code"}
+    assert environments["math"]["accepted"] == environments["math"]["trained"] == ops.Amount(2, 8, 14, 12)
+    assert environments["math"]["queued"] == environments["math"]["lost"] == ops.Amount()
+    assert environments["code"]["queued"] == ops.Amount(1, 4, 5, 6)
+    await run.check()
 
 
 async def test_runs_are_listed_in_order(store: RedisRunStore) -> None:
@@ -86,6 +117,11 @@ async def test_every_operation_refuses_an_unknown_run_and_writes_nothing(store: 
         run.resume(),
         store.weights(run.run_id),
         store.update_policy(run.run_id, RunPolicy()),
+        store.pause_run(run.run_id),
+        store.drain_run(run.run_id),
+        store.continue_run(run.run_id),
+        store.delete_run(run.run_id),
+        store.records(run.run_id, "", 10),
     ]
     for attempt in attempts:
         with pytest.raises(UnknownRun):
@@ -110,6 +146,27 @@ async def test_a_changed_policy_raises_the_revision_once(run: Run) -> None:
     assert (await run.view()).policy == changed
 
 
+async def test_the_measure_of_staleness_changes_only_while_nothing_is_queued(run: Run) -> None:
+    await run.create()
+    await run.fill("a")
+    by_mean = RunPolicy(batch_groups=2, staleness_measure=StalenessMeasure.MEAN)
+    with pytest.raises(InvalidPolicy, match="while 1 groups are queued"):
+        await run.store.update_policy(run.run_id, by_mean)
+    view = await run.view()
+    assert (view.policy.staleness_measure, view.revision) == (StalenessMeasure.HEAD, 2)
+    await run.fill("b")
+    await run.batch(0)
+    await run.store.update_policy(run.run_id, by_mean)
+    assert (await run.view()).policy == by_mean
+
+
+async def test_a_repeated_policy_with_environments_changes_nothing(run: Run) -> None:
+    policy = RunPolicy(batch_groups=2, environments=(EnvironmentRule(environment="a", share=2),))
+    await run.create()
+    assert await run.store.update_policy(run.run_id, policy) == 2
+    assert await run.store.update_policy(run.run_id, policy) == 2
+
+
 async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run) -> None:
     await run.create()
     reports = [
@@ -126,7 +183,7 @@ async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run
 async def test_a_ledger_that_went_wrong_shows_in_the_view(run: Run) -> None:
     await run.create()
     await run.fill("a", "b")
-    await run.command("ZREM", index_key(run.run_id, "queue"), "a/0")
+    await run.command("ZREM", index_key(run.run_id, "q:0:env"), "a/0")
     view = await run.view()
     assert view.groups["accepted"].groups == 2
     assert view.groups["queued"].groups == 1

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
 from buffer_service.store.replies import _REFUSALS
-from buffer_service.store.scripts import LUA, expand, load_scripts, render_transitions
+from buffer_service.store.scripts import LUA, expand, expanded, load_scripts, prune, render_transitions
 
 
 def test_an_include_is_pasted_once_and_before_its_first_use() -> None:
@@ -20,6 +21,34 @@ def test_an_include_is_pasted_once_and_before_its_first_use() -> None:
 def test_an_unknown_include_is_an_error() -> None:
     with pytest.raises(KeyError, match="missing"):
         expand("-- @include missing\n", {})
+
+
+def test_what_a_script_does_not_use_is_left_out_of_it() -> None:
+    pieces = """-- Says what.
+local A, B = 1, 2
+local C = 3
+local LONG = 'a'
+  .. 'b'
+-- Used by nobody but `twice`.
+local function once()
+  return C
+end
+
+local function twice()
+  return once() + twice()
+end
+
+local function used()
+  if A then
+    return 1
+  end
+end
+"""
+    pruned = prune(pieces + "\n-- twice is only named here\nreturn used()\n")
+    assert [word for word in ("B = ", "C = 3", "LONG", "once", "used") if word in pruned] == ["B = ", "LONG", "used"]
+    assert "-- Used" not in pruned
+    assert "function twice" not in pruned
+    assert prune(pruned) == pruned
 
 
 def test_nothing_is_left_to_include() -> None:
@@ -50,8 +79,14 @@ def test_the_transition_tables_are_the_domains() -> None:
         assert all(line.startswith("  .. '") and line.endswith(" '") for line in rendered.splitlines()[1:])
 
 
+def test_the_bounds_in_the_scripts_are_the_policys() -> None:
+    source = load_scripts()["push"].source
+    assert f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n" in source
+    assert f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n" in source
+
+
 def test_expanded_scripts_are_written_for_the_linter(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "buffer_service.store.scripts", "--expand", str(tmp_path / "out")]
     subprocess.run(command, check=True, cwd=LUA.parents[2])
     written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert written == {name: script.source for name, script in load_scripts().items()}
+    assert written == expanded()

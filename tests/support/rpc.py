@@ -57,8 +57,10 @@ def make_group(
     lengths: Sequence[int] = (4, 6),
     version: common_pb2.WeightVersion = VERSION_0,
     seed: int = 0,
+    environment: str = "sums",
+    rewards: Sequence[float] = (),
 ) -> groups_pb2.Group:
-    """A valid group with samples of these many tokens, the first of each being the prompt."""
+    """A valid group with samples of these many tokens, the first of each being the prompt; rewards 0.5 by default."""
     total = sum(lengths)
     random = np.random.default_rng(seed)
     columns: dict[str, layout.Array] = {
@@ -70,18 +72,18 @@ def make_group(
         task_id=task_id,
         lease_id=lease_id,
         generation=generation,
-        environment="sums",
+        environment=environment,
         worker_id="w",
         samples=[
             groups_pb2.Sample(
                 tokens=n,
                 prompt_len=1,
                 loss_tokens=n - 1,
-                reward=0.5,
+                reward=reward,
                 finish_reason=groups_pb2.FINISH_REASON_STOP,
                 spans=[groups_pb2.VersionSpan(version=version, start=1, end=n)],
             )
-            for n in lengths
+            for n, reward in zip(lengths, rewards or [0.5] * len(lengths), strict=True)
         ],
         columns=[layout.column_of(name, array, groups_pb2.AXIS_TOKEN) for name, array in columns.items()],
     )

@@ -22,6 +22,10 @@ _METHODS: dict[str, type[Message]] = {
     "RunService/GetRun": runs_pb2.GetRunRequest,
     "RunService/ListRuns": runs_pb2.ListRunsRequest,
     "RunService/UpdatePolicy": runs_pb2.UpdatePolicyRequest,
+    "RunService/PauseRun": runs_pb2.PauseRunRequest,
+    "RunService/DrainRun": runs_pb2.DrainRunRequest,
+    "RunService/ContinueRun": runs_pb2.ContinueRunRequest,
+    "RunService/DeleteRun": runs_pb2.DeleteRunRequest,
     "TaskService/SubmitTasks": tasks_pb2.SubmitTasksRequest,
     "BatchService/Commit": batches_pb2.CommitRequest,
     "BatchService/Checkpoint": batches_pb2.CheckpointRequest,
@@ -103,21 +107,27 @@ def pull_messages(
     head_version: int = 0,
     tail_version: int = 0,
     a_message: int = 2,
+    round_: int = 0,
+    final: bool = True,
+    earlier: Sequence[GroupArrays] = (),
+    replayed: bool = False,
 ) -> list[bytes]:
-    """The messages of a pull of one rank, `a_message` groups in each."""
-    samples = [sample for group in groups for sample in group.samples]
-    tokens = sum(len(sample.token_ids) for sample in samples)
+    """The messages of a pull of one rank, `a_message` groups in each; `earlier` groups are those of earlier rounds."""
+    samples = [sample for group in (*earlier, *groups) for sample in group.samples]
     info = batches_pb2.BatchInfo(
         step=step,
         train_version=train_version,
-        total_groups=len(groups),
+        total_groups=len(earlier) + len(groups),
         total_samples=len(samples),
-        total_tokens=tokens,
+        total_tokens=sum(len(sample.token_ids) for sample in samples),
         total_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         shard_groups=len(groups),
-        shard_tokens=tokens,
+        shard_tokens=sum(len(sample.token_ids) for group in groups for sample in group.samples),
         staleness_mean_milli=1500,
         staleness_max=2,
+        replayed=replayed,
+        round=round_,
+        final=final,
     )
     messages = [batches_pb2.PullBatchResponse(revision=revision, batch=info).SerializeToString()]
     delivered = [

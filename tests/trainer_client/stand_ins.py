@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable
 
-from buffer_wire.errors import BatchNotReady, CursorConflict, InvalidField, PendingFull
+from buffer_wire.errors import BatchNotReady, CursorConflict, InvalidField, PendingFull, RunPaused
 from buffer_wire.revisions import Revisions
 from tests.support.push import arrays_for
 from tests.trainer_client.fake_service import pull_messages
 from trainer_client.batch import Batch
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Submission
+from trainer_client.rounds import Place
 from trainer_client.state import Submitted
 from trainer_client.waiting import OnWait
 
@@ -24,6 +25,8 @@ class Inbox:
         self.taken: list[str] = []
         self.waiting: list[str] = []
         self.refused = 0
+        self.paused = ""
+        """Why every submit is refused, if it is."""
         self.most_pending = 0
         self._changed = threading.Condition()
 
@@ -31,6 +34,10 @@ class Inbox:
         with self._changed:
             if submission.expected_cursor != self.cursor:
                 raise CursorConflict(submission.expected_cursor, self.cursor)
+            if self.paused:
+                self.refused += 1
+                self._changed.notify_all()
+                raise RunPaused("r", self.paused)
             if len(self.waiting) + len(submission.tasks) > self.limit:
                 self.refused += 1
                 self._changed.notify_all()
@@ -60,45 +67,64 @@ class Inbox:
             assert self._changed.wait_for(lambda: condition(self), timeout_s), vars(self)
 
 
-def batch_of(step: int, train_version: int = 0, groups: int = 1, response_len: int = 6) -> Batch:
-    """A batch of `groups` small groups."""
+def batch_of(
+    step: int, train_version: int = 0, groups: int = 1, response_len: int = 6, *, round_: int = 0, final: bool = True
+) -> Batch:
+    """A round of `groups` small groups, like those of the rounds before it."""
     assembly = PullAssembly("r", Revisions(), 0.0)
-    made = [arrays_for(f"s{step}g{i}", response_len=response_len) for i in range(groups)]
-    for message in pull_messages(made, step=step, train_version=train_version):
+    made = [arrays_for(f"s{step}g{i}", response_len=response_len) for i in range(groups * (round_ + 1))]
+    now, earlier = made[groups * round_ :], made[: groups * round_]
+    for message in pull_messages(
+        now, step=step, train_version=train_version, round_=round_, final=final, earlier=earlier
+    ):
         assembly.add(message)
     return assembly.finish()
 
 
 class Shelf:
-    """The pullers' source: steps up to `ready` can be pulled, for no version below the published one."""
+    """The pullers' source: places below `ready` can be pulled, first rounds for no version below the published one."""
 
-    def __init__(self, ready: int = 1 << 30) -> None:
-        self.ready = ready
+    def __init__(self, ready: int = 1 << 30, rounds: int = 1) -> None:
+        self.ready = Place(ready)
+        self.rounds = rounds
+        """Of each step."""
         self.published_version = 0
         self.pulls: list[tuple[int, int]] = []
-        """(step, train_version) of every pull that gave a batch, in order."""
-        self.attempts: list[tuple[int, int]] = []
+        """(step, train_version) of every pull that gave a step's first round, in order."""
+        self.given: list[Place] = []
+        """Every round that was given, in order."""
+        self.attempts: list[tuple[Place, int | None]] = []
         self.pending = 1
         self.failure: Exception | None = None
         self.make: Callable[[int, int], Batch] = batch_of
         self.changed = threading.Condition()
 
-    def pull(self, step: int, train_version: int, timeout_s: float, on_wait: OnWait | None) -> Batch:
+    def pull(self, place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
         with self.changed:
-            self.attempts.append((step, train_version))
+            self.attempts.append((place, train_version))
             self.changed.notify_all()
             if self.failure is not None:
                 raise self.failure
-            if train_version < self.published_version:
+            if train_version is not None and train_version < self.published_version:
                 raise InvalidField("train_version", train_version, f"at least {self.published_version}")
-            if not self.changed.wait_for(lambda: step < self.ready, min(timeout_s, 0.02)):
+            if not self.changed.wait_for(lambda: place < self.ready, min(timeout_s, 0.02)):
                 raise BatchNotReady(
-                    step=step, queued_groups=0, needed_groups=1, leased=0, pending=self.pending, waits_on="the workers"
+                    step=place.step,
+                    queued_groups=0,
+                    needed_groups=1,
+                    leased=0,
+                    pending=self.pending,
+                    waits_on="the workers",
                 )
-            self.pulls.append((step, train_version))
+            if train_version is not None:
+                self.pulls.append((place.step, train_version))
+            version = dict(self.pulls)[place.step]
+            self.given.append(place)
             self.changed.notify_all()
-            return self.make(step, train_version)
+            if self.rounds == 1:
+                return self.make(place.step, version)
+            return batch_of(place.step, version, round_=place.round, final=place.round == self.rounds - 1)
 
     def wait_for_pulls(self, count: int, timeout_s: float = 10) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.pulls) >= count, timeout_s), self.pulls
+            assert self.changed.wait_for(lambda: len(self.given) >= count, timeout_s), self.given

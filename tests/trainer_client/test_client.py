@@ -91,9 +91,18 @@ def test_the_whole_state_of_a_run_is_decoded(service: FakeService, do: Do) -> No
         world_size=2,
         cursor=99,
         paused="failure_budget_exceeded",
+        draining=True,
         groups=runs_pb2.GroupLedger(accepted=runs_pb2.Amount(groups=3, samples=6, tokens=60, bytes=600), balanced=True),
         tasks=runs_pb2.TaskLedger(submitted=9, pending=9, balanced=True),
         statistics=runs_pb2.RunStatistics(leases_expired=4),
+        environments=[
+            runs_pb2.EnvironmentLedger(
+                environment="sums",
+                groups=runs_pb2.GroupLedger(
+                    accepted=runs_pb2.Amount(groups=2), filtered=runs_pb2.Amount(groups=2), balanced=True
+                ),
+            )
+        ],
         failures=[runs_pb2.TaskFailure(task_id="a", attempts=5, error="boom", time_ms=1)],
         engines=[
             weights_pb2.EngineReport(
@@ -109,7 +118,8 @@ def test_the_whole_state_of_a_run_is_decoded(service: FakeService, do: Do) -> No
     state = do("run", "r")
     assert state.published == WeightVersion(2, 7)
     assert (state.next_step, state.committed_steps, state.checkpointed_steps, state.cursor) == (5, 4, 3, 99)
-    assert state.paused == "failure_budget_exceeded"
+    assert (state.paused, state.draining) == ("failure_budget_exceeded", True)
+    assert state.ledger.environments["sums"].filtered.groups == 2
     assert (state.ledger.groups.accepted.tokens, state.ledger.tasks.pending) == (60, 9)
     assert state.ledger.balanced
     assert state.statistics["leases_expired"] == 4
@@ -130,6 +140,52 @@ def test_the_highest_revision_seen_goes_out_with_every_request(service: FakeServ
     do("run", "other")
     refs = [request.run for request in service.requests["RunService/GetRun"]]
     assert [ref.seen_revision for ref in refs] == [0, 12, 12, 0]
+
+
+def test_a_field_of_the_policy_is_changed_and_the_others_stay(service: FakeService, do: Do) -> None:
+    policy = runs_pb2.RunPolicy(
+        batch_groups=4, max_attempts=5, environments=[runs_pb2.EnvironmentRule(environment="a")]
+    )
+    run = runs_pb2.Run(run_id="r", policy=policy)
+    service.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=1, run=run))
+    service.answer("RunService/UpdatePolicy", runs_pb2.UpdatePolicyResponse(revision=2, policy=policy))
+    assert do("update_policy", "r", environments={"easy": 1, "hard": 3}).batch_groups == 4
+    do("update_policy", "r", Policy(batch_groups=8))
+    do("update_policy", "r", Policy(batch_groups=8), order="lifo")
+    with pytest.raises(InvalidField, match="one of the policy's fields"):
+        do("update_policy", "r", batch_group=8)
+    first, second, third = (request.policy for request in service.requests["RunService/UpdatePolicy"])
+    assert Policy.from_wire(first) == Policy(batch_groups=4, max_attempts=5, environments={"easy": 1, "hard": 3})
+    assert Policy.from_wire(second) == Policy(batch_groups=8)
+    assert Policy.from_wire(third) == Policy(batch_groups=8, order="lifo")
+
+
+@pytest.mark.parametrize("verb", ["pause", "drain", "continue"])
+def test_a_run_is_paused_drained_and_continued(service: FakeService, do: Do, verb: str) -> None:
+    method = f"RunService/{verb.title()}Run"
+    reply = getattr(runs_pb2, f"{verb.title()}RunResponse")(revision=3)
+    service.answer(method, StoreUnavailable("unix:s", "loading"), reply)
+    assert do(f"{verb}_run", "r") is None
+    assert [request.run.run_id for request in service.requests[method]] == ["r", "r"]
+
+
+def test_a_deleted_run_has_no_past(service: FakeService, do: Do) -> None:
+    run = runs_pb2.Run(run_id="r")
+    service.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=12, run=run))
+    service.answer("RunService/DeleteRun", StoreUnavailable("unix:s", "loading"), UnknownRun("r"))
+    do("run", "r")
+    # The first try did it, its answer was lost.
+    do("delete_run", "r")
+    do("run", "r")
+    with pytest.raises(UnknownRun):
+        do("delete_run", "r")
+    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]] == [0, 0]
+    # Deleted and made anew by others, in between.
+    service.answer("RunService/CreateRun", runs_pb2.CreateRunResponse(revision=1, run=run, created=True))
+    do("run", "r")
+    do("create_run", "r")
+    do("run", "r")
+    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]][2:] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from buffer_wire.errors import CursorConflict, InvalidField, StaleEpoch
+from buffer_wire.errors import CursorConflict, InvalidField, RunPaused, StaleEpoch
 from tests.trainer_client.stand_ins import Inbox
 from trainer_client import SamplingParams, Task
 from trainer_client.feeder import FeederOptions, TaskFeeder
@@ -162,6 +162,29 @@ def test_a_newer_trainer_ends_the_feeding() -> None:
     feeder.start()
     feeder._thread.join(10)
     with pytest.raises(StaleEpoch):
+        feeder.raise_if_failed()
+
+
+@pytest.mark.parametrize("why", ["operator", "draining"])
+def test_a_run_that_an_operator_holds_or_drains_is_fed_again_when_it_is_continued(why: str) -> None:
+    inbox = Inbox()
+    inbox.paused = why
+    feeder = feeder_of([task(i) for i in range(15)], inbox)
+    feeder.start()
+    inbox.wait_until(lambda inbox: inbox.refused >= 2)
+    inbox.paused = ""
+    assert inbox.take(15) == [f"t{i}" for i in range(15)]
+    feeder.stop()
+    feeder.raise_if_failed()
+
+
+def test_a_run_that_only_a_trainer_can_continue_ends_the_feeding() -> None:
+    inbox = Inbox()
+    inbox.paused = "failure_budget_exceeded"
+    feeder = feeder_of(map(task, itertools.count()), inbox)
+    feeder.start()
+    feeder._thread.join(10)
+    with pytest.raises(RunPaused):
         feeder.raise_if_failed()
 
 

@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buffer_wire.errors import BatchNotReady, FailureBudgetExceeded, InvalidField, StaleEpoch
+from buffer_wire.errors import (
+    BatchNotReady,
+    FailureBudgetExceeded,
+    InvalidField,
+    RunPaused,
+    StaleEpoch,
+    StoreRolledBack,
+)
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Shelf, batch_of
 from trainer_client.clock import TrainClock
 from trainer_client.prefetch import Prefetcher
 from trainer_client.puller import Puller, PullSource
+from trainer_client.rounds import Place
 
 if TYPE_CHECKING:
     from trainer_client.waiting import OnWait, Waiting
@@ -22,9 +30,16 @@ class Rig:
     """A shelf, a clock and a puller, and a training loop's moves."""
 
     def __init__(
-        self, prefetch: int = 0, *, timeout_s: float = 10, max_bytes: int = 1 << 30, per_publish: int = 1
+        self,
+        prefetch: int = 0,
+        *,
+        timeout_s: float = 10,
+        max_bytes: int = 1 << 30,
+        per_publish: int = 1,
+        rounds: int = 1,
     ) -> None:
-        self.shelf = Shelf()
+        self.shelf = Shelf(rounds=rounds)
+        self.place = Place(0)
         self.clock = TrainClock(version=0, next_step=0, batches_per_publish=per_publish)
         self.ended = False
         self.waits: list[Waiting] = []
@@ -59,12 +74,14 @@ class Rig:
             raise self.background
 
     def next(self) -> int | None:
-        """Take the next batch as the session does; its step."""
+        """Take the next round as the session does; its step."""
         self.clock.train()
-        batch = self.puller.take(self.clock.handed_out)
+        batch = self.puller.take(self.place)
         if batch is None:
             return None
-        self.clock.hand_out(batch.step)
+        self.place = Place.after(batch)
+        if batch.final:
+            self.clock.hand_out(batch.step)
         return batch.step
 
     def publish(self) -> None:
@@ -112,6 +129,78 @@ def test_no_more_is_pulled_ahead_than_asked_for(rigs: list[Rig]) -> None:
         assert not rig.shelf.changed.wait_for(lambda: len(rig.shelf.attempts) > 3, 0.2)
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_rounds_come_in_order_and_the_first_says_which_version_trains(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch, rounds=3))
+    rig = rigs[0]
+    for step in range(4):
+        assert [rig.next() for _ in range(3)] == [step] * 3
+        rig.publish()
+    assert rig.shelf.given[:12] == [Place(step, round_) for step in range(4) for round_ in range(3)]
+    assert rig.shelf.pulls[:4] == [(step, step) for step in range(4)]
+    assert {version for place, version in rig.shelf.attempts if place.round} == {None}
+
+
+def test_rounds_of_the_step_in_hand_are_no_batches_ahead(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1, rounds=4))
+    rig = rigs[0]
+    assert rig.next() == 0
+    # The rest of step 0 and all of step 1; step 2 would be one too many.
+    rig.shelf.wait_for_pulls(8)
+    with rig.shelf.changed:
+        assert not rig.shelf.changed.wait_for(lambda: len(rig.shelf.attempts) > 8, 0.2)
+    for _ in range(3):
+        assert rig.next() == 0
+    assert rig.next() == 1
+    rig.shelf.wait_for_pulls(12)
+
+
+def test_rounds_ahead_are_bounded_by_their_bytes(rigs: list[Rig]) -> None:
+    size = batch_of(0).received_bytes
+    rigs.append(Rig(prefetch=4, max_bytes=round(3.5 * size), rounds=4))
+    rig = rigs[0]
+    assert rig.next() == 0
+    rig.shelf.wait_for_pulls(4)
+    with rig.shelf.changed:
+        assert not rig.shelf.changed.wait_for(lambda: len(rig.shelf.attempts) > 4, 0.2)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_step_that_cannot_be_filled_ends_the_rounds(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch, rounds=3))
+    rig = rigs[0]
+    rig.shelf.ready, rig.shelf.pending, rig.ended = Place(1, 1), 0, True
+    assert [rig.next() for _ in range(5)] == [0, 0, 0, 1, None]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_drained_run_ends_the_steps(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch))
+    rig = rigs[0]
+    assert rig.next() == 0
+    rig.shelf.wait_for_pulls(1 + prefetch)
+    rig.shelf.failure = RunPaused("r", "drained")
+    steps = [rig.next() for _ in range(3)]
+    assert steps == ([1, None, None] if prefetch else [None, None, None])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_run_that_an_operator_holds_is_waited_for(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch))
+    rig = rigs[0]
+    held = iter([RunPaused("r", "operator")] * 3)
+
+    def make(step: int, version: int) -> object:
+        for error in held:
+            raise error
+        return batch_of(step, version)
+
+    rig.shelf.make = make  # type: ignore[assignment]
+    assert rig.next() == 0
+    if prefetch == 0:
+        assert [waiting.on for waiting in rig.waits] == ["an operator, who has to continue the run"] * 3
+
+
 def test_no_more_is_held_than_the_bytes_allow(rigs: list[Rig]) -> None:
     size = batch_of(0).received_bytes
     rigs.append(Rig(prefetch=10, max_bytes=round(2.5 * size)))
@@ -136,7 +225,7 @@ def test_a_version_that_is_too_low_is_asked_for_again(rig: Rig) -> None:
 
 
 def test_the_end_of_the_tasks_ends_the_steps(rig: Rig) -> None:
-    rig.shelf.ready, rig.shelf.pending = 2, 0
+    rig.shelf.ready, rig.shelf.pending = Place(2), 0
     rig.ended = True
     assert [rig.next(), rig.next(), rig.next(), rig.next()] == [0, 1, None, None]
 
@@ -144,7 +233,7 @@ def test_the_end_of_the_tasks_ends_the_steps(rig: Rig) -> None:
 def test_tasks_still_at_work_are_waited_for(rigs: list[Rig]) -> None:
     rigs.append(Rig(timeout_s=0.1))
     rig = rigs[0]
-    rig.shelf.ready, rig.shelf.pending, rig.ended = 0, 1, True
+    rig.shelf.ready, rig.shelf.pending, rig.ended = Place(0), 1, True
     with pytest.raises(BatchNotReady):
         rig.next()
 
@@ -153,18 +242,18 @@ def test_tasks_still_at_work_are_waited_for(rigs: list[Rig]) -> None:
 def test_a_trainer_that_waits_too_long_hears_on_whom(rigs: list[Rig], prefetch: int) -> None:
     rigs.append(Rig(prefetch, timeout_s=0.3))
     rig = rigs[0]
-    rig.shelf.ready = 1
+    rig.shelf.ready = Place(1)
     assert rig.next() == 0
     with pytest.raises(BatchNotReady) as raised:
         rig.next()
     assert raised.value.attributes["waits_on"] == "the workers"
-    rig.shelf.ready = 5
+    rig.shelf.ready = Place(5)
     assert rig.next() == 1
 
 
 def test_a_trainer_that_waits_is_told_on_whom(rigs: list[Rig]) -> None:
     rigs.append(Rig(timeout_s=0.3))
-    rigs[0].shelf.ready = 0
+    rigs[0].shelf.ready = Place(0)
     with pytest.raises(BatchNotReady):
         rigs[0].next()
     assert {(waiting.doing, waiting.on) for waiting in rigs[0].waits} == {("pulling step 0", "the workers")}
@@ -185,7 +274,11 @@ def test_a_service_that_is_away_for_longer_than_one_try_is_waited_for(rigs: list
     assert rig.next() == 0
 
 
-@pytest.mark.parametrize("error", [StaleEpoch(1, 2), FailureBudgetExceeded(3, 2, "boom")], ids=lambda e: e.reason)
+@pytest.mark.parametrize(
+    "error",
+    [StaleEpoch(1, 2), FailureBudgetExceeded(3, 2, "boom"), StoreRolledBack("r", 9, 3)],
+    ids=lambda e: e.reason,
+)
 def test_errors_that_nothing_cures_end_the_loop(rig: Rig, error: Exception) -> None:
     rig.shelf.failure = error
     with pytest.raises(type(error)):
@@ -195,7 +288,7 @@ def test_errors_that_nothing_cures_end_the_loop(rig: Rig, error: Exception) -> N
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_what_goes_wrong_elsewhere_ends_a_wait(rigs: list[Rig], prefetch: int) -> None:
     rigs.append(Rig(prefetch))
-    rigs[0].shelf.ready = 0
+    rigs[0].shelf.ready = Place(0)
     rigs[0].background = OSError("the feeder died")
     with pytest.raises(OSError, match="the feeder died"):
         rigs[0].next()
@@ -215,7 +308,7 @@ def test_a_batch_that_is_there_is_given_before_a_later_error(rigs: list[Rig]) ->
 
 def test_stopping_ends_a_wait_in_the_background(rigs: list[Rig]) -> None:
     rigs.append(Rig(prefetch=1))
-    rigs[0].shelf.ready = 0
+    rigs[0].shelf.ready = Place(0)
     puller = rigs[0].puller
     assert isinstance(puller, Prefetcher)
     puller.stop()

@@ -1,5 +1,6 @@
 """Policies, tasks and manifests on their way into messages and back."""
 
+import pickle
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2
-from trainer_client import FilesManifest, Policy, SamplingParams, Task, WeightFile, manifest_of
+from trainer_client import Environment, FilesManifest, Policy, SamplingParams, Task, WeightFile, manifest_of
 from trainer_client.tasks import tasks_to_wire
 
 pytestmark = pytest.mark.matrix
@@ -32,6 +33,29 @@ FULL = Policy(
     prefetch_batches=1,
     batches_per_publish=2,
     retained_steps=4,
+    preset="miles",
+    order="stalest_first",
+    environments={"easy": 1, "hard": Environment(share=0, priority=3), "": Environment(priority=0)},
+    staleness_measure="mean",
+    max_generations=3,
+    cancel_stale_leases=False,
+    filter_equal_rewards=True,
+    filter_min_response_tokens=1,
+    filter_max_response_tokens=0,
+    filter_min_mean_reward_milli=-5,
+    filter_max_mean_reward_milli=5,
+    min_acceptance_milli=0,
+    batch_tokens=100,
+    equal_shards=True,
+    micro_batch_groups=2,
+    max_version_spread=0,
+    quota_groups=40,
+    quota_tokens=4000,
+    quota_bytes=1 << 40,
+    max_retained_bytes=7,
+    record_groups=True,
+    wait_replicas=1,
+    wait_timeout_ms=50,
 )
 
 
@@ -42,6 +66,22 @@ def test_every_field_of_the_wire_policy_can_be_stated() -> None:
 def test_a_policy_survives_the_way_there_and_back() -> None:
     assert Policy.from_wire(FULL.to_wire()) == FULL
     assert None not in [getattr(FULL, field.name) for field in fields(FULL)]
+    assert pickle.loads(pickle.dumps(FULL)) == FULL
+
+
+def test_environments_are_stated_by_name_a_number_being_the_share() -> None:
+    wire = FULL.to_wire()
+    assert [(rule.environment, rule.HasField("share"), rule.share) for rule in wire.environments] == [
+        ("easy", True, 1),
+        ("hard", True, 0),
+        ("", False, 0),
+    ]
+    assert [(rule.HasField("priority"), rule.priority) for rule in wire.environments] == [
+        (False, 0),
+        (True, 3),
+        (True, 0),
+    ]
+    assert Policy(environments={"easy": 1}) == Policy(environments={"easy": Environment(share=1)})
 
 
 def test_what_is_unset_is_not_sent() -> None:
@@ -57,6 +97,9 @@ def test_what_is_unset_is_not_sent() -> None:
         (Policy(batch_groups=-1), "policy.batch_groups"),
         (Policy(max_staleness="two"), "policy.max_staleness"),  # type: ignore[arg-type]
         (Policy(overflow_action="explode"), "policy.overflow_action"),  # type: ignore[arg-type]
+        (Policy(order="random"), "policy.order"),  # type: ignore[arg-type]
+        (Policy(environments={"math": -1}), "policy.environments[math]"),
+        (Policy(environments={"math": "much"}), "policy.environments[math]"),  # type: ignore[dict-item]
     ],
 )
 def test_a_policy_that_no_message_can_hold_is_refused_by_field(policy: Policy, field: str) -> None:

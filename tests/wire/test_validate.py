@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from buffer_wire import layout
+from buffer_wire import layout, limits
 from buffer_wire.errors import InvalidField
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2 as pb
@@ -48,6 +48,8 @@ BROKEN: list[tuple[str, Callable[[pb.GroupHeader], object]]] = [
     ("samples[0].spans", _set("samples#0.spans#0.end", 4)),
     ("samples[0].spans", lambda h: h.samples[0].ClearField("spans")),
     ("samples[0].spans[0].version.epoch", _set("samples#0.spans#0.version.epoch", 0)),
+    ("samples[0].spans[0].version.version", _set("samples#0.spans#0.version.version", 1 << 43)),
+    ("samples[1].spans[0].version.version", _set("samples#1.spans#0.version.version", (1 << 64) - 1)),
     ("samples[0].spans[1]", lambda h: h.samples[0].spans.add(start=2, end=3)),
     ("samples[0].spans[1].version.epoch", lambda h: h.samples[0].spans.add(start=5, end=6)),
     ("samples[0].turns[0]", lambda h: h.samples[0].turns.add(role="user", start=3, end=9)),
@@ -102,6 +104,29 @@ def test_spans_may_not_run_backwards() -> None:
     late.version.epoch, late.version.version = 1, 1
     with pytest.raises(InvalidField, match="not below"):
         check_group(header, len(layout.write_payload(columns)))
+
+
+def test_the_largest_version_passes_for_many_tokens() -> None:
+    header, columns = make_header([5, 7])
+    for sample in header.samples:
+        sample.spans[0].version.version = limits.MAX_VERSION
+    summary = check_group(header, len(layout.write_payload(columns)))
+    assert summary.version_tokens == limits.MAX_VERSION * 10
+    assert summary.tail == (1, limits.MAX_VERSION)
+
+
+def test_what_the_service_needs_to_know_is_summed_up_on_the_way() -> None:
+    header, columns = make_header([5, 7])
+    header.samples[0].reward = -2.0
+    header.samples[0].spans[0].end = 3
+    header.samples[0].spans.add(start=3, end=5, version=header.samples[0].spans[0].version)
+    header.samples[0].spans[1].version.version = 9
+    summary = check_group(header, len(layout.write_payload(columns)))
+    assert (summary.tokens, summary.loss_tokens) == (12, 10)
+    assert (summary.head, summary.tail) == ((1, 2), (1, 9))
+    assert list(summary.response_lengths) == [4, 6]
+    assert list(summary.rewards) == [-2.0, 1.0]
+    assert summary.version_tokens == 2 * 2 + 2 * 9 + 6 * 2
 
 
 def test_a_continuation_may_hold_unfinished_and_empty_samples() -> None:

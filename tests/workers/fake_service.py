@@ -65,6 +65,12 @@ class FakeService:
     """So many lease requests grant, but the reply is lost."""
     lost_leases: set[str] = field(default_factory=set)
     """Lease ids that heartbeats are told to be lost."""
+    cancelled_leases: set[str] = field(default_factory=set)
+    """Lease ids that heartbeats are told to be taken back."""
+    retry_failed: bool = False
+    """A task that comes back as failed is pending again, as below the attempt cap."""
+    holds: bool = True
+    """False: a lease request that finds nothing is answered at once."""
     hold_pushes: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: pushes wait, as in a full queue that blocks."""
     held_pushes: int = 0
@@ -151,7 +157,7 @@ class FakeService:
             ]
         else:
             try:
-                async with asyncio.timeout(request.wait_ms / 1000), self._changed:
+                async with asyncio.timeout(request.wait_ms / 1000 if self.holds else 0), self._changed:
                     await self._changed.wait_for(lambda: bool(self._pending()))
             except TimeoutError:
                 pass
@@ -180,6 +186,11 @@ class FakeService:
     def _pending(self) -> list[FakeTask]:
         return [t for t in self.tasks.values() if not t.leased_to and t.result is None and not t.failed]
 
+    def state_of(self, lease_id: str) -> "tasks_pb2.LeaseState.ValueType":
+        if lease_id in self.cancelled_leases:
+            return tasks_pb2.LEASE_STATE_CANCELLED
+        return tasks_pb2.LEASE_STATE_LIVE if self.live(lease_id) else tasks_pb2.LEASE_STATE_LOST
+
     def live(self, lease_id: str) -> FakeTask | None:
         if lease_id in self.lost_leases:
             return None
@@ -194,7 +205,7 @@ class FakeService:
             if task.result is not None:
                 same = task.result.header.lease_id == group.header.lease_id
                 outcome = groups_pb2.PUSH_OUTCOME_DUPLICATE if same else groups_pb2.PUSH_OUTCOME_CLOSED
-        if outcome == groups_pb2.PUSH_OUTCOME_QUEUED:
+        if outcome in (groups_pb2.PUSH_OUTCOME_QUEUED, groups_pb2.PUSH_OUTCOME_FILTERED):
             task.result, task.leased_to = group, ""
         error = None
         if outcome == groups_pb2.PUSH_OUTCOME_INVALID:
@@ -222,10 +233,7 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
         self, request: tasks_pb2.ExtendLeasesRequest, context: Context
     ) -> tasks_pb2.ExtendLeasesResponse:
         self.fake.extends.append(list(request.lease_ids))
-        states = [
-            tasks_pb2.LEASE_STATE_LIVE if self.fake.live(lease_id) else tasks_pb2.LEASE_STATE_LOST
-            for lease_id in request.lease_ids
-        ]
+        states = [self.fake.state_of(lease_id) for lease_id in request.lease_ids]
         await self.fake.changed()
         return tasks_pb2.ExtendLeasesResponse(revision=self.fake.revision, states=states, ttl_ms=self.fake.ttl_ms)
 
@@ -240,7 +248,7 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
                 outcomes.append(tasks_pb2.RETURN_OUTCOME_LOST)
                 continue
             task.leased_to = ""
-            task.failed = returned.kind == tasks_pb2.RETURN_KIND_FAILED
+            task.failed = returned.kind == tasks_pb2.RETURN_KIND_FAILED and not self.fake.retry_failed
             if returned.HasField("continuation"):
                 task.continuation = returned.continuation
             outcomes.append(tasks_pb2.RETURN_OUTCOME_FAILED if task.failed else tasks_pb2.RETURN_OUTCOME_PENDING)

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout_workers.keeper import LeaseKeeper
+from rollout_workers.keeper import LeaseEnd, LeaseKeeper
 from rollout_workers.service import ServiceClient
-from tests.workers.building import lease, task, time_passes
+from tests.workers.building import eventually, lease, task, time_passes
 from tests.workers.fake_service import FakeService, FakeTask
 
 TTL_MS = 600
@@ -32,8 +32,8 @@ def held(fake: FakeService, task_id: str) -> object:
     return lease(of, ttl_ms=TTL_MS)
 
 
-def never() -> None:
-    raise AssertionError("the lease was not lost")
+def never(_: LeaseEnd) -> None:
+    raise AssertionError("the lease has not ended")
 
 
 async def test_heartbeats_come_every_third_of_the_time_to_live(fake: FakeService) -> None:
@@ -71,12 +71,34 @@ async def test_late_lease_is_extended_before_the_ones_that_were_there(fake: Fake
 async def test_lost_lease_is_told_once_and_the_others_live_on(fake: FakeService) -> None:
     lost: list[str] = []
     async with keeping(fake) as keeper:
-        keeper.hold(held(fake, "t1"), time.monotonic(), lambda: lost.append("t1"))  # type: ignore[arg-type]
+        keeper.hold(held(fake, "t1"), time.monotonic(), lambda end: lost.append(f"t1 {end}"))  # type: ignore[arg-type]
         keeper.hold(held(fake, "t2"), time.monotonic(), never)  # type: ignore[arg-type]
         fake.lost_leases.add("t1/0/1")
         await fake.until(lambda: len(fake.extends) >= 3)
-    assert lost == ["t1"]
+    assert lost == ["t1 lost"]
     assert fake.extends[-1] == ["t2/0/1"]
+
+
+async def test_cancelled_lease_is_told_apart_from_a_lost_one(fake: FakeService) -> None:
+    ends: list[LeaseEnd] = []
+    async with keeping(fake) as keeper:
+        keeper.hold(held(fake, "t1"), time.monotonic(), ends.append)  # type: ignore[arg-type]
+        fake.cancelled_leases.add("t1/0/1")
+        await fake.until(lambda: bool(fake.extends))
+        await eventually(lambda: len(keeper) == 0)
+    assert ends == [LeaseEnd.CANCELLED]
+
+
+async def test_hurried_heartbeat_does_not_wait_for_its_turn(fake: FakeService) -> None:
+    async with keeping(fake) as keeper:
+        lease_of = held(fake, "t1")
+        lease_of.ttl_ms = fake.ttl_ms = 600_000  # type: ignore[attr-defined]
+        keeper.hold(lease_of, time.monotonic(), never)  # type: ignore[arg-type]
+        for beats in (1, 2):
+            keeper.hurry()
+            await fake.until(lambda beats=beats: len(fake.extends) == beats, timeout_s=5)
+        await time_passes(0.4)
+        assert len(fake.extends) == 2
 
 
 async def test_released_lease_gets_no_heartbeat(fake: FakeService) -> None:

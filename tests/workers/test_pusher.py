@@ -64,6 +64,13 @@ async def test_small_groups_travel_together_and_each_is_answered(fake: FakeServi
     assert len(p.pusher) == 0
 
 
+async def test_filtered_group_is_a_final_answer_of_its_own(fake: FakeService) -> None:
+    fake.outcomes.append(groups_pb2.PUSH_OUTCOME_FILTERED)
+    async with pushing(fake) as p:
+        assert await p.push_all("t1", "t2") == ["filtered", "queued"]
+    assert p.counters.pushed == {"filtered": 1, "queued": 1}
+
+
 async def test_bundles_keep_to_their_size(fake: FakeService) -> None:
     async with pushing(fake, bundle_bytes=100_000) as p:
         # A group of 5,000 tokens takes 45 KB: two to a bundle.

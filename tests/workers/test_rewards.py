@@ -44,6 +44,14 @@ def scorer_of(function: RewardFunction, *, timeout_s: float = 10.0, decode: bool
     return Scorer(function, prompts, name="m:f", timeout_s=timeout_s, threads=2, decode=decode)
 
 
+async def rewards_of(scorer: Scorer, progress: GroupProgress) -> list[float]:
+    """Of every sample; raises what the first one failed with."""
+    scores = await scorer.score(progress, range(len(progress.samples)))
+    for error in scores.failures.values():
+        raise error
+    return [scores.rewards[i] for i in range(len(progress.samples))]
+
+
 async def test_plain_function_gets_each_sample_and_runs_in_a_thread() -> None:
     seen: list[RewardInput] = []
     threads: set[str] = set()
@@ -54,7 +62,7 @@ async def test_plain_function_gets_each_sample_and_runs_in_a_thread() -> None:
         return float(sample.metadata["base"]) + len(sample.response_ids)
 
     progress = progress_of(2, 3, metadata_json='{"base": 10}', environment="sums")
-    assert await scorer_of(reward).score(progress) == [12.0, 13.0]
+    assert await rewards_of(scorer_of(reward), progress) == [12.0, 13.0]
     assert [s.sample_index for s in seen] == [0, 1]
     assert seen[0].prompt_ids.tolist() == [1, 2, 3]
     assert (seen[0].environment, seen[0].finish_reason, seen[0].text) == ("sums", "stop", None)
@@ -68,7 +76,7 @@ async def test_coroutine_function_runs_on_the_loop_side_by_side() -> None:
         await both.wait()
         return float(sample.sample_index)
 
-    assert await scorer_of(reward).score(progress_of(1, 1)) == [0.0, 1.0]
+    assert await rewards_of(scorer_of(reward), progress_of(1, 1)) == [0.0, 1.0]
 
 
 async def test_object_with_an_async_call_is_awaited() -> None:
@@ -76,7 +84,7 @@ async def test_object_with_an_async_call_is_awaited() -> None:
         async def __call__(self, sample: RewardInput) -> float:
             return 0.5
 
-    assert await scorer_of(Judge()).score(progress_of(1)) == [0.5]
+    assert await rewards_of(scorer_of(Judge()), progress_of(1)) == [0.5]
 
 
 async def test_text_is_there_when_the_worker_has_a_tokenizer() -> None:
@@ -86,14 +94,14 @@ async def test_text_is_there_when_the_worker_has_a_tokenizer() -> None:
         texts.append(sample.text)
         return 0.0
 
-    await scorer_of(reward, decode=True).score(progress_of(3, 1))
+    await rewards_of(scorer_of(reward, decode=True), progress_of(3, 1))
     assert texts == ["abc", "a"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None])
 async def test_result_that_is_no_finite_number_is_refused(value: object) -> None:
     with pytest.raises(RewardFailed, match=r"for sample 0: it gave .*not a finite number"):
-        await scorer_of(lambda _: value).score(progress_of(1))  # type: ignore[arg-type,return-value]
+        await rewards_of(scorer_of(lambda _: value), progress_of(1))  # type: ignore[arg-type,return-value]
 
 
 async def test_exception_of_the_function_is_told_with_its_class() -> None:
@@ -101,7 +109,7 @@ async def test_exception_of_the_function_is_told_with_its_class() -> None:
         return 1.0 / float(sample.metadata["divisor"])
 
     with pytest.raises(RewardFailed, match="m:f failed for sample 0: KeyError: 'divisor'"):
-        await scorer_of(reward).score(progress_of(1))
+        await rewards_of(scorer_of(reward), progress_of(1))
 
 
 async def test_exception_of_a_coroutine_is_told_with_its_class() -> None:
@@ -109,7 +117,7 @@ async def test_exception_of_a_coroutine_is_told_with_its_class() -> None:
         raise OSError("judge is down")
 
     with pytest.raises(RewardFailed, match="for sample 0: OSError: judge is down"):
-        await scorer_of(reward).score(progress_of(1))
+        await rewards_of(scorer_of(reward), progress_of(1))
 
 
 async def test_function_that_takes_too_long_fails_the_group() -> None:
@@ -120,15 +128,15 @@ async def test_function_that_takes_too_long_fails_the_group() -> None:
         return 0.0
 
     began = time.monotonic()
-    with pytest.raises(RewardFailed, match=r"no result for the group within 0\.05 s"):
-        await scorer_of(reward, timeout_s=0.05).score(progress_of(1))
+    with pytest.raises(RewardFailed, match=r"no result within 0\.05 s"):
+        await rewards_of(scorer_of(reward, timeout_s=0.05), progress_of(1))
     release.set()
     assert time.monotonic() - began < 5
 
 
 async def test_metadata_that_is_not_json_fails() -> None:
     with pytest.raises(RewardFailed, match="metadata_json is not JSON"):
-        await scorer_of(lambda _: 0.0).score(progress_of(1, metadata_json="{"))
+        await rewards_of(scorer_of(lambda _: 0.0), progress_of(1, metadata_json="{"))
 
 
 def test_reward_is_loaded_by_name() -> None:

@@ -2,7 +2,7 @@
 with the real one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
 from rollout_workers.engines import SimulatedHost
 from rollout_workers.options import SimulatedOptions
-from rollout_workers.rewards import RewardFunction, RewardInput, Scorer
+from rollout_workers.rewards import RewardFunction, RewardInput, Scorer, Scores
 from rollout_workers.samples import GroupProgress
 from rollout_workers.worker import Worker
 from tests.workers.building import eventually, length_reward, options, task, time_passes, weight_files
@@ -270,6 +270,70 @@ async def test_lost_lease_stops_its_generation(fake: FakeService, tmp_path: Path
     assert fake.returns == []
 
 
+async def test_cancelled_lease_stops_its_generation_soon_after_the_publish(fake: FakeService, tmp_path: Path) -> None:
+    fake.ttl_ms = 600_000
+    await fake.submit(task("t1", max_new_tokens=5_000))
+    async with working(fake, tmp_path, simulated=SLOW, groups_per_engine=1) as running:
+        await eventually(lambda: bool(running.engine._decoding))
+        fake.cancelled_leases.add("t1/0/1")
+        await fake.submit(task("t2", max_new_tokens=4))
+        # The next regular heartbeat is minutes away.
+        files = weight_files(tmp_path / "v1", {"model": b"1"})
+        await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
+        await fake.until(lambda: "t2" in fake.results())
+        assert set(running.engine._decoding) == set()
+        counters = running.worker.counters
+        assert (counters.leases_cancelled, counters.leases_lost) == (1, 0)
+    assert fake.returns == []
+    assert "t1" not in fake.results()
+
+
+@pytest.mark.parametrize(("end", "pushed"), [("cancelled", False), ("lost", True)])
+async def test_group_that_is_being_scored_is_pushed_unless_its_lease_was_cancelled(
+    fake: FakeService, tmp_path: Path, end: str, pushed: bool
+) -> None:
+    scoring, release = asyncio.Event(), asyncio.Event()
+
+    async def reward(sample: RewardInput) -> float:
+        if sample.task_id == "t1":
+            scoring.set()
+            await release.wait()
+        return 1.0
+
+    fake.ttl_ms = 300
+    await fake.submit(task("t1"))
+    async with working(fake, tmp_path, reward=reward) as running:
+        await scoring.wait()
+        (fake.cancelled_leases if end == "cancelled" else fake.lost_leases).add("t1/0/1")
+        seen = len(fake.extends)
+        await fake.until(lambda: len(fake.extends) > seen)
+        await fake.submit(task("t2"))
+        await fake.until(lambda: "t2" in fake.results())
+        release.set()
+        if pushed:
+            await fake.until(lambda: "t1" in fake.results())
+        assert running.worker.counters.leases_cancelled == (0 if pushed else 1)
+    assert ("t1" in fake.results()) == pushed
+    assert fake.returns == []
+
+
+async def test_idle_worker_waits_politely_while_the_run_drains(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.dispatcher._WARN_AFTER_S", 0.1)
+    monkeypatch.setattr("rollout_workers.dispatcher._AFTER_HELD_ANSWER_S", 0.1)
+    fake.wait, fake.holds = tasks_pb2.LEASE_WAIT_DRAINING, False
+    with structlog.testing.capture_logs() as logs:
+        async with working(fake, tmp_path) as running:
+            await fake.until(lambda: len(fake.lease_requests) >= 5)
+            assert "being drained" in running.worker._dispatchers[0].waiting_on
+            # Continued: there is work again.
+            await fake.submit(task("t1"))
+            await fake.until(all_done(fake))
+            assert running.worker.counters.last_error == ""
+    assert not [line for line in logs if line["log_level"] in ("warning", "error")]
+
+
 # ── what goes wrong ──────────────────────────────────────────────────────────
 
 
@@ -445,10 +509,10 @@ async def test_fault_of_the_worker_over_one_task_fails_that_task_alone(
 ) -> None:
     original = Scorer.score
 
-    async def score(self: Scorer, progress: GroupProgress) -> list[float]:
+    async def score(self: Scorer, progress: GroupProgress, indices: Sequence[int]) -> Scores:
         if progress.task.task_id == "bad":
             raise ZeroDivisionError("a bug")
-        return await original(self, progress)
+        return await original(self, progress, indices)
 
     monkeypatch.setattr(Scorer, "score", score)
     await fake.submit(task("bad"), task("good"))

@@ -226,6 +226,106 @@ def test_reward_that_fails_ends_in_a_failed_task_with_its_error(
     assert "token id 9999" in failure.error
 
 
+def interrupted(service: ServiceProcess, client: BufferClient, run_id: str, folder: Path) -> None:
+    """Four leases are begun by a worker that is stopped, so that four continuations of version 0 are left."""
+    with worker_process(service.address, run_id, folder, *SLOW, worker_id="first") as worker:
+        until(lambda: client.ledger(run_id).tasks.leased == 4, "four leases")
+        time.sleep(0.7)
+        assert worker.stop() == 0
+    assert client.ledger(run_id).tasks.pending == 4
+
+
+@pytest.mark.parametrize(("spread", "kept"), [(1, False), (5, True)])
+def test_continuation_beyond_the_spread_starts_anew(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path, spread: int, kept: bool
+) -> None:
+    tasks = list(itertools.islice(endless(max_new_tokens=200), 4))
+    policy = Policy(batch_groups=4, max_version_spread=spread)
+    with client.session(run_id, policy=policy, tasks=tasks, options=OPTIONS) as session:
+        interrupted(service, client, run_id, tmp_path)
+        for _ in range(3):
+            session.publish()
+        with worker_process(service.address, run_id, tmp_path, *FAST, worker_id="second") as worker:
+            batch = next(session)
+            assert worker.stop() == 0
+        state = session.state()
+    versions = {tuple(span.version.version for span in sample.spans) for sample in batch.samples}
+    assert versions == ({(0, 3)} if kept else {(3,)})
+    assert {group.generation for group in batch.groups} == {0}
+    assert state.statistics["continuations_beyond_spread"] == (0 if kept else 4)
+    assert (state.statistics["continuation_tokens_discarded"] > 0) == (not kept)
+
+
+def test_lease_that_can_no_longer_be_fresh_is_taken_back_and_begun_anew(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    # Heartbeats are minutes apart, unless something is published.
+    policy = Policy(batch_groups=4, max_staleness=1, cancel_stale_leases=True, lease_ttl_ms=600_000)
+    tasks = list(itertools.islice(endless(max_new_tokens=60), 4))
+    with (
+        client.session(run_id, policy=policy, tasks=tasks, options=OPTIONS) as session,
+        worker_process(service.address, run_id, tmp_path, *SLOW) as worker,
+    ):
+        until(lambda: client.ledger(run_id).tasks.leased == 4, "four leases")
+        session.publish()
+        session.publish()
+        until(lambda: client.run(run_id).statistics["leases_cancelled"] == 4, "four cancelled leases", 10)
+        batch = next(session)
+        assert worker.stop() == 0
+        state = session.state()
+    assert {sample.spans[0].version.version for sample in batch.samples} == {2}
+    assert batch.info.staleness_max == 0
+    assert "lease cancelled" in worker.said()
+    # Nobody's attempt has failed.
+    assert (state.ledger.tasks.failed, state.statistics["leases_expired"], state.ledger.groups.accepted.groups) == (
+        0,
+        0,
+        4,
+    )
+    assert state.ledger.balanced
+
+
+def test_worker_waits_while_the_run_drains_and_goes_on_when_it_is_continued(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    policy = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block")
+    with (
+        client.session(run_id, policy=policy, tasks=endless(), options=OPTIONS) as session,
+        worker_process(service.address, run_id, tmp_path, *FAST) as worker,
+    ):
+        next(session)
+        client.drain_run(run_id)
+        batches = sum(1 for _ in session)
+        state = session.state()
+        assert (state.ledger.tasks.leased, state.draining) == (0, True)
+        assert state.ledger.groups.queued.groups < 4
+        until(lambda: "being drained" in worker.said(), "the worker says why it is idle")
+        assert worker.process.poll() is None
+        client.continue_run(run_id)
+        assert next(session).step == batches + 1
+        assert worker.stop() == 0
+    assert client.run(run_id).ledger.balanced
+
+
+def test_worker_outlives_a_run_that_is_deleted_and_made_anew(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    policy = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block")
+    with worker_process(service.address, run_id, tmp_path, *FAST) as worker:
+        with client.session(run_id, policy=policy, tasks=endless(), options=OPTIONS) as session:
+            for _ in range(3):
+                next(session)
+                session.publish()
+        client.delete_run(run_id)
+        until(lambda: "the trainer, which creates the run" in worker.said(), "the worker misses the run")
+        with client.session(run_id, policy=policy, tasks=endless(), options=OPTIONS) as session:
+            for _ in range(3):
+                assert len(next(session).groups) == 4
+                session.publish()
+            assert session.state().paused == ""
+        assert worker.stop() == 0
+
+
 def test_second_signal_ends_a_drain_that_nobody_answers(tmp_path: Path) -> None:
     tasks = list(itertools.islice(endless(max_new_tokens=400), 4))
     with (

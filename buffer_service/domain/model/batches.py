@@ -1,48 +1,57 @@
-"""Batches: evict what is too stale, assemble the next step, repeat a stored one, settle lost groups.
+"""Batches: evict what is too stale, close the next round, repeat a stored one, settle lost groups.
 
-Invariants: steps assemble in order; a stored step returns the same groups to the same rank until it is freed; no group
-enters a batch with train_version - head above max_staleness; sharding is stored, and changes only when a resumed
-trainer comes with another world size.
+Invariants: steps and their rounds close in order; a stored round returns the same groups to the same rank until it is
+freed; no group that is too stale by the policy's measure enters a round; how a round is split is stored, and changes
+only when a resumed trainer comes with another world size.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from buffer_service.domain.gate import too_stale
-from buffer_service.domain.model.records import Group, Step
+from buffer_service.domain.gate import aged_out
+from buffer_service.domain.model import rounds
+from buffer_service.domain.model.records import Group
 from buffer_service.domain.model.state import RunState
+from buffer_service.domain.model.steps import Step
 from buffer_service.domain.ops import Batch, Pull, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
-from buffer_service.domain.sharding import shard
 from buffer_service.domain.transitions import GroupState
-from buffer_wire.errors import InvalidField, ReplayGap, StepAhead, WorldSizeMismatch
+from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
+
+DRAINED = "drained"
 
 
 def pull(run: RunState, request: Pull) -> Batch | Short:
-    """One try to get a rank's shard of a step."""
+    """One try to get a rank's shard of a round of a step."""
     run.require_epoch(request.epoch)
     if run.world_size not in {0, request.world_size}:
         raise WorldSizeMismatch(request.world_size, run.world_size)
     if request.step < run.checkpointed_steps:
         raise ReplayGap(request.step, run.checkpointed_steps)
-    if request.step < run.next_step:
-        return _replay(run, request)
     if request.step > run.next_step:
         raise StepAhead(request.step, run.next_step)
+    step = run.steps.get(request.step)
+    closed = len(step.rounds) if step else 0
+    if step is not None and request.round < closed:
+        return _replay(run, request, step)
+    if request.step < run.next_step:
+        raise InvalidField("round", request.round, f"below {closed}, the rounds of step {request.step}")
+    if request.round > closed:
+        raise InvalidField("round", request.round, f"at most {closed}, the next round of step {request.step}")
     run.require_running()
-    train_version = run.published.version if request.train_version is None else request.train_version
-    if train_version < run.published.version:
-        limit = f"at least the published version {run.published.version}"
-        raise InvalidField("train_version", train_version, limit)
 
-    _evict(run, train_version)
-    if len(run.queue) >= run.policy.batch_groups:
+    plan = rounds.plan(run, request, step)
+    _evict(run, plan.form.train_version)
+    if rounds.is_ready(run, plan):
         run.world_size = request.world_size
-        return _reply(run, _assemble(run, train_version), request.rank, replayed=False)
+        return _reply(run, request, rounds.close(run, request.world_size, plan, step), replayed=False)
+    if run.draining and not run.leases and not run.line:
+        run.settle()
+        raise RunPaused(run.run_id, DRAINED)
     return Short(
         run.settle(),
         request.step,
         len(run.queue),
-        run.policy.batch_groups,
+        plan.needed,
         len(run.leases),
         len(run.pending),
         blocked_hint="",
@@ -56,80 +65,64 @@ def check_rank(request: Pull) -> None:
 
 
 def report_lost(run: RunState, step: int, group_ids: Collection[str]) -> None:
-    """Delivered groups whose payloads are gone leave their step, and their tasks start anew."""
-    batch = run.steps.get(step)
-    if batch is None:
-        return
-    lost = [group for group in batch.groups if group.group_id in group_ids and group.state == GroupState.DELIVERED]
-    batch.shards = [[group for group in shard if group not in lost] for shard in batch.shards]
-    for group in lost:
-        del batch.staleness[group.group_id]
-        run.move_group(group, GroupState.LOST)
-        run.end_group(group)
-    run.assembled_now -= len(lost)
+    """Groups that are not trained yet and whose payloads are gone leave their step, and their tasks start anew."""
+    stored = run.steps.get(step)
+    for one in stored.rounds if stored else ():
+        for group in list(one.groups):
+            if group.group_id in group_ids and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
+                one.remove(group)
+                run.move_group(group, GroupState.LOST)
+                run.end_group(group)
+                run.assembled_now -= 1
     run.settle()
 
 
-def _replay(run: RunState, request: Pull) -> Batch:
-    batch = run.steps[request.step]
+def _replay(run: RunState, request: Pull, step: Step) -> Batch:
     if run.world_size == 0:
         run.world_size = request.world_size
         run.changed = True
-    if batch.world_size != run.world_size:
-        batch.shards = _shards(batch.groups, run.world_size)
+    stored = step.rounds[request.round]
+    if stored.world_size != run.world_size:
+        stored.split(run.world_size, equal=step.form.equal)
         run.changed = True
-    return _reply(run, batch, request.rank, replayed=True)
+    return _reply(run, request, step, replayed=True)
 
 
 def _evict(run: RunState, train_version: int) -> None:
-    """What is too stale leaves the queue, stalest first, also when no batch results."""
-    while (group := run.queue.stalest()) is not None:
-        if not too_stale(run.policy, train_version=train_version, head_version=group.head):
+    """What is too stale leaves the queue, stalest first, also when no round results."""
+    measure = run.policy.staleness_measure
+    while (group := run.queue.stalest(measure)) is not None:
+        if not aged_out(run.policy, train_version=train_version, age_milli=group.age_milli(measure)):
             return
-        recycle = run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless
-        run.dequeue(group, GroupState.RECYCLED if recycle else GroupState.DROPPED_STALE)
+        run.dequeue(group, GroupState.RECYCLED if _may_recycle(run, group) else GroupState.DROPPED_STALE)
         run.end_group(group)
 
 
-def _assemble(run: RunState, train_version: int) -> Step:
-    groups: list[Group] = []
-    while len(groups) < run.policy.batch_groups and (group := run.queue.oldest()) is not None:
-        run.dequeue(group, GroupState.DELIVERED)
-        groups.append(group)
-    staleness = {group.group_id: max(0, train_version - group.head) for group in groups}
-    batch = Step(run.next_step, train_version, _shards(groups, run.world_size), staleness, run.policy.max_staleness)
-    run.steps[batch.step] = batch
-    run.next_step += 1
-    run.assembled_now += len(groups)
-
-    run.count("assembled_groups", len(groups))
-    run.count("assembled_groups_spanning_versions", sum(group.facts.spans_versions for group in groups))
-    run.count("staleness_sum", sum(staleness.values()))
-    run.count("pre_queue_staleness_sum", sum(group.tail - group.head for group in groups))
-    run.count("in_queue_staleness_sum", sum(max(0, train_version - group.tail) for group in groups))
-    run.statistics["staleness_max"] = max(run.statistics["staleness_max"], *staleness.values())
-    return batch
+def _may_recycle(run: RunState, group: Group) -> bool:
+    """Whether the group's task is generated once more."""
+    generations = run.policy.max_generations
+    exhausted = 0 < generations <= group.task.generation + 1
+    return run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless and not exhausted
 
 
-def _shards(groups: Sequence[Group], world_size: int) -> list[list[Group]]:
-    by_sequence = {group.sequence: group for group in groups}
-    sizes = [(group.sequence, group.facts.tokens) for group in groups]
-    return [[by_sequence[sequence] for sequence in sequences] for sequences in shard(sizes, world_size)]
-
-
-def _reply(run: RunState, batch: Step, rank: int, *, replayed: bool) -> Batch:
-    """The batch as one rank sees it; its staleness is that of its assembly."""
-    groups, mine = batch.groups, batch.shards[rank]
+def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch:
+    """The round as one rank sees it; its staleness is that of its closing, its totals those of the step so far."""
+    so_far = step.rounds[: request.round + 1]
+    groups = [group for one in so_far for group in one.groups]
+    staleness = [versions for one in so_far for versions in one.staleness.values()]
+    mine = so_far[-1].shards[request.rank]
     return Batch(
         revision=run.settle(),
-        step=batch.step,
-        train_version=batch.train_version,
+        step=step.step,
+        round=request.round,
+        final=step.step < run.next_step and request.round + 1 == len(step.rounds),
+        train_version=step.form.train_version,
         total_groups=len(groups),
         total_samples=sum(group.facts.samples for group in groups),
         total_tokens=sum(group.facts.tokens for group in groups),
         total_loss_tokens=sum(group.facts.loss_tokens for group in groups),
-        staleness_sum=sum(batch.staleness.values()),
-        staleness_max=max(batch.staleness.values(), default=0),
+        staleness_sum=sum(staleness),
+        staleness_max=max(staleness, default=0),
         shard=[ShardGroup(group.group_id, group.payload_key, group.sequence, group.head, group.tail) for group in mine],
         shard_tokens=sum(group.facts.tokens for group in mine),
         replayed=replayed,

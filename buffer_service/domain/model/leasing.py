@@ -1,14 +1,14 @@
 """Leases: lease, extend, give back, expire.
 
 Invariants: a task has at most one live lease; a lease that is lost can neither be extended nor given back; an attempt
-that fails counts towards max_attempts, one that is interrupted does not.
+that fails counts towards max_attempts, one that is interrupted or cancelled does not.
 """
 
 from collections.abc import Sequence
 
 from buffer_service.domain.admission import capacity
 from buffer_service.domain.failures import backoff_ms
-from buffer_service.domain.gate import oldest_useful_version, too_stale
+from buffer_service.domain.gate import oldest_useful_version, too_spread, too_stale
 from buffer_service.domain.model.records import Continuation, Lease, Task, Worker
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import (
@@ -17,6 +17,7 @@ from buffer_service.domain.ops import (
     Leased,
     LeaseGrant,
     LeaseReturn,
+    LeaseState,
     LeaseWait,
     Returned,
     ReturnKind,
@@ -66,14 +67,12 @@ def lease(run: RunState, ask: LeaseAsk) -> Leased:
 
 
 def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[str]) -> Extended:
-    """Prolong the leases that are live."""
-    live = []
+    """Prolong the leases that are live; take back those whose group could no longer be fresh."""
+    states = []
     for lease_id in lease_ids:
         task = run.leases.live(lease_id, worker_id, instance_id, run.now)
-        live.append(task is not None)
-        if task is not None:
-            prolong(run, task)
-    return Extended(run.settle(), live, run.policy.lease_ttl_ms)
+        states.append(LeaseState.LOST if task is None else _prolong_or_cancel(run, task))
+    return Extended(run.settle(), states, run.policy.lease_ttl_ms)
 
 
 def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence[LeaseReturn]) -> Returned:
@@ -117,6 +116,8 @@ def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
     report = run.engines.get(ask.engine_id)
     if run.paused:
         return LeaseWait.PAUSED
+    if run.draining:
+        return LeaseWait.DRAINING
     if report is not None and report.state == QUARANTINED:
         return LeaseWait.QUARANTINED
     loaded = run.timeline.effective(ask.loaded)
@@ -126,28 +127,54 @@ def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
 
 
 def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:
+    loaded = run.timeline.effective(ask.loaded)
     granted: list[Task] = []
-    for task in run.pending.due(run.now):
-        if len(granted) == wanted:
+    while len(granted) < wanted:
+        task = run.pending.pick(run.now, run.mixture, run.lease_turns)
+        if task is None:
             break
-        _drop_stale_continuation(run, task)
+        run.take_turn(run.lease_turns, task.environment)
+        _drop_useless_continuation(run, task, loaded)
         run.pending.remove(task)
         run.move_task(task, TaskState.LEASED)
         task.attempt += 1
+        kept = task.continuation
+        task.lease_head = loaded if kept is None or kept.head is None else min(loaded, kept.head)
         run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
         run.count("leases_granted")
         granted.append(task)
     return granted
 
 
-def _drop_stale_continuation(run: RunState, task: Task) -> None:
-    """What was generated with weights that are too old by now is generated again."""
+def _drop_useless_continuation(run: RunState, task: Task, loaded: int) -> None:
+    """What was generated with weights that are too old, by now or for this engine, is generated again."""
     kept = task.continuation
     if kept is None or kept.head is None:
         return
     if too_stale(run.policy, train_version=run.train_version, head_version=kept.head):
-        run.count("continuation_tokens_discarded", kept.tokens)
+        _give_up_continuation(run, task)
+    elif too_spread(run.policy, loaded_version=loaded, head_version=kept.head):
+        _give_up_continuation(run, task)
+        run.count("continuations_beyond_spread")
+
+
+def _give_up_continuation(run: RunState, task: Task) -> None:
+    if task.continuation is not None:
+        run.count("continuation_tokens_discarded", task.continuation.tokens)
         task.continuation = None
+
+
+def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
+    """What a heartbeat does with a live lease; a policy that cancels measures staleness by heads."""
+    stale = too_stale(run.policy, train_version=run.train_version, head_version=task.lease_head)
+    if not (run.policy.cancel_stale_leases and stale):
+        prolong(run, task)
+        return LeaseState.LIVE
+    run.count("leases_cancelled")
+    _give_up_continuation(run, task)
+    task.came_back = True
+    run.make_pending(task, run.now)
+    return LeaseState.CANCELLED
 
 
 def _take_back(run: RunState, task: Task, given: LeaseReturn) -> ReturnOutcome:
@@ -181,7 +208,6 @@ def _fail(run: RunState, task: Task, error: str) -> ReturnOutcome:
     task.continuation = None
     run.ended[task.task_id] = task
     run.failures.append(TaskFailure(task.task_id, task.attempt, error, run.now))
-    run.check_failure_budget()
     return ReturnOutcome.FAILED
 
 

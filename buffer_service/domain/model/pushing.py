@@ -1,28 +1,34 @@
 """Push: what becomes of a finished group.
 
 Invariants: at most one group is accepted for a task's generation, whichever attempt made it, and accepting it ends the
-live lease; the queue never exceeds its caps by a push; the groups of a call after a blocked one overtake nothing.
+live lease; a push never exceeds a cap or a quota; no blocked push overtakes another, whichever call it came with.
 """
 
 from collections.abc import Iterable
 
+from buffer_service.domain.filters import acceptance_ppm, has_filter, why_filtered
 from buffer_service.domain.identity import LeaseId, group_id
 from buffer_service.domain.model.leasing import prolong
-from buffer_service.domain.model.records import Task
+from buffer_service.domain.model.records import Group, Task
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import GroupFacts, Pushed, PushKind, PushResult
-from buffer_service.domain.policy import OverflowAction
-from buffer_service.domain.transitions import TaskState
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
+from buffer_service.domain.transitions import GroupState, TaskState
+
+GROUPS_PER_DECISION = 64
+"""The revision rises once for so many groups of a call."""
 
 
 def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]]) -> PushResult:
     """Judge groups, whose payloads are stored under the given keys, one after another."""
     run.require_store()
     outcomes: list[Pushed] = []
-    line_is_blocked = False
     for facts, payload_key in groups:
-        outcome = _refuse(run, facts) or _place(run, facts, payload_key, line_is_blocked=line_is_blocked)
-        line_is_blocked = line_is_blocked or outcome.kind is PushKind.BLOCKED
+        if len(outcomes) % GROUPS_PER_DECISION == 0:
+            run.settle()
+        outcome = _refuse(run, facts) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
+        if outcome.kind is not PushKind.BLOCKED:
+            run.line.leave(payload_key)
         if outcome.kind not in {PushKind.QUEUED, PushKind.BLOCKED}:
             run.payloads.trash(payload_key)
         outcomes.append(outcome)
@@ -36,11 +42,16 @@ def _refuse(run: RunState, facts: GroupFacts) -> Pushed | None:
         return invalid
     task = run.tasks.get(facts.task_id)
     if task is not None:
-        return _judge(run, task, facts)
-    if facts.lease_id:
+        refused = _judge(run, task, facts)
+        if refused is not None:
+            return refused
+    elif facts.lease_id:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
-    if facts.generation > 0:
+    elif facts.generation > 0:
         return _named(facts, "generation", facts.generation, "0 for a task pushed without a lease")
+    if not run.has_environment_left(facts.environment):
+        limit = f"one of the run's {MAX_ENVIRONMENTS} environments"
+        return _named(facts, "environment", facts.environment, limit)
     return None
 
 
@@ -73,42 +84,67 @@ def _judge(run: RunState, task: Task, facts: GroupFacts) -> Pushed | None:
     return _counted(run, facts, PushKind.DUPLICATE if task.accepted_attempt == attempt else PushKind.CLOSED)
 
 
-def _place(run: RunState, facts: GroupFacts, payload_key: str, *, line_is_blocked: bool) -> Pushed:
+def _filter(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None:
+    """Accept and end an acceptable group that does not pass the filter."""
+    why = why_filtered(run.policy, facts)
+    if why is None:
+        return None
+    group = _complete(run, facts, payload_key)
+    run.move_group(group, GroupState.FILTERED)
+    run.end_group(group)
+    run.count(why)
+    return _pushed(facts, PushKind.FILTERED)
+
+
+def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     """Queue an acceptable group, or do with it what the overflow action says."""
-    task = run.tasks.get(facts.task_id)
     action = run.policy.overflow_action
-    if line_is_blocked or (not run.queue.fits(run.policy, facts) and action is OverflowAction.BLOCK):
-        _keep_alive(run, task, facts)
-        return Pushed(PushKind.BLOCKED, group_id(facts.task_id, facts.generation), payload_key)
-    while not run.queue.fits(run.policy, facts):
-        if action is OverflowAction.REJECT:
-            return _counted(run, facts, PushKind.REJECTED_FULL)
-        run.drop_oldest()
-    _accept(run, task or _leaseless_task(run, facts), facts, payload_key)
+    if action is OverflowAction.BLOCK:
+        if not run.line.admits(payload_key, run.now) or not run.has_room(facts):
+            return _block(run, facts, payload_key)
+    else:
+        while not run.has_room(facts):
+            if action is OverflowAction.REJECT or not run.queue:
+                return _counted(run, facts, PushKind.REJECTED_FULL)
+            run.drop_oldest()
+    run.enqueue(_complete(run, facts, payload_key))
+    run.after_accept = run.policy, run.group_ledger.states[GroupState.QUEUED], run.live()
     return _pushed(facts, PushKind.QUEUED)
 
 
-def _accept(run: RunState, task: Task, facts: GroupFacts, payload_key: str) -> None:
+def _block(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
+    """The group waits in line; while it does, the service stands in for the worker's heartbeats."""
+    if run.line.wait(payload_key, run.now):
+        run.changed = True
+    task = run.tasks.get(facts.task_id)
+    lease = task.lease if task is not None and task.lease_id == facts.lease_id else None
+    if task is not None and lease is not None and lease.expiry >= run.now:
+        prolong(run, task)
+    return Pushed(PushKind.BLOCKED, group_id(facts.task_id, facts.generation), payload_key)
+
+
+def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
+    """The task is completed with this group, which is new."""
+    task = run.tasks.get(facts.task_id) or _leaseless_task(run, facts)
     if task.state == TaskState.PENDING:
         run.pending.remove(task)
     run.leases.close(task)
     run.move_task(task, TaskState.COMPLETED)
     task.accepted_attempt = _attempt(facts)
     task.continuation = None
-    run.enqueue(run.new_group(task, facts, payload_key))
+    run.environments.add(facts.environment)
+    group = run.new_group(task, facts, payload_key)
+    if has_filter(run.policy):
+        passed = why_filtered(run.policy, facts) is None
+        before = run.statistics["recent_acceptance_ppm"]
+        run.statistics["recent_acceptance_ppm"] = acceptance_ppm(before, passed=passed)
+    return group
 
 
 def _leaseless_task(run: RunState, facts: GroupFacts) -> Task:
-    task = run.tasks[facts.task_id] = Task(facts.task_id, sequence=0, leaseless=True)
+    task = Task(facts.task_id, sequence=0, environment=facts.environment, leaseless=True)
+    run.tasks[facts.task_id] = task
     return task
-
-
-def _keep_alive(run: RunState, task: Task | None, facts: GroupFacts) -> None:
-    """While a push waits for space, the service stands in for the worker's heartbeats."""
-    if task is None or task.lease is None or task.lease_id != facts.lease_id:
-        return
-    if task.lease.expiry >= run.now:
-        prolong(run, task)
 
 
 def _attempt(facts: GroupFacts) -> int:

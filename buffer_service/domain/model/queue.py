@@ -1,76 +1,114 @@
-"""Queued groups: by sequence for batches and overflow, by head for the staleness gate.
+"""Queued groups: in classes of environment and priority, and over all.
 
-Invariant: `tokens` and `bytes` are the sums over the groups that are in it.
+Invariants: every group is in its class and in the whole; a class exists exactly while it holds groups; the sums are
+those of the groups that are in.
 """
 
-import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from buffer_service.domain.model.index import First, GroupIndex
 from buffer_service.domain.model.records import Group
-from buffer_service.domain.ops import GroupFacts
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.ops import Amount, GroupFacts
+from buffer_service.domain.order import Mixture
+from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.quota import within_caps
+from buffer_service.domain.stride import Stride
 
 
 class GroupQueue:
-    """Two heaps over the same groups; entries of groups that left are skipped when met."""
+    """The queue of a run."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
-        self._oldest: list[int] = []
-        self._stalest: list[tuple[int, int]] = []
+        self._all = GroupIndex()
+        self._classes: dict[str, dict[int, GroupIndex]] = {}
         self.tokens = 0
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._all)
 
     def __iter__(self) -> Iterator[Group]:
-        return iter(self._groups.values())
+        return iter(self._all)
+
+    def __contains__(self, group: Group) -> bool:
+        return group in self._all
+
+    @property
+    def classes(self) -> Iterator[tuple[str, int, GroupIndex]]:
+        """Environment, priority, and the groups of each class."""
+        for environment, priorities in self._classes.items():
+            for priority, groups in priorities.items():
+                yield environment, priority, groups
 
     def add(self, group: Group) -> None:
         """A group is queued."""
-        self._groups[group.sequence] = group
-        heapq.heappush(self._oldest, group.sequence)
-        heapq.heappush(self._stalest, (group.head, group.sequence))
+        self._all.add(group)
+        priorities = self._classes.setdefault(group.environment, {})
+        priorities.setdefault(group.task.priority, GroupIndex()).add(group)
         self.tokens += group.facts.tokens
         self.bytes += group.facts.size_bytes
 
     def remove(self, group: Group) -> None:
         """A group leaves."""
-        del self._groups[group.sequence]
+        self._all.remove(group)
+        priorities = self._classes[group.environment]
+        priorities[group.task.priority].remove(group)
+        if not priorities[group.task.priority]:
+            del priorities[group.task.priority]
+        if not priorities:
+            del self._classes[group.environment]
         self.tokens -= group.facts.tokens
         self.bytes -= group.facts.size_bytes
 
     def oldest(self) -> Group | None:
         """The group with the lowest sequence."""
-        while self._oldest:
-            group = self._groups.get(self._oldest[0])
-            if group is not None:
-                return group
-            heapq.heappop(self._oldest)
-        return None
+        return self._all.first(First.OLDEST)
 
-    def stalest(self) -> Group | None:
-        """The group with the lowest head; the lowest sequence among equals."""
-        while self._stalest:
-            head, sequence = self._stalest[0]
-            group = self._groups.get(sequence)
-            if group is not None and group.head == head:
-                return group
-            heapq.heappop(self._stalest)
-        return None
+    def stalest(self, measure: StalenessMeasure) -> Group | None:
+        """The group made with the oldest versions, by that measure; the lowest sequence among equals."""
+        return self._all.first(First.stalest(measure))
+
+    def pick(self, mixture: Mixture, measure: StalenessMeasure, turns: Stride) -> Group | None:
+        """The group that enters the next batch; it stays here, and its environment's turn is not taken yet."""
+        environment = mixture.turn(self._classes, turns)
+        first, rank = _comparator(mixture, measure)
+        if environment is not None:
+            classes = list(self._classes[environment].values())
+        elif mixture.order is Order.PRIORITY:
+            classes = [groups for _, _, groups in self.classes]
+        else:
+            classes = [self._all]
+        heads = (groups.first(first) for groups in classes)
+        return min((head for head in heads if head is not None), key=rank, default=None)
 
     def clamp(self, version: int) -> None:
-        """Heads and tails above `version` fall to it."""
-        for group in self._groups.values():
+        """Versions above `version` fall to it."""
+        for group in self:
             group.clamp(version)
-        self._stalest = sorted((group.head, group.sequence) for group in self._groups.values())
+        self._all.versions_changed()
+        for _, _, groups in self.classes:
+            groups.versions_changed()
 
     def fits(self, policy: RunPolicy, facts: GroupFacts | None = None) -> bool:
         """Whether the caps hold, with one more group when `facts` are given."""
         groups, tokens, size = (1, facts.tokens, facts.size_bytes) if facts else (0, 0, 0)
-        return (
-            len(self) + groups <= policy.max_queued_groups
-            and (policy.max_queued_tokens == 0 or self.tokens + tokens <= policy.max_queued_tokens)
-            and self.bytes + size <= policy.max_queued_bytes
+        return within_caps(
+            policy, Amount(groups=len(self) + groups, tokens=self.tokens + tokens, bytes=self.bytes + size)
         )
+
+
+def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Callable[[Group], tuple[int, ...]]]:
+    """How an order finds the first of a class, and by what it compares the firsts of several."""
+    match mixture.order:
+        case Order.FIFO:
+            return First.OLDEST, lambda group: (group.sequence,)
+        case Order.LIFO:
+            return First.NEWEST, lambda group: (-group.sequence,)
+        case Order.STALEST_FIRST:
+            return First.stalest(measure), lambda group: (group.age_milli(measure), group.sequence)
+        case Order.PRIORITY:
+            return First.OLDEST, lambda group: (
+                -mixture.priority(group.environment, group.task.priority),
+                -group.task.priority,
+                group.sequence,
+            )

@@ -1,13 +1,15 @@
-"""What a run consists of: tasks, leases, groups, steps, workers, publishes.
+"""What a run consists of: tasks, leases, groups, workers, publishes, payloads.
 
 Invariants: a task has a lease exactly while it is leased, and an accepted attempt exactly while it is completed;
-heads and tails are versions of the present timeline.
+versions of groups, leases and continuations are those of the present timeline.
 """
 
 from dataclasses import dataclass, field
 
+from buffer_service.domain.gate import MILLI, age_milli
 from buffer_service.domain.identity import LeaseId
 from buffer_service.domain.ops import Amount, Buffer, GroupFacts
+from buffer_service.domain.policy import StalenessMeasure
 from buffer_service.domain.transitions import NEW, TaskState
 
 
@@ -40,6 +42,7 @@ class Task:
     task_id: str
     sequence: int
     priority: int = 0
+    environment: str = ""
     spec: bytes = b""
     leaseless: bool = False
     state: str = NEW
@@ -52,6 +55,8 @@ class Task:
     """Earliest time of the next lease, ms."""
     continuation: Continuation | None = None
     lease: Lease | None = None
+    lease_head: int = 0
+    """While leased: the oldest version that its group can have tokens of."""
     accepted_attempt: int | None = None
     """The attempt whose group was accepted for this generation; 0 without a lease."""
 
@@ -67,13 +72,14 @@ class Task:
 
     def clamp(self, version: int) -> None:
         """The timeline forked at `version`: nothing newer exists any more."""
+        self.lease_head = min(self.lease_head, version)
         if self.continuation is not None:
             self.continuation = self.continuation.clamped(version)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """An accepted group; head and tail in the present timeline, payload known by its key."""
+    """An accepted group; its versions in the present timeline, payload known by its key."""
 
     group_id: str
     facts: GroupFacts
@@ -81,6 +87,7 @@ class Group:
     sequence: int
     head: int
     tail: int
+    mean_milli: int
     payload_key: str
     state: str = NEW
 
@@ -90,32 +97,20 @@ class Group:
         facts = self.facts
         return Amount(groups=1, samples=facts.samples, tokens=facts.tokens, bytes=facts.size_bytes)
 
+    @property
+    def environment(self) -> str:
+        """Where it counts."""
+        return self.facts.environment
+
+    def age_milli(self, measure: StalenessMeasure) -> int:
+        """The version by which it is measured, in milli-versions."""
+        return age_milli(measure, head=self.head, tail=self.tail, mean_milli=self.mean_milli)
+
     def clamp(self, version: int) -> None:
         """The timeline forked at `version`: nothing newer exists any more."""
         self.head = min(self.head, version)
         self.tail = min(self.tail, version)
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """An assembled batch: its groups by rank, and how stale each was at assembly (by group id)."""
-
-    step: int
-    train_version: int
-    shards: list[list[Group]]
-    staleness: dict[str, int]
-    max_staleness: int
-    """η as of assembly."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks it is sharded for."""
-        return len(self.shards)
-
-    @property
-    def groups(self) -> list[Group]:
-        """All groups in order of sequence."""
-        return sorted((group for shard in self.shards for group in shard), key=lambda group: group.sequence)
+        self.mean_milli = min(self.mean_milli, version * MILLI)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,19 @@
 from collections.abc import Callable, Sequence
 
 from buffer_service.domain import ops
-from buffer_service.domain.model import batches, invariants, leasing, progress, pushing, submitting, view
-from buffer_service.domain.model.state import STORE_ROLLED_BACK, RunState
+from buffer_service.domain.model import (
+    batches,
+    invariants,
+    leasing,
+    progress,
+    pushing,
+    resuming,
+    submitting,
+    view,
+)
+from buffer_service.domain.model.state import RunState
 from buffer_service.domain.policy import RunPolicy
-from buffer_wire.errors import RunExists, RunPaused, StoreRolledBack, UnknownRun
+from buffer_wire.errors import InvalidPolicy, RunExists, RunPaused, StoreRolledBack, UnknownRun
 
 
 class ReferenceModel:
@@ -42,10 +51,33 @@ class ReferenceModel:
         """Replace the policy; returns the revision."""
         run = self._begin(run_id, seen_revision)
         if run.policy != policy:
-            run.policy = policy
-            run.check_failure_budget()
-            run.changed = True
+            queued = len(run.queue)
+            if queued and policy.staleness_measure is not run.policy.staleness_measure:
+                raise InvalidPolicy("staleness_measure", f"cannot change while {queued} groups are queued")
+            run.replace_policy(policy)
         return run.settle()
+
+    def pause_run(self, run_id: str) -> int:
+        """Hold the run; returns the revision."""
+        return self._control(run_id, held=True)
+
+    def drain_run(self, run_id: str) -> int:
+        """Let the run end; returns the revision."""
+        return self._control(run_id, draining=True)
+
+    def continue_run(self, run_id: str) -> int:
+        """Undo pause_run and drain_run; returns the revision."""
+        return self._control(run_id, held=False, draining=False)
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget the run."""
+        self._known(run_id)
+        del self._runs[run_id]
+
+    def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:  # noqa: ARG002 (of the port)
+        """Nothing: the model records nothing."""
+        self._known(run_id)
+        return ()
 
     # ── tasks ──
 
@@ -105,11 +137,12 @@ class ReferenceModel:
         run = self._known(run_id)
         for key in payload_keys:
             run.payloads.trash(key)
+            run.line.leave(key)
 
     # ── batches ──
 
     def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
-        """Assemble a step, or return the stored one."""
+        """Close a round of a step, or return the stored one."""
         batches.check_rank(pull)
         return batches.pull(self._begin(run_id, seen_revision), pull)
 
@@ -119,7 +152,7 @@ class ReferenceModel:
         return [bodies.get(key) for key in payload_keys]
 
     def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
-        """Settle groups of a delivered step as lost and reopen their tasks."""
+        """Settle groups of a step as lost and reopen their tasks."""
         batches.report_lost(self._begin(run_id), step, frozenset(group_ids))
 
     # ── progress ──
@@ -138,7 +171,7 @@ class ReferenceModel:
 
     def resume(self, run_id: str, resume: ops.Resume) -> ops.Resumed:
         """Take the run over; clears a pause."""
-        return progress.resume(self._begin(run_id), resume)
+        return resuming.resume(self._begin(run_id), resume)
 
     # ── weights and engines ──
 
@@ -168,6 +201,15 @@ class ReferenceModel:
         run = self._known(run_id)
         return len(run.payloads.bodies) + sum(task.continuation is not None for task in run.tasks.values())
 
+    def _control(self, run_id: str, *, held: bool | None = None, draining: bool | None = None) -> int:
+        """An operator's word; None leaves a switch as it is."""
+        run = self._begin(run_id)
+        before = run.held, run.draining
+        run.held = run.held if held is None else held
+        run.draining = run.draining if draining is None else draining
+        run.changed = before != (run.held, run.draining)
+        return run.settle()
+
     def _known(self, run_id: str) -> RunState:
         run = self._runs.get(run_id)
         if run is None:
@@ -179,7 +221,7 @@ class ReferenceModel:
         run = self._known(run_id)
         run.now = max(run.now, self._now_ms())
         if seen_revision > run.revision:
-            run.paused = STORE_ROLLED_BACK
+            run.rolled_back = True
             run.seen_revision = max(run.seen_revision, seen_revision)
             raise StoreRolledBack(run_id, seen_revision, run.revision)
         return run

@@ -8,13 +8,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from buffer_service.domain.failures import over_budget
+from buffer_service.domain.filters import ALL_PASSED_PPM
 from buffer_service.domain.identity import group_id
-from buffer_service.domain.ledger import GroupLedger, TaskLedger
+from buffer_service.domain.ledger import GroupLedger, TaskLedger, add
 from buffer_service.domain.model.leases import LeaseBook
+from buffer_service.domain.model.line import Line
 from buffer_service.domain.model.pending import PendingTasks
 from buffer_service.domain.model.queue import GroupQueue
-from buffer_service.domain.model.records import Group, Payloads, PublishedAt, Step, Task
+from buffer_service.domain.model.records import Group, Payloads, PublishedAt, Task
+from buffer_service.domain.model.steps import Step
 from buffer_service.domain.ops import (
+    Amount,
     EngineReport,
     GroupFacts,
     Resumed,
@@ -22,12 +26,16 @@ from buffer_service.domain.ops import (
     TaskFailure,
     WeightVersion,
 )
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.order import Mixture
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
+from buffer_service.domain.quota import within_quotas
+from buffer_service.domain.stride import Stride
 from buffer_service.domain.timeline import Timeline, next_train_version
 from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
 
 STORE_ROLLED_BACK = "store_rolled_back"
+HELD_BY_OPERATOR = "operator"
 FAILURE_BUDGET_EXCEEDED = "failure_budget_exceeded"
 
 FAILURES_SHOWN = 100
@@ -46,7 +54,16 @@ STATISTICS = (
     "assembled_groups",
     "continuation_tokens_discarded",
     "assembled_groups_spanning_versions",
+    "leases_cancelled",
+    "filtered_equal_rewards",
+    "filtered_response_tokens",
+    "filtered_mean_reward",
+    "recent_acceptance_ppm",
+    "continuations_beyond_spread",
 )
+
+LIVE = (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)
+"""States of the groups that quotas bound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +79,10 @@ class RunState:
     changed: bool = False
     seen_revision: int = 0
     """Highest revision that a caller has seen of a store that was rolled back."""
-    paused: str = ""
+    rolled_back: bool = False
+    held: bool = False
+    """By an operator."""
+    draining: bool = False
 
     epoch: int = 1
     published: WeightVersion = WeightVersion(epoch=1, version=0)  # noqa: RUF009 (frozen)
@@ -77,9 +97,12 @@ class RunState:
     published_steps: int = 0
     """committed_steps as of the last publish."""
     assembled_now: int = 0
-    """Groups of the steps below next_step."""
+    """Groups of the steps below next_step, and of the open one."""
     world_size: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
+    """From checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all closed."""
+    retained_bytes: int = 0
+    """Payload bytes of the trained steps that are retained."""
 
     cursor: int = 0
     feeder_state: bytes = b""
@@ -91,16 +114,51 @@ class RunState:
     pending: PendingTasks = field(default_factory=PendingTasks)
     leases: LeaseBook = field(default_factory=LeaseBook)
     queue: GroupQueue = field(default_factory=GroupQueue)
+    line: Line = field(default_factory=Line)
+    mixture: Mixture = field(init=False)
+    lease_turns: Stride = field(default_factory=Stride)
+    queue_turns: Stride = field(default_factory=Stride)
     payloads: Payloads = field(default_factory=Payloads)
     ended: dict[str, Task] = field(default_factory=dict)
     """Tombstones that no retained step keeps: they go with the next checkpoint."""
 
     group_ledger: GroupLedger = field(default_factory=GroupLedger)
+    environment_ledgers: dict[str, GroupLedger] = field(default_factory=dict)
+    environments: set[str] = field(default_factory=set)
+    """Of all tasks and accepted groups so far."""
     task_ledger: TaskLedger = field(default_factory=TaskLedger)
-    statistics: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATISTICS, 0))
+    statistics: dict[str, int] = field(
+        default_factory=lambda: {**dict.fromkeys(STATISTICS, 0), "recent_acceptance_ppm": ALL_PASSED_PPM}
+    )
     failures: deque[TaskFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_SHOWN))
     """The newest last."""
     engines: dict[str, EngineReport] = field(default_factory=dict)
+    after_accept: tuple[RunPolicy, Amount, Amount] | None = None
+    """For the invariants: the policy, what was queued and what was live right after the last group was queued."""
+
+    def __post_init__(self) -> None:
+        self.mixture = Mixture.of(self.policy)
+
+    # ── policy and pauses ──
+
+    def replace_policy(self, policy: RunPolicy) -> None:
+        """Another policy from now on; turns end with the last share."""
+        self.policy = policy
+        self.mixture = Mixture.of(policy)
+        if not self.mixture.has_shares:
+            self.lease_turns.reset()
+            self.queue_turns.reset()
+        self.changed = True
+
+    @property
+    def paused(self) -> str:
+        """Why the run is paused, empty when it is not; the gravest reason."""
+        if self.rolled_back:
+            return STORE_ROLLED_BACK
+        if self.held:
+            return HELD_BY_OPERATOR
+        over = over_budget(self.policy, self.task_ledger.states[TaskState.FAILED])
+        return FAILURE_BUDGET_EXCEEDED if over else ""
 
     # ── bookkeeping ──
 
@@ -130,21 +188,16 @@ class RunState:
 
     def require_store(self) -> None:
         """Refuse while acknowledged writes are known to be lost."""
-        if self.paused == STORE_ROLLED_BACK:
-            raise RunPaused(self.run_id, self.paused)
+        if self.rolled_back:
+            raise RunPaused(self.run_id, STORE_ROLLED_BACK)
 
     def require_running(self) -> None:
         """Refuse work for the trainer while the run is paused."""
-        self.require_store()
         if self.paused == FAILURE_BUDGET_EXCEEDED:
             failed = self.task_ledger.states[TaskState.FAILED]
             raise FailureBudgetExceeded(failed, self.policy.failure_budget, self.failures[-1].error)
-
-    def check_failure_budget(self) -> None:
-        """Pause, or go on, as the failed tasks and the budget say; a rolled back store outranks both."""
-        if self.paused != STORE_ROLLED_BACK:
-            failed = self.task_ledger.states[TaskState.FAILED]
-            self.paused = FAILURE_BUDGET_EXCEEDED if over_budget(self.policy, failed) else ""
+        if self.paused:
+            raise RunPaused(self.run_id, self.paused)
 
     # ── clock ──
 
@@ -178,11 +231,19 @@ class RunState:
         task.came_back = True
         self.make_pending(task, self.now)
 
+    def take_turn(self, turns: Stride, environment: str) -> None:
+        """A thing of that environment was picked; one without a share waits for nobody's turn."""
+        share = self.mixture.share(environment)
+        if self.mixture.has_shares and share > 0:
+            turns.take(environment, share)
+
     # ── groups ──
 
     def move_group(self, group: Group, target: GroupState) -> None:
         """The only way in which a group changes state."""
-        self.group_ledger.move(group.group_id, group.amount, group.state, target)
+        ledger = self.environment_ledgers.setdefault(group.environment, GroupLedger())
+        for one in (self.group_ledger, ledger):
+            one.move(group.group_id, group.amount, group.state, target)
         group.state = target
         self.changed = True
 
@@ -204,6 +265,22 @@ class RunState:
         else:
             self.ended[group.task.task_id] = group.task
 
+    def live(self) -> Amount:
+        """Everything that quotas bound."""
+        total = Amount()
+        for state in LIVE:
+            total = add(total, self.group_ledger.states[state])
+        return total
+
+    def has_room(self, facts: GroupFacts) -> bool:
+        """Whether one more group is within caps and quotas."""
+        more = Amount(groups=1, tokens=facts.tokens, bytes=facts.size_bytes)
+        return self.queue.fits(self.policy, facts) and within_quotas(self.policy, add(self.live(), more))
+
+    def has_environment_left(self, environment: str) -> bool:
+        """Whether the run may have a thing of that environment."""
+        return environment in self.environments or len(self.environments) < MAX_ENVIRONMENTS
+
     def drop_oldest(self) -> None:
         """The oldest queued group makes room."""
         group = self.queue.oldest()
@@ -220,5 +297,6 @@ class RunState:
             sequence=self.next_sequence(),
             head=self.timeline.effective(facts.head),
             tail=self.timeline.effective(facts.tail),
+            mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.epoch),
             payload_key=payload_key,
         )

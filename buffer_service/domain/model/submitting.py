@@ -5,7 +5,10 @@ from dataclasses import replace
 from buffer_service.domain.model.records import Task
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import Submit, Submitted
+from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_wire.errors import CursorConflict, InvalidField, PendingFull, RunPaused
+
+DRAINING = "draining"
 
 
 def submit(run: RunState, request: Submit) -> Submitted:
@@ -13,6 +16,8 @@ def submit(run: RunState, request: Submit) -> Submitted:
     run.require_epoch(request.epoch)
     if run.paused:
         raise RunPaused(run.run_id, run.paused)
+    if run.draining:
+        raise RunPaused(run.run_id, DRAINING)
     if run.last_submit is not None and run.last_submit[0] == request.request_id:
         return replace(run.last_submit[1], revision=run.settle())
     if request.expected_cursor != run.cursor:
@@ -20,9 +25,10 @@ def submit(run: RunState, request: Submit) -> Submitted:
     if len(run.pending) + len(request.tasks) > run.policy.max_pending_tasks:
         raise PendingFull(len(run.pending), run.policy.max_pending_tasks)
     task_ids = _names(run, request)
+    run.environments = _environments(run, request)
 
     for task_id, new in zip(task_ids, request.tasks, strict=True):
-        task = Task(task_id, run.next_sequence(), priority=new.priority, spec=new.spec)
+        task = Task(task_id, run.next_sequence(), priority=new.priority, environment=new.environment, spec=new.spec)
         run.tasks[task_id] = task
         run.make_pending(task, run.now)
     run.cursor = request.cursor
@@ -44,3 +50,14 @@ def _names(run: RunState, request: Submit) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
+
+
+def _environments(run: RunState, request: Submit) -> set[str]:
+    """The run's environments with those of the tasks; refuses one too many."""
+    environments = set(run.environments)
+    for i, new in enumerate(request.tasks):
+        environments.add(new.environment)
+        if len(environments) > MAX_ENVIRONMENTS:
+            limit = f"one of the run's {MAX_ENVIRONMENTS} environments"
+            raise InvalidField(f"tasks[{i}].environment", new.environment, limit)
+    return environments

@@ -1,13 +1,13 @@
 """The canonical dump of a run: what both the model and a store must agree on after every operation."""
 
 from buffer_service.domain.ledger import add
-from buffer_service.domain.model.state import RunState
+from buffer_service.domain.model.state import LIVE, RunState
 from buffer_service.domain.ops import Amount, RunView
-from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.domain.transitions import TaskState
 
 
 def view(run: RunState) -> RunView:
-    """The whole state; what is queued, delivered, pending and leased is counted from what exists."""
+    """The whole state; what is queued, forming, delivered, pending and leased is counted from what exists."""
     return RunView(
         run_id=run.run_id,
         policy=run.policy,
@@ -21,7 +21,9 @@ def view(run: RunState) -> RunView:
         world_size=run.world_size,
         cursor=run.cursor,
         paused=run.paused,
+        draining=run.draining,
         groups={**run.group_ledger.entries(), **existing_groups(run)},
+        environments={name: ledger.entries() for name, ledger in run.environment_ledgers.items()},
         tasks={**run.task_ledger.entries(), TaskState.PENDING: len(run.pending), TaskState.LEASED: len(run.leases)},
         statistics=dict(run.statistics),
         engines=[run.engines[engine_id] for engine_id in sorted(run.engines)],
@@ -31,10 +33,8 @@ def view(run: RunState) -> RunView:
 
 def existing_groups(run: RunState) -> dict[str, Amount]:
     """Amounts of the states whose groups can be counted."""
-    counted: dict[str, Amount] = {
-        state: Amount() for state in (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)
-    }
-    stored = (group for step in run.steps.values() for group in step.groups if group.state == GroupState.DELIVERED)
-    for group in (*run.queue, *stored):
+    counted: dict[str, Amount] = {state: Amount() for state in LIVE}
+    in_steps = (group for step in run.steps.values() for group in step.groups if group.state in counted)
+    for group in (*run.queue, *in_steps):
         counted[group.state] = add(counted[group.state], group.amount)
     return counted

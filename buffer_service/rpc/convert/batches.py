@@ -2,6 +2,7 @@
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
+from buffer_wire import limits
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import batches_pb2 as pb
 
@@ -17,17 +18,20 @@ def pull(request: pb.PullBatchRequest) -> ops.Pull:
     """A checked pull; its wait is checked too."""
     fields.number(request.wait_ms, "wait_ms", 0, 3_600_000)
     world_size = fields.number(request.world_size, "world_size", 1, 4_096)
+    fields.number(request.train_version, "train_version", 0, limits.MAX_VERSION)
     return ops.Pull(
         epoch=fields.epoch(request.epoch),
         step=request.step,
         rank=fields.number(request.rank, "rank", 0, world_size - 1),
         world_size=world_size,
         train_version=request.train_version if request.HasField("train_version") else None,
+        round=request.round,
+        batch_groups=request.batch_groups if request.HasField("batch_groups") else None,
     )
 
 
 def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
-    """The facts of a step that open a pull stream."""
+    """The facts of a step, up to this round, that open a pull stream."""
     mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
     return pb.BatchInfo(
         step=batch.step,
@@ -43,6 +47,8 @@ def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
         replayed=batch.replayed,
         waited_ms=waited_ms,
         queued_groups=batch.queued,
+        round=batch.round,
+        final=batch.final,
     )
 
 

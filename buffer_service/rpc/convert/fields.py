@@ -69,7 +69,9 @@ def epoch(value: int, field: str = "epoch") -> int:
 
 def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
     """A weight version that is set."""
-    return WeightVersion(epoch(value.epoch, f"{field}.epoch"), value.version)
+    return WeightVersion(
+        epoch(value.epoch, f"{field}.epoch"), number(value.version, f"{field}.version", 0, limits.MAX_VERSION)
+    )
 
 
 def to_version(value: WeightVersion) -> common_pb2.WeightVersion:

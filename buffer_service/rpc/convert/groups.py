@@ -1,11 +1,15 @@
 """Groups: only their headers are parsed. The body that is stored is the serialized Group as it came."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import floor
+from struct import Struct
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from buffer_service.domain import ops
+from buffer_service.domain.policy import NO_REWARD_BOUND
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
@@ -23,6 +27,7 @@ _OUTCOMES = {
     ops.PushKind.DUPLICATE: pb.PUSH_OUTCOME_DUPLICATE,
     ops.PushKind.CLOSED: pb.PUSH_OUTCOME_CLOSED,
     ops.PushKind.REJECTED_FULL: pb.PUSH_OUTCOME_REJECTED_FULL,
+    ops.PushKind.FILTERED: pb.PUSH_OUTCOME_FILTERED,
 }
 
 
@@ -69,12 +74,14 @@ def entry(body: memoryview, max_payload_bytes: int) -> ops.NewGroup | pb.PushAck
 def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> ops.GroupFacts:
     # A checked group that is no continuation has a token in every sample.
     head, tail = summary.head or (0, 0), summary.tail or (0, 0)
+    lengths, rewards = summary.response_lengths, summary.rewards
+    samples = len(lengths)
     return ops.GroupFacts(
         task_id=header.task_id,
         generation=header.generation,
         lease_id=header.lease_id,
         environment=header.environment,
-        samples=len(header.samples),
+        samples=samples,
         tokens=summary.tokens,
         loss_tokens=summary.loss_tokens,
         size_bytes=size_bytes,
@@ -82,7 +89,31 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         tail=ops.WeightVersion(*tail),
         # Versions do not fall within a sample, so head and tail bound every span.
         spans_versions=head != tail,
+        mean_milli=1_000 * summary.version_tokens // sum(lengths),
+        equal_rewards=samples > 1 and rewards.count(rewards[0]) == samples,
+        mean_reward_milli=_mean_milli(rewards),
+        response_lengths=_uint32s(samples).pack(*lengths),
+        rewards=_float32s(samples).pack(*rewards),
+        min_response_tokens=min(lengths),
+        max_response_tokens=max(lengths),
     )
+
+
+def _mean_milli(rewards: Sequence[float]) -> int:
+    """Mean in thousandths, rounded down, within +-NO_REWARD_BOUND."""
+    # A reward of 0.7 arrives as a float32 a little below it, and must not count as less than 700.
+    mean = floor(sum(rewards) * 1_000 / len(rewards) + 0.001)
+    return max(-NO_REWARD_BOUND, min(NO_REWARD_BOUND, mean))
+
+
+@lru_cache(maxsize=limits.MAX_SAMPLES)
+def _uint32s(count: int) -> Struct:
+    return Struct(f"<{count}I")
+
+
+@lru_cache(maxsize=limits.MAX_SAMPLES)
+def _float32s(count: int) -> Struct:
+    return Struct(f"<{count}f")
 
 
 def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.WeightVersion | None, int]:

@@ -1,58 +1,17 @@
-"""Policies and the state of a run. A policy's bounds are the domain's; here only what the wire adds is checked."""
+"""The state of a run, to the wire and back."""
+
+from dataclasses import replace
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy, StaleAction
 from buffer_service.domain.transitions import GroupState, TaskState
-from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
+from buffer_service.observability.ledgers import balanced, tasks_balanced
 from buffer_service.rpc.convert.fields import to_version
-from buffer_service.rpc.convert.weights import to_report
-from buffer_wire.errors import InvalidField
+from buffer_service.rpc.convert.policies import policy, to_policy
+from buffer_service.rpc.convert.weights import stored_report, to_report
 from rollout_buffer.v1 import runs_pb2 as pb
 
-_OVERFLOW = {
-    pb.OVERFLOW_ACTION_UNSPECIFIED: OverflowAction.DROP_OLDEST,
-    pb.OVERFLOW_ACTION_DROP_OLDEST: OverflowAction.DROP_OLDEST,
-    pb.OVERFLOW_ACTION_BLOCK: OverflowAction.BLOCK,
-    pb.OVERFLOW_ACTION_REJECT: OverflowAction.REJECT,
-}
-_STALE = {
-    pb.STALE_ACTION_UNSPECIFIED: StaleAction.DROP,
-    pb.STALE_ACTION_DROP: StaleAction.DROP,
-    pb.STALE_ACTION_RECYCLE: StaleAction.RECYCLE,
-}
-_TO_OVERFLOW = {action: wire for wire, action in _OVERFLOW.items() if wire}
-_TO_STALE = {action: wire for wire, action in _STALE.items() if wire}
-
-_OPTIONAL = tuple(f.name for f in pb.RunPolicy.DESCRIPTOR.fields if f.has_presence)
-_MAY_BE_UNSET = frozenset({"max_staleness", "max_lookahead", "failure_budget"})
-
-
-def policy(message: pb.RunPolicy) -> RunPolicy:
-    """The effective policy: unset fields take their defaults. Raises InvalidField, InvalidPolicy."""
-    values = {field: getattr(message, field) for field in _OPTIONAL if message.HasField(field)}  # type: ignore[arg-type]
-    if values.get("max_queued_groups") == 0:
-        raise InvalidField("policy.max_queued_groups", 0, "at least batch_groups; unset for the default")
-    if message.overflow_action not in _OVERFLOW:
-        raise InvalidField("policy.overflow_action", message.overflow_action, "one of OverflowAction")
-    if message.stale_action not in _STALE:
-        raise InvalidField("policy.stale_action", message.stale_action, "one of StaleAction")
-    return RunPolicy(
-        overflow_action=_OVERFLOW[message.overflow_action], stale_action=_STALE[message.stale_action], **values
-    )
-
-
-def to_policy(effective: RunPolicy) -> pb.RunPolicy:
-    """The message of an effective policy: every field filled in but those that are unset on purpose."""
-    values = {
-        field: getattr(effective, field)
-        for field in _OPTIONAL
-        if not (field in _MAY_BE_UNSET and getattr(effective, field) == UNSET)
-    }
-    return pb.RunPolicy(
-        overflow_action=_TO_OVERFLOW[effective.overflow_action],
-        stale_action=_TO_STALE[effective.stale_action],
-        **values,
-    )
+_DISPOSITIONS = ("accepted", *GroupState)
+_TASKS = ("submitted", *TaskState)
 
 
 def to_run(view: ops.RunView) -> pb.Run:
@@ -69,7 +28,12 @@ def to_run(view: ops.RunView) -> pb.Run:
         world_size=view.world_size,
         cursor=view.cursor,
         paused=view.paused,
-        groups=_to_group_ledger(view),
+        draining=view.draining,
+        groups=_to_group_ledger(view.groups),
+        environments=[
+            pb.EnvironmentLedger(environment=name, groups=_to_group_ledger(ledger))
+            for name, ledger in sorted(view.environments.items())
+        ],
         tasks=_to_task_ledger(view),
         statistics=pb.RunStatistics(**view.statistics),
         engines=[to_report(report) for report in view.engines],
@@ -80,15 +44,51 @@ def to_run(view: ops.RunView) -> pb.Run:
     )
 
 
-def _to_group_ledger(view: ops.RunView) -> pb.GroupLedger:
-    entries = {state: _to_amount(view.groups.get(state, ops.Amount())) for state in ("accepted", *GroupState)}
-    return pb.GroupLedger(**entries, balanced=groups_balanced(view))
+def _to_group_ledger(ledger: dict[str, ops.Amount]) -> pb.GroupLedger:
+    entries = {name: _to_amount(ledger.get(name, ops.Amount())) for name in _DISPOSITIONS}
+    return pb.GroupLedger(**entries, balanced=balanced(ledger))
 
 
 def _to_task_ledger(view: ops.RunView) -> pb.TaskLedger:
-    entries = {state: view.tasks.get(state, 0) for state in ("submitted", *TaskState)}
-    return pb.TaskLedger(**entries, balanced=tasks_balanced(view))
+    return pb.TaskLedger(**{name: view.tasks.get(name, 0) for name in _TASKS}, balanced=tasks_balanced(view))
 
 
 def _to_amount(amount: ops.Amount) -> pb.Amount:
     return pb.Amount(groups=amount.groups, samples=amount.samples, tokens=amount.tokens, bytes=amount.bytes)
+
+
+def view_of(run: pb.Run, revision: int = 0) -> ops.RunView:
+    """The inverse of `to_run`, for programs that show a run. Raises InvalidField, InvalidPolicy for a newer service."""
+    effective = pb.RunPolicy()
+    effective.CopyFrom(run.policy)
+    # What it left unset is unset, whatever the preset says.
+    effective.preset = ""
+    return ops.RunView(
+        run_id=run.run_id,
+        policy=replace(policy(effective), preset=run.policy.preset),
+        revision=revision,
+        created_ms=run.created_ms,
+        epoch=run.epoch,
+        published=ops.WeightVersion(run.published.epoch, run.published.version),
+        next_step=run.next_step,
+        committed_steps=run.committed_steps,
+        checkpointed_steps=run.checkpointed_steps,
+        world_size=run.world_size,
+        cursor=run.cursor,
+        paused=run.paused,
+        draining=run.draining,
+        groups=_ledger(run.groups),
+        environments={entry.environment: _ledger(entry.groups) for entry in run.environments},
+        tasks={name: getattr(run.tasks, name) for name in _TASKS},
+        statistics={field.name: getattr(run.statistics, field.name) for field in pb.RunStatistics.DESCRIPTOR.fields},
+        engines=[stored_report(report) for report in run.engines],
+        failures=[ops.TaskFailure(f.task_id, f.attempts, f.error, f.time_ms) for f in run.failures],
+    )
+
+
+def _ledger(message: pb.GroupLedger) -> dict[str, ops.Amount]:
+    return {name: _amount(getattr(message, name)) for name in _DISPOSITIONS}
+
+
+def _amount(message: pb.Amount) -> ops.Amount:
+    return ops.Amount(message.groups, message.samples, message.tokens, message.bytes)

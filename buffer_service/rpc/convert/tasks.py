@@ -19,6 +19,12 @@ _WAITS = {
     ops.LeaseWait.PAUSED: pb.LEASE_WAIT_PAUSED,
     ops.LeaseWait.BACKING_OFF: pb.LEASE_WAIT_BACKING_OFF,
     ops.LeaseWait.QUARANTINED: pb.LEASE_WAIT_QUARANTINED,
+    ops.LeaseWait.DRAINING: pb.LEASE_WAIT_DRAINING,
+}
+_STATES = {
+    ops.LeaseState.LIVE: pb.LEASE_STATE_LIVE,
+    ops.LeaseState.LOST: pb.LEASE_STATE_LOST,
+    ops.LeaseState.CANCELLED: pb.LEASE_STATE_CANCELLED,
 }
 _KINDS = {
     pb.RETURN_KIND_INTERRUPTED: ops.ReturnKind.INTERRUPTED,
@@ -157,7 +163,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
     """The reply of a heartbeat."""
     return pb.ExtendLeasesResponse(
         revision=result.revision,
-        states=[pb.LEASE_STATE_LIVE if live else pb.LEASE_STATE_LOST for live in result.live],
+        states=[_STATES[state] for state in result.states],
         ttl_ms=result.ttl_ms,
     )
 

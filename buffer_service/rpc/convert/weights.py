@@ -22,7 +22,7 @@ def publish(request: pb.PublishRequest) -> ops.Publish:
     """A checked publish."""
     return ops.Publish(
         epoch=fields.epoch(request.epoch),
-        version=request.version,
+        version=fields.number(request.version, "version", 0, limits.MAX_VERSION),
         manifest=_manifest(request.manifest) if request.HasField("manifest") else b"",
         commit_through=request.commit_through_step if request.HasField("commit_through_step") else None,
     )
@@ -68,6 +68,20 @@ def report(message: pb.EngineReport) -> ops.EngineReport:
         reloads=message.reloads,
         last_reload_ms=message.last_reload_ms,
         last_error=fields.text(message.last_error, "report.last_error", 0, limits.MAX_ERROR_CHARS),
+        errors=message.errors,
+    )
+
+
+def stored_report(message: pb.EngineReport) -> ops.EngineReport:
+    """An engine report that the service itself has sent."""
+    return ops.EngineReport(
+        engine_id=message.engine_id,
+        worker_id=message.worker_id,
+        state=_STATES[message.state],
+        loaded=ops.WeightVersion(message.loaded.epoch, message.loaded.version),
+        reloads=message.reloads,
+        last_reload_ms=message.last_reload_ms,
+        last_error=message.last_error,
         errors=message.errors,
     )
 

@@ -1,4 +1,5 @@
--- Gives up payloads that were blocked. One that was indexed after all (its reply got lost) stays.
+-- Gives up payloads that were blocked, and their places in the line. One that was indexed after all (its reply got
+-- lost) stays.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {payload keys}
@@ -9,4 +10,7 @@
 -- @include staging
 
 discard_staged(unpack_msg(ARGV[1])[1])
+if call('EXISTS', key('waiting')) == 1 then
+  call('PUBLISH', key('notify'), 'space')
+end
 return reply('ok')

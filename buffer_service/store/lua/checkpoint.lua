@@ -4,7 +4,7 @@
 -- ARGV[1] {seen_revision, epoch, through_step}
 -- Replies {'ok', revision, checkpointed_steps, more}; more: 1 when freeing has to go on (free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'not_committed', ...}
--- Complexity O(1000 groups)
+-- Complexity O(300 groups)
 
 -- @include commit
 
@@ -12,7 +12,7 @@ local request = unpack_msg(ARGV[1])
 local seen, epoch, through = unpack(request, 1, 3)
 
 relieve()
-local refusal = open_run(seen) or check_epoch(epoch) or check_rolled_back()
+local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
 if refusal then
   return refusal
 end

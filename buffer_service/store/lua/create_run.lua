@@ -1,8 +1,8 @@
 -- Creates a run.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {policy}: a map of integers, and the actions by name
--- Replies {'created'} | {'exists', policy}
+-- ARGV[1] {policy}: a map of integers, names, and environments {{name, share, priority}, ...}
+-- Replies {'created'} | {'exists', policy} | {'error', 'deleting'}
 -- Complexity O(1)
 
 -- @include ledger
@@ -12,6 +12,8 @@ local request = unpack_msg(ARGV[1])
 
 if load_run() then
   return reply('exists', policy)
+elseif call('EXISTS', key('deleting')) == 1 then
+  return refuse('deleting')
 end
 
 policy = request[1]
@@ -26,15 +28,18 @@ end
 for _, name in ipairs({
   'leases_granted', 'leases_expired', 'leases_returned', 'pushes_duplicate', 'pushes_closed', 'pushes_rejected',
   'staleness_sum', 'pre_queue_staleness_sum', 'in_queue_staleness_sum', 'staleness_max', 'assembled_groups',
-  'continuation_tokens_discarded', 'assembled_groups_spanning_versions',
+  'continuation_tokens_discarded', 'assembled_groups_spanning_versions', 'leases_cancelled',
+  'filtered_equal_rewards', 'filtered_response_tokens', 'filtered_mean_reward', 'continuations_beyond_spread',
 }) do
   ledger.statistics[name] = 0
 end
+ledger.statistics.recent_acceptance_ppm = 1000000
 state = {
-  revision = 1, seen = 0, created_ms = now, paused = '', last_error = '',
+  revision = 1, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
   epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
-  next_step = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0, assembled_now = 0,
-  sequence = 0, ended_sequence = 0, ended_through = 0,
+  next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
+  assembled_now = 0,
+  sequence = 0, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,
 }
 call('HSET', RUN, 'policy', pack(policy), 'now', format('%d', now))
 write_run()

@@ -1,12 +1,13 @@
--- Prolongs leases that are live.
+-- Prolongs leases that are live, and cancels those whose groups could no longer be fresh, where the policy asks for it.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, lease_ids}
--- Replies {'extended', revision, ttl_ms, live}: a 1 or 0 for each lease, in request order
+-- Replies {'extended', revision, ttl_ms, states}: 'live' | 'lost' | 'cancelled' for each lease, in request order
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(leases * log leased)
 
 -- @include tasks
+-- @include timeline
 
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, lease_ids = unpack(request, 1, 4)
@@ -17,17 +18,37 @@ if refusal then
   return refusal
 end
 
-local live = {}
+local states = {}
 local expiry = format('%d', now + policy.lease_ttl_ms)
+-- The oldest lease_head that is not cancelled. While a resume goes on, the next train_version is not known.
+local oldest_head = 0
+if policy.cancel_stale_leases ~= 0 and not state.resuming then
+  oldest_head = next_train_version() - policy.max_staleness
+end
+
+-- The task's lease ends with it; the work goes on anew, from the beginning.
+local function cancel(task_id, task)
+  stat('leases_cancelled', 1)
+  if task.payload ~= '' then
+    discard_continuation(task)
+  end
+  reopen_task(task_id, task, now)
+end
+
 for index, id in ipairs(lease_ids) do
   local task_id, generation, attempt = parse_lease_id(id)
   local task = task_id and load_task(task_id)
-  live[index] = 0
+  states[index] = 'lost'
   if task and task.worker == worker_id and task.instance == instance_id
     and live_expiry(task_id, task, generation, attempt) then
-    call('ZADD', LEASES, expiry, entry(task_id, task))
-    live[index] = 1
-    changed = true
+    if effective(task.lease_epoch, task.lease_head) < oldest_head then
+      cancel(task_id, task)
+      states[index] = 'cancelled'
+    else
+      call('ZADD', LEASES, expiry, entry(task_id, task))
+      states[index] = 'live'
+      changed = true
+    end
   end
 end
-return reply('extended', close_run(), policy.lease_ttl_ms, live)
+return reply('extended', close_run(), policy.lease_ttl_ms, states)

@@ -3,9 +3,9 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
 -- Replies {'ok', more} | {'error', 'unknown_run'}
--- Complexity O(1000 groups)
+-- Complexity O(300 groups)
 
--- @include commit
+-- @include free
 
 relieve()
 if not load_run() then

@@ -5,7 +5,7 @@
 -- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants}; a grant is
 --         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O((max_tasks + due) * log tasks)
+-- Complexity O(environments + (max_tasks + due) * log tasks)
 
 -- @include tasks
 -- @include timeline
@@ -67,6 +67,8 @@ end
 
 if state.paused ~= '' then
   return answer('paused', 0, {})
+elseif state.draining then
+  return answer('draining', 0, {})
 end
 local engine = call('HGET', key('engines'), engine_id)
 if engine and unpack_msg(engine)[3] == 'quarantined' then
@@ -74,11 +76,12 @@ if engine and unpack_msg(engine)[3] == 'quarantined' then
 end
 local train_version = next_train_version()
 local gated = policy.max_staleness >= 0
-if gated and effective(loaded_epoch, loaded_version) < train_version - policy.max_staleness then
+local loaded = effective(loaded_epoch, loaded_version)
+if gated and loaded < train_version - policy.max_staleness then
   return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
 end
 
-local queued, leased = call('ZCARD', key('queue')), call('ZCARD', LEASES)
+local queued, leased = call('HLEN', key('groups')), call('ZCARD', LEASES)
 local capacity = math.huge
 if policy.max_inflight_groups > 0 then
   capacity = math.min(capacity, policy.max_inflight_groups - leased)
@@ -92,24 +95,37 @@ if policy.max_lookahead >= 0 then
 end
 capacity = math.max(0, capacity)
 
+-- Gives up a task's continuation where it is too stale to be trained, or too far from the weights it would go on with.
+local function check_continuation(task)
+  local head = effective(task.head_epoch, task.head)
+  if gated and train_version - head > policy.max_staleness then
+    discard_continuation(task)
+  elseif policy.max_version_spread >= 0 and loaded - head > policy.max_version_spread then
+    stat('continuations_beyond_spread', 1)
+    discard_continuation(task)
+  end
+end
+
 promote_due()
 local members = {}
 if capacity > 0 then
-  members = call('ZRANGE', PENDING, 0, math.min(capacity, max_tasks) - 1)
+  members = pick_pending(math.min(capacity, max_tasks))
 end
 local grants, given = {}, {}
 local expiry = format('%d', now + policy.lease_ttl_ms)
 for index, member in ipairs(members) do
   local task_id = entry_task_id(member)
   local task = load_task(task_id)
-  if task.head >= 0 and gated
-    and train_version - effective(task.head_epoch, task.head) > policy.max_staleness then
-    stat('continuation_tokens_discarded', task.tokens)
-    drop_continuation(task)
+  if task.head >= 0 then
+    check_continuation(task)
   end
   unindex_task(task_id, task)
   move_task(task, 'leased')
   task.attempt, task.worker, task.instance = task.attempt + 1, worker_id, instance_id
+  task.lease_epoch, task.lease_head = state.epoch, loaded
+  if task.head >= 0 then
+    task.lease_head = math.min(loaded, effective(task.head_epoch, task.head))
+  end
   call('ZADD', LEASES, expiry, member)
   call('SADD', held, member)
   save_task(task_id, task)

@@ -5,7 +5,7 @@
 -- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict' |
 --         'step_ahead', ...}
--- Complexity O(steps), and up to 1000 groups beyond retention freed
+-- Complexity O(steps), and up to 300 groups beyond retention freed
 
 -- @include commit
 
@@ -13,7 +13,7 @@ local request = unpack_msg(ARGV[1])
 local seen, epoch, version, manifest, commit_through = unpack(request, 1, 5)
 
 relieve()
-local refusal = open_run(seen) or check_epoch(epoch) or check_rolled_back()
+local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
 if refusal then
   return refusal
 end

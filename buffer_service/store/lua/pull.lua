@@ -1,28 +1,36 @@
--- One rank's try to pull its shard of a step: replays a stored one, or assembles the next one when enough is queued.
--- Evicts what is too stale first, also when no batch results.
+-- One rank's try to pull its shard of a round of a step: returns a stored one, or closes the next one when enough is
+-- queued. Evicts what is too stale first, also when no round results.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, step, rank, world_size, train_version (-1: the published one), again}; again: 1 for a
---         later call of the same try, after 'more'
--- Replies {'batch', revision, step, train_version, groups, samples, tokens, loss_tokens, staleness_sum, staleness_max,
---         shard_tokens, replayed, queued, forks, chunks}; chunks are packed arrays of group records (lib/groups.lua)
---         whose
---         heads and tails are still to be clamped by the forks ({epoch, version}) after their epoch
+-- ARGV[1] {seen_revision, epoch, step, rank, world_size, train_version (-1: that of the step's earlier rounds, else the
+--         published one), round, batch_groups (-1: the policy's), again}; again: 1 for a later call of the same try,
+--         after 'more'
+-- Replies {'batch', revision, step, round, final, train_version, groups, samples, tokens, loss_tokens, staleness_sum,
+--         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
+--         to this round; chunks are packed arrays of group records (lib/record.lua) whose heads and tails are still to
+--         be clamped by the forks ({epoch, version}) after their epoch
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
 --       | {'more'}: much was evicted; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' |
---         'step_ahead'
---         | 'run_paused' | 'failure_budget_exceeded' | 'train_version', ...}
--- Complexity O(evicted * log queued + batch_groups * log batch_groups); a replay O(shard)
+--         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
+--         'step_train_version' | 'batch_groups' | 'equal_shards' | 'round_size', ...}
+-- Complexity O(evicted * log queued + groups of the round * log queued); a replay O(shard)
 
--- @include batches
+-- @include rounds
+-- @include waiting
+
+-- What one call evicts: few enough that it holds the store up for milliseconds only.
+local VICTIMS = 300
 
 local request = unpack_msg(ARGV[1])
-local seen, epoch, step, rank, world_size, train_version = unpack(request, 1, 6)
-local again = request[7] == 1
+local seen, epoch, step, rank, world_size, train_version, round, batch_groups = unpack(request, 1, 8)
+local again = request[9] == 1
 
 relieve()
 local refusal = open_run(seen) or check_epoch(epoch)
+if not refusal and state.resuming then
+  refusal = refuse('run_paused', 'resuming')
+end
 if refusal then
   return refusal
 end
@@ -36,57 +44,88 @@ if step > state.next_step then
   return refuse('step_ahead', step, state.next_step)
 end
 
-local function answer(header, replayed)
+local function answer(header, stored, replayed)
   if state.world_size == 0 then
     state.world_size = world_size
     changed = true
   end
-  local chunks = rank_chunks(step, header, rank)
-  return reply('batch', close_run(again), step, header.train_version, header.groups, header.samples, header.tokens,
-    header.loss_tokens, header.staleness_sum, header.staleness_max, header.ranks[rank + 1][1], replayed,
-    call('ZCARD', QUEUE), state.forks, chunks)
+  local chunks = rank_chunks(step, round, stored, rank)
+  local final = step < state.next_step and round == header.rounds - 1
+  local total = stored.total
+  return reply('batch', close_run(again), step, round, final and 1 or 0, header.train_version, total.groups,
+    total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
+    stored.ranks[rank + 1][1], replayed, queued_count(), state.forks, chunks)
 end
 
-if step < state.next_step then
-  local header = load_step(step)
-  if header.world_size ~= world_size then
+local is_open = step == state.next_step and state.rounds > 0
+local header = (is_open or step < state.next_step) and load_step(step) or nil
+local closed = header and header.rounds or 0
+if round < closed then
+  local stored = load_round(step, round)
+  if #stored.ranks ~= world_size then
     -- A new epoch pulls with another number of ranks.
-    local groups = step_groups(step, header)
-    delete_chunks(step, header)
-    store_shards(step, header, split(groups, world_size))
+    store_round(step, round, stored, split(round_groups(step, round, stored), world_size, header.equal == 1))
     changed = true
   end
-  return answer(header, 1)
+  return answer(header, stored, 1)
+elseif step < state.next_step then
+  return refuse('round_closed', round, closed, step)
+elseif round > closed then
+  return refuse('round_ahead', round, closed, step)
 end
 
-if state.paused == 'failure_budget_exceeded' then
-  return refuse('failure_budget_exceeded', ledger.tasks.failed, policy.failure_budget, state.last_error)
-elseif state.paused ~= '' then
-  return refuse('run_paused', state.paused)
+refusal = check_paused()
+if refusal then
+  return refusal
 end
-if train_version == -1 then
-  train_version = state.version
-elseif train_version < state.version then
-  return refuse('train_version', train_version, state.version)
+if is_open then
+  if train_version ~= -1 and train_version ~= header.train_version then
+    return refuse('step_train_version', train_version, header.train_version)
+  end
+else
+  if train_version == -1 then
+    train_version = state.version
+  elseif train_version < state.version then
+    return refuse('train_version', train_version, state.version)
+  end
+  local most = policy.micro_batch_groups > 0 and 65536 or policy.max_queued_groups
+  if batch_groups == -1 then
+    batch_groups = policy.batch_groups
+  elseif batch_groups < 1 or batch_groups > most then
+    return refuse('batch_groups', batch_groups, most)
+  end
+  header = new_step(train_version, batch_groups)
+end
+train_version = header.train_version
+
+-- How many groups the round takes: at most `size`, in a multiple of `multiple`.
+local is_streamed, is_equal = header.micro > 0, header.equal == 1
+if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
+  return refuse('equal_shards', world_size, header.target)
+end
+local size, budget, multiple = header.target, header.budget, is_equal and world_size or 1
+if is_streamed then
+  size, budget, multiple = math.min(world_size * header.micro, header.target - header.groups), 0, 1
+  if size > policy.max_queued_groups then
+    return refuse('round_size', world_size, floor(policy.max_queued_groups / header.micro))
+  end
 end
 
--- Evicts up to 1000 queued groups that are too stale, stalest first; returns whether more may be left.
+-- Evicts up to VICTIMS queued groups that are too stale, stalest first; returns whether more may be left.
 local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local oldest_fresh = format('(%d', train_version - policy.max_staleness)
-  local members = call('ZRANGEBYSCORE', QUEUE_HEADS, '-inf', oldest_fresh, 'LIMIT', 0, 1000)
-  for _, member in ipairs(members) do
-    local group = load_group(entry_task_id(member))
-    unqueue_group(group)
+  local stale = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
+  unindex_groups(stale)
+  for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
       replace_group(group, 'queued', 'recycled', 'dropped_stale')
     else
       end_group(group, 'queued', 'dropped_stale')
     end
   end
-  return #members == 1000
+  return #stale == VICTIMS
 end
 
 if evict() then
@@ -94,42 +133,17 @@ if evict() then
   return reply('more')
 end
 
-local needed = policy.batch_groups
-local queued = call('ZCARD', QUEUE)
-if queued < needed then
-  local asked = call('HEXISTS', RUN, 'asked')
-  local pending = call('ZCARD', PENDING) + call('ZCARD', DELAYED)
-  return reply('short', close_run(again), queued, needed, call('ZCARD', LEASES), pending, asked)
+local queued = queued_count()
+local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
+if is_enough and queued >= multiple then
+  local groups = take(math.max(size, multiple), budget, multiple)
+  return answer(header, close_round(header, groups, world_size), 0)
 end
 
-local ids = call('ZRANGE', QUEUE, 0, needed - 1)
-local groups, heads = {}, {}
-for first = 1, needed, 1000 do
-  for _, raw in ipairs(call('HMGET', GROUPS, unpack(ids, first, math.min(first + 999, needed)))) do
-    local group = clamp(unpack_msg(raw))
-    groups[#groups + 1] = group
-    heads[#groups] = head_entry(group)
-  end
+local leased = call('ZCARD', LEASES)
+if state.draining and leased == 0 and not somebody_waits() then
+  close_run(again)
+  return refuse('run_paused', 'drained')
 end
-call_many('ZREM', QUEUE, ids)
-call_many('ZREM', QUEUE_HEADS, heads)
-call_many('HDEL', GROUPS, ids)
-
-local header = {train_version = train_version}
-measure(header, groups)
-store_shards(step, header, split(groups, world_size))
-move_step(header, 'queued', 'delivered')
-state.next_step = state.next_step + 1
-state.assembled_now = state.assembled_now + needed
-
-local statistics = ledger.statistics
-stat('assembled_groups', needed)
-stat('staleness_sum', header.staleness_sum)
-statistics.staleness_max = math.max(statistics.staleness_max, header.staleness_max)
-for _, group in ipairs(groups) do
-  stat('pre_queue_staleness_sum', group[G_TAIL] - group[G_HEAD])
-  stat('in_queue_staleness_sum', math.max(0, train_version - group[G_TAIL]))
-  stat('assembled_groups_spanning_versions', group[G_SPANS])
-end
-topics.space, topics.tasks = true, true
-return answer(header, 0)
+want_groups(math.max(size, multiple))
+return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))

@@ -3,15 +3,19 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, groups, retry (1 or 0)}; retry: the groups were blocked before. A group is {task_id,
 --         generation, lease_id ('' for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens,
---         loss_tokens, bytes, spans (1 or 0), environment}
--- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'duplicate' | 'closed' |
---         'rejected_full' | 'blocked' | 'unknown_lease', or for what can never be accepted {field, value, limit}
+--         loss_tokens, bytes, spans (1 or 0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli,
+--         min_response_tokens, max_response_tokens, response_lengths, rewards}
+-- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
+--         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease', or for what can never be accepted
+--         {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
--- Complexity O(groups * log queued), plus the same for each group dropped
+-- Complexity O(classes + groups * log queued), plus the same for each group dropped
 
 -- @include groups
+-- @include environments
 -- @include staging
+-- @include waiting
 
 local request = unpack_msg(ARGV[1])
 local groups, retry = request[2], request[3] == 1
@@ -75,43 +79,99 @@ local function check_group(group)
 end
 
 local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
-local blocking = false
+local filter_set = policy.filter_equal_rewards ~= 0
+  or policy.filter_min_response_tokens > 0 or policy.filter_max_response_tokens > 0
+  or policy.filter_min_mean_reward_milli > -NO_REWARD_BOUND or policy.filter_max_mean_reward_milli < NO_REWARD_BOUND
 
--- Makes room by the overflow action; an outcome when there is none.
-local function make_room(task_id, task, attempt, tokens, bytes)
-  if not blocking and fits(1, tokens, bytes) then
+-- The statistic under which the run's filter ends a group, nil when the group passes.
+local function filtered_by(group)
+  if not filter_set then
     return nil
   end
-  if policy.overflow_action == 'drop_oldest' then
-    drop_oldest_until_fits(1, tokens, bytes)
-    return nil
+  local equal_rewards, mean_reward, shortest, longest = unpack(group, 16, 19)
+  local most = policy.filter_max_response_tokens
+  if policy.filter_equal_rewards ~= 0 and equal_rewards == 1 then
+    return 'filtered_equal_rewards'
+  elseif shortest < policy.filter_min_response_tokens or most > 0 and longest > most then
+    return 'filtered_response_tokens'
+  elseif mean_reward < policy.filter_min_mean_reward_milli or mean_reward > policy.filter_max_mean_reward_milli then
+    return 'filtered_mean_reward'
   end
-  if policy.overflow_action == 'reject' then
-    return 'rejected_full'
+  return nil
+end
+
+-- The group waits: in the line, or by its staging alone for a resume that goes on.
+local function block(group, task, attempt, is_in_line)
+  if is_in_line then
+    wait_in_line(group[4])
   end
-  blocking = true
-  if attempt > 0 and live_expiry(task_id, task, task.generation, attempt) then
-    call('ZADD', LEASES, format('%d', now + policy.lease_ttl_ms), entry(task_id, task))
+  call('ZADD', key('staging'), format('%d', now), group[4])
+  if attempt > 0 and live_expiry(group[1], task, task.generation, attempt) then
+    call('ZADD', LEASES, format('%d', now + policy.lease_ttl_ms), entry(group[1], task))
     changed = true
   end
   return 'blocked'
 end
 
-local function accept(group, task, attempt)
+-- Makes room by the overflow action; an outcome when there is none.
+local function make_room(group, task, attempt)
+  local action, tokens, bytes = policy.overflow_action, group[10], group[12]
+  if action == 'block' then
+    if is_behind_others(group[4]) or not fits(1, tokens, bytes) then
+      return block(group, task, attempt, true)
+    end
+  elseif state.resuming then
+    -- What it takes back from steps has its place first.
+    return not fits(1, tokens, bytes) and block(group, task, attempt, false) or nil
+  elseif action == 'reject' then
+    return not fits(1, tokens, bytes) and 'rejected_full' or nil
+  end
+  return not drop_oldest_until_fits(1, tokens, bytes) and 'rejected_full' or nil
+end
+
+-- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
+local function follow_acceptance(passed)
+  if filter_set then
+    local statistics = ledger.statistics
+    statistics.recent_acceptance_ppm = floor((statistics.recent_acceptance_ppm * 63 + (passed and 1000000 or 0)) / 64)
+  end
+end
+
+-- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
+local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
-  local task_id = group[1]
+  local task_id, environment = group[1], group[14]
   if task.state ~= 'new' then
     unindex_task(task_id, task)
   end
   move_task(task, 'completed')
   drop_continuation(task)
   task.accepted, task.body, task.worker, task.instance = attempt, group[4], '', ''
+  task.filtered = filter and true or nil
   save_task(task_id, task)
-  queue_group({
+  local made = {
     format('%s/%d', task_id, group[2]), task_id, state.sequence, group[4],
     effective(group[5], group[6]), effective(group[7], group[8]), state.epoch,
-    group[9], group[10], group[11], group[12], group[13], group[14],
-  }, 'new')
+    group[9], group[10], group[11], group[12], group[13], environment, task.priority,
+    effective_milli(group[7], group[15]),
+  }
+  know_environment(environment)
+  follow_acceptance(not filter)
+  if filter then
+    stat(filter, 1)
+    move_group(made, 'new', 'filtered')
+    bury_task(task_id)
+    topics.tasks = true
+  else
+    queue_group(made, 'new')
+  end
+  if is_recorded() then
+    record('accepted', {
+      now, made[G_ID], state.sequence, environment, group[20], group[21], group[10], group[12],
+      made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[4],
+    })
+  end
+  return filter and 'filtered' or 'queued'
 end
 
 local function push(group)
@@ -119,11 +179,10 @@ local function push(group)
   if invalid then
     return invalid
   end
-  local task_id = group[1]
-  local task = load_task(task_id)
+  local task = load_task(group[1])
   if task and task.body == group[4] then
     -- This very payload was accepted by a call whose reply got lost.
-    return 'queued', true
+    return task.filtered and 'filtered' or 'queued', true
   elseif is_gone(group[4]) then
     return 'closed'
   elseif task then
@@ -136,33 +195,36 @@ local function push(group)
   elseif group[2] ~= 0 then
     return {'generation', format('%d', group[2]), '0 for a task pushed without a lease'}
   else
-    task = new_task(0, 0)
+    task = new_task(0, 0, group[14])
     task.leaseless = true
   end
-  local full = make_room(task_id, task, attempt, group[10], group[12])
-  if full then
-    return full
+  if not environment_fits(group[14]) then
+    return {'environment', group[14], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
-  accept(group, task, attempt)
-  return 'queued'
+  local filter = filtered_by(group)
+  return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
 end
 
-local outcomes, settled = {}, {}
+local outcomes, settled, room_taken = {}, {}, false
 for index, group in ipairs(groups) do
-  local outcome = push(group)
+  local outcome, is_repeat = push(group)
   local payload = group[4]
   outcomes[index] = outcome
-  if outcome == 'blocked' then
-    call('ZADD', key('staging'), format('%d', now), payload)
-  else
+  if outcome ~= 'blocked' then
     settled[#settled + 1] = payload
     if counters[outcome] then
       stat(counters[outcome], 1)
     end
-    if outcome ~= 'queued' then
+    if outcome ~= 'queued' and not is_repeat then
       trash(payload)
     end
+    if retry and leave_line(payload) and (outcome == 'queued' or outcome == 'filtered') then
+      room_taken = true
+    end
   end
+end
+if room_taken and somebody_waits() then
+  topics.space = true
 end
 unstage(settled)
 return reply('pushed', close_run(), state.epoch, state.version, outcomes)

@@ -1,4 +1,5 @@
--- Settles groups of a delivered step whose payloads are gone as lost, and starts their tasks anew.
+-- Settles groups of a step that is delivered or still forming, whose payloads are gone, as lost, and starts their tasks
+-- anew.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {step, group_ids}
@@ -14,20 +15,26 @@ relieve()
 if not begin_run() then
   return refuse('unknown_run')
 end
-local header = step >= state.committed_steps and step < state.next_step and load_step(step)
+local is_delivered = step >= state.committed_steps and step < state.next_step
+local is_open = step == state.next_step and state.rounds > 0
+local header = not state.resuming and (is_delivered or is_open) and load_step(step)
 local lost_ids, lost = {}, 0
 for _, group_id in ipairs(request[2]) do
   lost_ids[group_id] = true
 end
-if header then
+
+-- Takes the lost groups out of a round; returns it and whether there were any.
+local function settle_lost(round)
+  local stored, before = load_round(step, round), lost
   local kept, shards = {}, {}
-  for rank = 0, header.world_size - 1 do
+  for rank = 0, #stored.ranks - 1 do
     local shard = {}
-    for _, chunk in ipairs(rank_chunks(step, header, rank)) do
+    for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         if lost_ids[group[G_ID]] then
           lost = lost + 1
-          replace_group(group, 'delivered', 'lost', 'lost')
+          count_in_step(header, -1, group)
+          replace_group(group, step_state(step), 'lost', 'lost')
         else
           shard[#shard + 1] = group
           kept[#kept + 1] = group
@@ -36,10 +43,25 @@ if header then
     end
     shards[rank + 1] = shard
   end
+  if lost > before then
+    stored.own = measure(kept, header.train_version)
+    store_round(step, round, stored, shards)
+  end
+  return stored
+end
+
+if header then
+  local earlier
+  for round = 0, header.rounds - 1 do
+    local stored = settle_lost(round)
+    if lost > 0 then
+      stored.total = up_to(earlier, stored.own)
+      save_round(step, round, stored)
+    end
+    earlier = stored.total
+  end
   if lost > 0 then
-    delete_chunks(step, header)
-    measure(header, kept)
-    store_shards(step, header, shards)
+    save_step(step, header)
     state.assembled_now = state.assembled_now - lost
   end
 end

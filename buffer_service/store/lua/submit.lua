@@ -2,14 +2,15 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, epoch, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
---         {task_id ('' asks for one), priority, spec}
+--         {task_id ('' asks for one), priority, spec, environment}
 -- Replies {'submitted', revision, cursor, pending, task_ids}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'cursor_conflict' |
 --         'pending_full', ...}
---       | {'error', 'task_exists', index, task_id}
+--       | {'error', 'task_exists', index, task_id} | {'error', 'environments', index, environment}
 -- Complexity O(tasks * log pending)
 
 -- @include tasks
+-- @include environments
 
 local request = unpack_msg(ARGV[1])
 local seen, epoch, request_id, expected_cursor, cursor, feeder_state, submitted = unpack(request, 1, 7)
@@ -18,8 +19,8 @@ local refusal = open_run(seen) or check_epoch(epoch)
 if refusal then
   return refusal
 end
-if state.paused ~= '' then
-  return refuse('run_paused', state.paused)
+if state.paused ~= '' or state.draining then
+  return refuse('run_paused', state.paused ~= '' and state.paused or 'draining')
 end
 
 local last = call('HGET', RUN, 'last_submit')
@@ -33,7 +34,7 @@ end
 if expected_cursor ~= state.cursor then
   return refuse('cursor_conflict', expected_cursor, state.cursor)
 end
-local pending = call('ZCARD', PENDING) + call('ZCARD', DELAYED)
+local pending = pending_count()
 if pending + #submitted > policy.max_pending_tasks then
   return refuse('pending_full', pending, policy.max_pending_tasks)
 end
@@ -51,13 +52,29 @@ for index, task in ipairs(submitted) do
   task_ids[index] = task_id
 end
 
+-- Nothing may be written before all are known to fit.
+local new_environments = {}
+for index, task in ipairs(submitted) do
+  local environment = task[4]
+  if not new_environments[environment] and not is_known(environment) then
+    if not environment_fits(environment) then
+      return refuse('environments', index - 1, environment)
+    end
+    new_environments[environment] = true
+    environments_left = environments_left - 1
+  end
+end
+
 for index, task in ipairs(submitted) do
   state.sequence = state.sequence + 1
-  local record = new_task(state.sequence, task[2])
-  move_task(record, 'pending')
-  queue_task(task_ids[index], record, now)
-  save_task(task_ids[index], record)
+  local made = new_task(state.sequence, task[2], task[4])
+  move_task(made, 'pending')
+  queue_task(task_ids[index], made, now)
+  save_task(task_ids[index], made)
   call('HSET', key('specs'), task_ids[index], task[3])
+end
+for environment in pairs(new_environments) do
+  know_environment(environment)
 end
 pending = pending + #submitted
 state.cursor = cursor

@@ -2,19 +2,27 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, policy}
--- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back', ...}
+-- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'invalid_policy', ...}
 -- Complexity O(1)
 
 -- @include ledger
+-- @include picking
 
 local request = unpack_msg(ARGV[1])
+local wished = request[2]
+
 relieve()
 local refusal = open_run(request[1])
 if refusal then
   return refusal
 end
-for name, value in pairs(request[2]) do
-  if policy[name] ~= value then
+-- The queued groups are indexed by the ages of the present measure.
+local queued = call('HLEN', key('groups'))
+if wished.staleness_measure ~= policy.staleness_measure and queued > 0 then
+  return refuse('invalid_policy', 'staleness_measure', format('cannot change while %d groups are queued', queued))
+end
+for name, value in pairs(wished) do
+  if pack(policy[name]) ~= pack(value) then
     policy[name] = value
     changed = true
   end
@@ -22,6 +30,9 @@ end
 if changed then
   call('HSET', RUN, 'policy', pack(policy))
   topics.groups, topics.tasks, topics.space = true, true, true
-  recheck_budget()
+  if not shares_on() then
+    call('HDEL', RUN, 'queue_stride', 'lease_stride')
+  end
+  recompute_pause()
 end
 return reply('ok', close_run())

@@ -1,12 +1,15 @@
--- The whole state of a run. What is queued, delivered, pending and leased is counted from what exists, so that a ledger
--- that went wrong shows.
+-- The whole state of a run. What is queued, forming, delivered, pending and leased is counted from what exists, so that
+-- a ledger that went wrong shows.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
--- Replies {'view', policy, state, ledger, queued, delivered, pending, leased, engines, failures} | {'error',
---         'unknown_run'};
---         queued and delivered are {groups, samples, tokens, bytes}, engines and failures packed records
--- Complexity O(queued + steps that are not committed); above 20,000 queued groups their sizes come from the ledger
+-- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
+--         failures}
+--       | {'error', 'unknown_run'};
+--         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
+--         engines and failures packed records
+-- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
+-- the ledger
 
 -- @include batches
 
@@ -14,26 +17,35 @@ if not load_run() then
   return refuse('unknown_run')
 end
 
-local queued = {call('ZCARD', QUEUE), 0, 0, 0}
-if queued[1] > 20000 then
+local queued = {queued_count(), 0, 0, 0}
+if queued[1] > 2000 then
   local sums = ledger.groups.queued
   queued = {queued[1], sums[2], sums[3], sums[4]}
 else
-  for first = 0, queued[1] - 1, 1000 do
-    local ids = call('ZRANGE', QUEUE, first, first + 999)
-    for _, raw in ipairs(call('HMGET', GROUPS, unpack(ids))) do
-      local group = unpack_msg(raw)
-      add_amount(queued, 1, 0, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+  queued[1] = 0
+  for_each_class(function(q_key)
+    local ids = call('ZRANGE', q_key, 0, -1)
+    for first = 1, #ids, 1000 do
+      for _, raw in ipairs(call('HMGET', GROUPS, unpack(ids, first, math.min(first + 999, #ids)))) do
+        local group = raw and unpack_msg(raw)
+        if group then
+          add_amount(queued, 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+        end
+      end
     end
+  end)
+end
+
+local function sum_steps(first, last)
+  local sums = {0, 0, 0, 0}
+  for step = first, last do
+    local header = load_step(step)
+    add_amount(sums, 1, header.groups, header.samples, header.tokens, header.bytes)
   end
+  return sums
 end
 
-local delivered = {0, 0, 0, 0}
-for step = state.committed_steps, state.next_step - 1 do
-  local header = load_step(step)
-  add_amount(delivered, 1, header.groups, header.samples, header.tokens, header.bytes)
-end
-
-local pending = call('ZCARD', PENDING) + call('ZCARD', DELAYED)
-return reply('view', policy, state, ledger, queued, delivered, pending, call('ZCARD', LEASES),
-  call('HVALS', key('engines')), call('LRANGE', key('failures'), 0, -1))
+local delivered = sum_steps(state.committed_steps, state.next_step - 1)
+local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
+return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
+  call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')), call('LRANGE', key('failures'), 0, -1))

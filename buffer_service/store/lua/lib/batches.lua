@@ -1,13 +1,19 @@
--- Assembled steps.
+-- Assembled steps and the rounds that they are made of. A whole batch is a step of one round; a step that is still
+-- open (streaming) is `next_step`, with state.rounds > 0 rounds closed.
 --
--- hash `steps`, step → header (msgpack map): train_version, world_size, groups, samples, tokens, loss_tokens, bytes,
--- staleness_sum, staleness_max, and ranks: for each rank {tokens, chunks}. Whether its groups are delivered or trained
--- follows from committed_steps. hash `chunks`, "step/rank/index" (from 0) → msgpack array of group records in order of
--- sequence, at most CHUNK of them: what one rank pulls is returned without being unpacked, and freed in portions.
+-- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or 0),
+-- rounds (closed), and of the groups that it has now: groups, samples, tokens, bytes, environments ({environment =
+-- {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from next_step and
+-- committed_steps.
+-- hash `rounds`, "step/round" → msgpack map: own and total (of this round, and of the step up to it: groups, samples,
+-- tokens, loss_tokens, bytes, staleness_sum, staleness_max), and ranks: for each {tokens, chunks}.
+-- hash `chunks`, "step/round/rank/index" (from 0) → msgpack array of group records in order of sequence, at most CHUNK
+-- of them: what one rank pulls is returned without being unpacked, and freed in portions.
 
 -- @include groups
+-- @include sharding
 
-local STEPS, CHUNKS = key('steps'), key('chunks')
+local STEPS, ROUNDS, CHUNKS = key('steps'), key('rounds'), key('chunks')
 local CHUNK = 256
 
 local function load_step(step)
@@ -19,44 +25,102 @@ local function save_step(step, header)
   call('HSET', STEPS, format('%d', step), pack(header))
 end
 
-local function chunk_field(step, rank, index)
-  return format('%d/%d/%d', step, rank, index)
+local function delete_step(step)
+  call('HDEL', STEPS, format('%d', step))
+end
+
+local function round_field(step, round)
+  return format('%d/%d', step, round)
+end
+
+local function load_round(step, round)
+  return unpack_msg(call('HGET', ROUNDS, round_field(step, round)))
+end
+
+local function save_round(step, round, stored)
+  call('HSET', ROUNDS, round_field(step, round), pack(stored))
+end
+
+local function chunk_field(step, round, rank, index)
+  return format('%d/%d/%d/%d', step, round, rank, index)
 end
 
 -- State of a step's groups in the ledger.
 local function step_state(step)
-  return step < state.committed_steps and 'trained' or 'delivered'
+  if step < state.committed_steps then
+    return 'trained'
+  end
+  return step < state.next_step and 'delivered' or 'forming'
 end
 
+-- Moves all groups of a step in the ledgers.
 local function move_step(header, from, to)
-  move_groups(from, to, header.groups, header.samples, header.tokens, header.bytes)
+  for environment, amount in pairs(header.environments) do
+    move_groups(from, to, environment, amount[1], amount[2], amount[3], amount[4])
+  end
+end
+
+-- Counts a group in (sign 1) or out of (-1) the sizes of a step.
+local function count_in_step(header, sign, group)
+  header.groups = header.groups + sign
+  header.samples = header.samples + sign * group[G_SAMPLES]
+  header.tokens = header.tokens + sign * group[G_TOKENS]
+  header.bytes = header.bytes + sign * group[G_BYTES]
+  local environment = group[G_ENVIRONMENT]
+  local amount = header.environments[environment] or {0, 0, 0, 0}
+  header.environments[environment] = amount
+  add_amount(amount, sign, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+end
+
+-- Sizes and staleness (as of assembly) of groups.
+local function measure(groups, train_version)
+  local sums = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
+    staleness_max = 0}
+  for _, group in ipairs(groups) do
+    sums.samples = sums.samples + group[G_SAMPLES]
+    sums.tokens = sums.tokens + group[G_TOKENS]
+    sums.loss_tokens = sums.loss_tokens + group[G_LOSS_TOKENS]
+    sums.bytes = sums.bytes + group[G_BYTES]
+    local staleness = math.max(0, train_version - group[G_HEAD])
+    sums.staleness_sum = sums.staleness_sum + staleness
+    sums.staleness_max = math.max(sums.staleness_max, staleness)
+  end
+  return sums
+end
+
+-- What a step has up to a round: `before`, the same of the round before it (nil for the first), and the round's own.
+local function up_to(before, own)
+  local total = {}
+  for name, value in pairs(own) do
+    local earlier = before and before[name] or 0
+    total[name] = name == 'staleness_max' and math.max(earlier, value) or earlier + value
+  end
+  return total
+end
+
+-- Fields of the chunks of one rank (from 0).
+local function chunk_fields(step, round, stored, rank)
+  local fields = {}
+  for index = 0, stored.ranks[rank + 1][2] - 1 do
+    fields[index + 1] = chunk_field(step, round, rank, index)
+  end
+  return fields
 end
 
 -- The packed chunks of one rank.
-local function rank_chunks(step, header, rank)
-  local fields = {}
-  for index = 0, header.ranks[rank + 1][2] - 1 do
-    fields[index + 1] = chunk_field(step, rank, index)
-  end
+local function rank_chunks(step, round, stored, rank)
+  local fields = chunk_fields(step, round, stored, rank)
   if #fields == 0 then
     return {}
   end
   return call('HMGET', CHUNKS, unpack(fields))
 end
 
-local function delete_chunks(step, header)
-  for rank = 0, header.world_size - 1 do
-    for index = 0, header.ranks[rank + 1][2] - 1 do
-      call('HDEL', CHUNKS, chunk_field(step, rank, index))
-    end
-  end
-end
-
--- All groups of a step, by sequence, as they were at assembly.
-local function step_groups(step, header)
+-- All groups of a round, by sequence, as they were at assembly.
+local function round_groups(step, round, stored)
   local groups = {}
-  for rank = 0, header.world_size - 1 do
-    for _, chunk in ipairs(rank_chunks(step, header, rank)) do
+  for rank = 0, #stored.ranks - 1 do
+    for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         groups[#groups + 1] = group
       end
@@ -66,104 +130,57 @@ local function step_groups(step, header)
   return groups
 end
 
--- Forgets a step; its groups are the caller's to settle.
-local function delete_step(step, header)
-  delete_chunks(step, header)
-  call('HDEL', STEPS, format('%d', step))
-end
-
--- Splits groups over ranks as domain/sharding.py does: longest first, each to the rank with the fewest tokens (ties:
--- fewest groups, then lowest rank). `groups` are in order of sequence, and so are those of each shard.
-local function split(groups, world_size)
-  local shards = {}
-  for rank = 1, world_size do
-    shards[rank] = {}
+-- Writes a round with its groups split over the ranks, in place of what it had.
+local function store_round(step, round, stored, shards)
+  for rank = 0, #(stored.ranks or {}) - 1 do
+    call_many('HDEL', CHUNKS, chunk_fields(step, round, stored, rank))
   end
-  if world_size == 1 then
-    return {groups}
-  end
-  local longest, rank_of = {}, {}
-  for index = 1, #groups do
-    longest[index] = index
-  end
-  table.sort(longest, function(a, b)
-    local left, right = groups[a][G_TOKENS], groups[b][G_TOKENS]
-    if left ~= right then
-      return left > right
-    end
-    return a < b
-  end)
-  -- A binary heap of {tokens, groups, rank}, fullest at the bottom.
-  local heap = {}
-  for rank = 1, world_size do
-    heap[rank] = {0, 0, rank}
-  end
-  local function before(a, b)
-    if a[1] ~= b[1] then
-      return a[1] < b[1]
-    elseif a[2] ~= b[2] then
-      return a[2] < b[2]
-    end
-    return a[3] < b[3]
-  end
-  for _, index in ipairs(longest) do
-    local top = heap[1]
-    rank_of[index] = top[3]
-    top[1], top[2] = top[1] + groups[index][G_TOKENS], top[2] + 1
-    local at = 1
-    while true do
-      local child = 2 * at
-      if child > world_size then
-        break
-      end
-      if child < world_size and before(heap[child + 1], heap[child]) then
-        child = child + 1
-      end
-      if not before(heap[child], top) then
-        break
-      end
-      heap[at], heap[child] = heap[child], top
-      at = child
-    end
-  end
-  for index, group in ipairs(groups) do
-    local shard = shards[rank_of[index]]
-    shard[#shard + 1] = group
-  end
-  return shards
-end
-
--- Writes the shards of a step and its header.
-local function store_shards(step, header, shards)
-  header.world_size, header.ranks = #shards, {}
+  stored.ranks = {}
   for rank, shard in ipairs(shards) do
     local tokens, chunks = 0, 0
     for first = 1, #shard, CHUNK do
-      local last = math.min(first + CHUNK - 1, #shard)
       local portion = {}
-      for index = first, last do
+      for index = first, math.min(first + CHUNK - 1, #shard) do
         portion[#portion + 1] = shard[index]
         tokens = tokens + shard[index][G_TOKENS]
       end
-      call('HSET', CHUNKS, chunk_field(step, rank - 1, chunks), pack(portion))
+      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack(portion))
       chunks = chunks + 1
     end
-    header.ranks[rank] = {tokens, chunks}
+    stored.ranks[rank] = {tokens, chunks}
   end
-  save_step(step, header)
+  save_round(step, round, stored)
 end
 
--- Sizes and staleness (as of assembly) of groups, into the header.
-local function measure(header, groups)
-  header.groups, header.samples, header.tokens, header.loss_tokens, header.bytes = #groups, 0, 0, 0, 0
-  header.staleness_sum, header.staleness_max = 0, 0
-  for _, group in ipairs(groups) do
-    header.samples = header.samples + group[G_SAMPLES]
-    header.tokens = header.tokens + group[G_TOKENS]
-    header.loss_tokens = header.loss_tokens + group[G_LOSS_TOKENS]
-    header.bytes = header.bytes + group[G_BYTES]
-    local staleness = math.max(0, header.train_version - group[G_HEAD])
-    header.staleness_sum = header.staleness_sum + staleness
-    header.staleness_max = math.max(header.staleness_max, staleness)
+-- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups) with each chunk. Returns
+-- what it was worth of the limit; header.rounds is 0 when the step is empty. The header is the caller's to write.
+local function dismantle(step, header, limit, each)
+  local done = 0
+  while header.rounds > 0 and done < limit do
+    local round = header.rounds - 1
+    local stored = load_round(step, round)
+    local ranks = stored.ranks
+    while #ranks > 0 and done < limit do
+      local rank = #ranks
+      local chunks = ranks[rank][2]
+      if chunks > 0 then
+        local field = chunk_field(step, round, rank - 1, chunks - 1)
+        local groups = unpack_msg(call('HGET', CHUNKS, field))
+        call('HDEL', CHUNKS, field)
+        ranks[rank][2] = chunks - 1
+        each(groups)
+        done = done + #groups
+      else
+        ranks[rank] = nil
+      end
+    end
+    if #ranks > 0 then
+      save_round(step, round, stored)
+    else
+      call('HDEL', ROUNDS, round_field(step, round))
+      header.rounds = round
+      done = done + 1
+    end
   end
+  return done
 end

@@ -1,8 +1,16 @@
--- Committing steps, and freeing what replays no longer need.
+-- Committing steps, and releasing what is beyond retention.
+--
+-- state.retained_bytes: sizes of the groups of the steps in [checkpointed_steps, committed_steps).
 
--- @include batches
+-- @include free
 
-local VICTIMS = 1000
+-- A resume that goes on in portions lets no trainer in before it is done.
+local function check_trainer()
+  if state.resuming then
+    return refuse('run_paused', 'resuming')
+  end
+  return check_rolled_back()
+end
 
 -- Forgets publishes that no resume can go back to: all before the newest one at or before checkpointed_steps.
 local function prune_publishes()
@@ -24,6 +32,9 @@ end
 -- Steps below `steps`, and the tombstones of tasks that have ended outside of steps, may be freed from now on.
 local function release_steps(steps)
   if steps > state.checkpointed_steps then
+    for step = state.checkpointed_steps, steps - 1 do
+      state.retained_bytes = state.retained_bytes - load_step(step).bytes
+    end
     state.checkpointed_steps = steps
     changed = true
     prune_publishes()
@@ -34,74 +45,35 @@ local function release_steps(steps)
   end
 end
 
-local function forget_tasks(task_ids)
-  if #task_ids > 0 then
-    call_many('HDEL', TASKS, task_ids)
-    call_many('HDEL', key('specs'), task_ids)
+-- Steps below this one are beyond what the policy retains.
+local function beyond_retention()
+  local first = math.max(state.checkpointed_steps, state.committed_steps - policy.retained_steps)
+  if policy.max_retained_bytes == 0 then
+    return first
   end
+  local bytes, by_bytes = state.retained_bytes, state.checkpointed_steps
+  while by_bytes < state.committed_steps and bytes > policy.max_retained_bytes do
+    bytes = bytes - load_step(by_bytes).bytes
+    by_bytes = by_bytes + 1
+  end
+  return math.max(first, by_bytes)
 end
 
--- Frees one chunk of a released step, the last one of its last rank; returns the groups freed.
-local function free_chunk(step, header)
-  local rank = #header.ranks
-  local chunks = header.ranks[rank][2]
-  local freed = 0
-  if chunks > 0 then
-    local field = chunk_field(step, rank - 1, chunks - 1)
-    local payloads, task_ids = {}, {}
-    for index, group in ipairs(unpack_msg(call('HGET', CHUNKS, field))) do
-      payloads[index], task_ids[index] = group[G_PAYLOAD], group[G_TASK]
-    end
-    freed = #payloads
-    call_many('SADD', TRASH, payloads)
-    forget_tasks(task_ids)
-    call('HDEL', CHUNKS, field)
-    header.ranks[rank][2] = chunks - 1
-  else
-    header.ranks[rank] = nil
-  end
-  return freed
-end
-
--- Frees up to about VICTIMS groups and tombstones that may be freed; returns whether more are left. Writes the run.
-local function free_some()
-  local freed = 0
-  local before = state.freed_steps
-  while freed < VICTIMS and state.freed_steps < state.checkpointed_steps do
-    local header = load_step(state.freed_steps)
-    while header and #header.ranks > 0 and freed < VICTIMS do
-      freed = freed + free_chunk(state.freed_steps, header)
-    end
-    if header and #header.ranks > 0 then
-      save_step(state.freed_steps, header)
-    else
-      call('HDEL', STEPS, format('%d', state.freed_steps))
-      state.freed_steps = state.freed_steps + 1
-      freed = freed + 1
-    end
-  end
-  local ended, through = key('ended'), format('%d', state.ended_through)
-  local tombs = call('ZRANGEBYSCORE', ended, '-inf', through, 'LIMIT', 0, math.max(0, VICTIMS - freed))
-  if #tombs > 0 then
-    forget_tasks(tombs)
-    call_many('ZREM', ended, tombs)
-  end
-  if state.freed_steps ~= before then
-    write_run()
-  end
-  return state.freed_steps < state.checkpointed_steps or call('ZCOUNT', ended, '-inf', through) > 0
-end
-
--- Settles the steps below `steps` as trained, and frees what is beyond retention.
+-- Settles the steps below `steps` as trained, and releases what is beyond retention.
 local function commit_steps(steps)
   if steps <= state.committed_steps then
     return
   end
   for step = state.committed_steps, steps - 1 do
-    move_step(load_step(step), 'delivered', 'trained')
+    local header = load_step(step)
+    move_step(header, 'delivered', 'trained')
+    state.retained_bytes = state.retained_bytes + header.bytes
   end
   state.committed_steps = steps
-  if steps - policy.retained_steps > state.checkpointed_steps then
-    release_steps(steps - policy.retained_steps)
+  changed = true
+  record('trained', {now, steps})
+  local first = beyond_retention()
+  if first > state.checkpointed_steps then
+    release_steps(first)
   end
 end

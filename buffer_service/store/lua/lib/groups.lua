@@ -1,93 +1,104 @@
--- Group records and the queue.
---
--- A group's record is a msgpack array, the same in hash `groups` while it is queued and in the chunks of a step after:
--- see the G_ constants (13 is the environment). Head and tail are those of the present timeline as of G_EPOCH, the
--- run's epoch when the record was written; `clamp` brings them up to date.
---
--- Indexes: `queue` (score: sequence, member: group id) and `queue_heads` (score: head, member: fixed-width sequence and
--- group id, so that equal heads go by sequence).
+-- What becomes of single groups: records (lib/record.lua), the queue's indexes (lib/queue.lua), the ledgers, the
+-- payload and the task, all moved together.
 
 -- @include tasks
--- @include timeline
-
-local G_ID, G_TASK, G_SEQUENCE, G_PAYLOAD, G_HEAD, G_TAIL, G_EPOCH = 1, 2, 3, 4, 5, 6, 7
-local G_SAMPLES, G_TOKENS, G_LOSS_TOKENS, G_BYTES, G_SPANS = 8, 9, 10, 11, 12
-
-local GROUPS, QUEUE, QUEUE_HEADS = key('groups'), key('queue'), key('queue_heads')
-
-local function head_entry(group)
-  return format('%015d', group[G_SEQUENCE]) .. group[G_ID]
-end
-
--- Brings head and tail of a record into the present timeline.
-local function clamp(group)
-  if group[G_EPOCH] ~= state.epoch then
-    group[G_HEAD] = effective(group[G_EPOCH], group[G_HEAD])
-    group[G_TAIL] = effective(group[G_EPOCH], group[G_TAIL])
-    group[G_EPOCH] = state.epoch
-  end
-  return group
-end
+-- @include queue
 
 local function move_group(group, from, to)
-  move_groups(from, to, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+  move_groups(from, to, group[G_ENVIRONMENT], 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
 end
 
--- Puts an accepted record into the queue.
+-- Records that an accepted group went to another state.
+local function record_moved(group, to)
+  if is_recorded() then
+    record('moved', {now, group[G_ID], to})
+  end
+end
+
+-- Puts a record of the present timeline into the queue.
 local function queue_group(group, from)
+  local budget, tokens = policy.batch_tokens, ledger.groups.queued[3]
   move_group(group, from, 'queued')
-  call('HSET', GROUPS, group[G_ID], pack(group))
-  call('ZADD', QUEUE, format('%d', group[G_SEQUENCE]), group[G_ID])
-  call('ZADD', QUEUE_HEADS, format('%d', group[G_HEAD]), head_entry(group))
-  -- Pulls wait only while less than a batch is queued; a hint at every group would wake all replicas for nothing.
-  if call('ZCARD', QUEUE) == policy.batch_groups then
+  index_group(group)
+  if from ~= 'new' then
+    record_moved(group, 'queued')
+  end
+  -- Pulls wait only while too little is queued; a hint at every group would wake all replicas for nothing.
+  if queued_count() == wanted or tokens < budget and tokens + group[G_TOKENS] >= budget then
     topics.groups = true
   end
 end
 
-local function load_group(group_id)
-  return clamp(unpack_msg(call('HGET', GROUPS, group_id)))
-end
-
 local function unqueue_group(group)
-  call('ZREM', QUEUE, group[G_ID])
-  call('ZREM', QUEUE_HEADS, head_entry(group))
-  call('HDEL', GROUPS, group[G_ID])
-  topics.space, topics.tasks = true, true
+  unindex_groups({group})
 end
 
 -- A group ends for good, outside of training; its task's tombstone stays until the next checkpoint.
 local function end_group(group, from, to)
   move_group(group, from, to)
+  record_moved(group, to)
   trash(group[G_PAYLOAD])
   bury_task(group[G_TASK])
 end
 
--- A group that is no use is replaced by a new generation of its task, where it has one to start.
+-- A group that is no use is replaced by a new generation of its task, where it has one to start. What is recycled may
+-- have run out of generations; what was lost never does.
 local function replace_group(group, from, to, otherwise)
   local task = load_task(group[G_TASK])
-  if task.leaseless then
+  local is_last = to == 'recycled' and policy.max_generations > 0 and task.generation + 1 >= policy.max_generations
+  if task.leaseless or is_last then
     end_group(group, from, otherwise)
   else
     move_group(group, from, to)
+    record_moved(group, to)
     trash(group[G_PAYLOAD])
     regenerate_task(group[G_TASK], task)
   end
 end
 
--- Whether the queue has room for (groups, tokens, bytes) more.
-local function fits(groups, tokens, bytes)
+-- Whether the queue has room for (groups, tokens, bytes) more under its caps.
+local function fits_queue(groups, tokens, bytes)
   local queued = ledger.groups.queued
-  return call('ZCARD', QUEUE) + groups <= policy.max_queued_groups
+  return queued_count() + groups <= policy.max_queued_groups
     and (policy.max_queued_tokens == 0 or queued[3] + tokens <= policy.max_queued_tokens)
     and queued[4] + bytes <= policy.max_queued_bytes
 end
 
--- Drops the oldest queued groups until (groups, tokens, bytes) more fit.
+-- Whether the run's quotas have room for them: they count what is queued, forming and delivered.
+local function fits_quotas(groups, tokens, bytes)
+  if not quotas_set() then
+    return true
+  end
+  local amounts = ledger.groups
+  local function within(quota, index, more)
+    local live = amounts.queued[index] + amounts.forming[index] + amounts.delivered[index]
+    return quota == 0 or live + more <= quota
+  end
+  return within(policy.quota_groups, 1, groups) and within(policy.quota_tokens, 3, tokens)
+    and within(policy.quota_bytes, 4, bytes)
+end
+
+local function fits(groups, tokens, bytes)
+  return fits_queue(groups, tokens, bytes) and fits_quotas(groups, tokens, bytes)
+end
+
+-- Drops the oldest queued group; false when there is none.
+local function drop_oldest()
+  local group = oldest_queued()
+  if not group then
+    return false
+  end
+  unqueue_group(group)
+  end_group(group, 'queued', 'dropped_overflow')
+  return true
+end
+
+-- Drops the oldest queued groups until (groups, tokens, bytes) more fit; false when they do not fit an empty queue.
 local function drop_oldest_until_fits(groups, tokens, bytes)
   while not fits(groups, tokens, bytes) do
-    local oldest = load_group(call('ZRANGE', QUEUE, 0, 0)[1])
-    unqueue_group(oldest)
-    end_group(oldest, 'queued', 'dropped_overflow')
+    if not drop_oldest() then
+      return false
+    end
   end
+  return true
 end

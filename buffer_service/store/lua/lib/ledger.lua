@@ -2,8 +2,9 @@
 -- the transition tables (rendered from domain/transitions.py) do not have.
 --
 -- ledger.groups: {accepted and every state = {groups, samples, tokens, bytes}}; ledger.tasks: {submitted and every
--- state =
--- count}; ledger.statistics: the fields of the wire's RunStatistics.
+-- state = count}; ledger.statistics: the fields of the wire's RunStatistics. Hash `env_ledger` has the groups' ledger
+-- of each environment, without the states that never held anything; it is read when it is needed and written at the
+-- end.
 
 -- @include run
 -- @include transitions
@@ -22,16 +23,50 @@ local function add_amount(amount, sign, groups, samples, tokens, bytes)
   amount[4] = amount[4] + sign * bytes
 end
 
--- Moves groups of these sizes from one state to another; from 'new' accepts them.
-local function move_groups(from, to, groups, samples, tokens, bytes)
-  check_move('group', GROUP_TRANSITIONS, from, to)
-  local amounts = ledger.groups
-  if from == 'new' then
-    add_amount(amounts.accepted, 1, groups, samples, tokens, bytes)
-  else
-    add_amount(amounts[from], -1, groups, samples, tokens, bytes)
+local ENV_LEDGER = key('env_ledger')
+local environment_amounts = {}
+
+local function amounts_of(environment)
+  local amounts = environment_amounts[environment]
+  if not amounts then
+    local raw = call('HGET', ENV_LEDGER, environment)
+    amounts = raw and unpack_msg(raw) or {}
+    environment_amounts[environment] = amounts
   end
+  return amounts
+end
+
+before_close[#before_close + 1] = function()
+  local written = {}
+  for environment, amounts in pairs(environment_amounts) do
+    written[#written + 1] = environment
+    written[#written + 1] = pack(amounts)
+  end
+  if #written > 0 then
+    call('HSET', ENV_LEDGER, unpack(written))
+  end
+end
+
+local function quotas_set()
+  return policy.quota_groups + policy.quota_tokens + policy.quota_bytes > 0
+end
+
+local function shift(amounts, from, to, groups, samples, tokens, bytes)
+  local left = from == 'new' and 'accepted' or from
+  amounts[left] = amounts[left] or {0, 0, 0, 0}
+  amounts[to] = amounts[to] or {0, 0, 0, 0}
+  add_amount(amounts[left], from == 'new' and 1 or -1, groups, samples, tokens, bytes)
   add_amount(amounts[to], 1, groups, samples, tokens, bytes)
+end
+
+-- Moves groups of an environment, of these sizes, from one state to another; from 'new' accepts them.
+local function move_groups(from, to, environment, groups, samples, tokens, bytes)
+  check_move('group', GROUP_TRANSITIONS, from, to)
+  shift(ledger.groups, from, to, groups, samples, tokens, bytes)
+  shift(amounts_of(environment), from, to, groups, samples, tokens, bytes)
+  if from ~= 'new' and quotas_set() then
+    topics.space = true
+  end
   changed = true
 end
 

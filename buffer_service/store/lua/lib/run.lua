@@ -2,12 +2,15 @@
 -- the same hash tag and is made from it with `key`.
 --
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the latest time seen), asked (ms, the last lease
--- request), feeder (bytes), last_submit and last_resume (msgpack, their replies).
+-- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
+-- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua).
 --
--- state: revision, epoch, version (published), next_step, committed_steps, checkpointed_steps, freed_steps (steps below
--- are physically gone), published_steps, assembled_now, world_size, cursor, sequence, ended_sequence, ended_through
--- (tombstones up to it may go), created_ms, paused, seen (highest revision that a caller claimed while the store was
--- behind it), last_error, last_manifest (version whose manifest is in `manifests`), forks ({{epoch, version}, ...}).
+-- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
+-- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps, assembled_now,
+-- world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through (tombstones up to it
+-- may go), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held, draining, resuming
+-- (lib/resuming.lua), seen (highest revision that a caller claimed while the store was behind it), last_error, forks
+-- ({{epoch, version}, ...}).
 
 -- @include reply
 -- @include keys
@@ -16,6 +19,10 @@ local policy, state, ledger, now
 local stored_now = 0
 local changed = false
 local topics = {}
+-- Queued groups at which a hint to pulls is due.
+local wanted
+-- What close_run calls first: writes that libraries keep back until the script's end.
+local before_close = {}
 
 -- Makes the later writes of this script legal in a store that is out of memory: the check ends with a script's first
 -- write, and HDEL may always run. Only scripts that free memory or grow it by little may call it.
@@ -38,12 +45,13 @@ end
 
 -- Loads policy, state and ledger; false when there is no such run.
 local function load_run()
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed')
   if not raw[2] then
     return false
   end
   policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
   stored_now = tonumber(raw[4])
+  wanted = tonumber(raw[5] or policy.batch_groups)
   read_clock()
   return true
 end
@@ -67,15 +75,43 @@ local function budget_exceeded()
   return policy.failure_budget >= 0 and ledger.tasks.failed > policy.failure_budget
 end
 
--- Pauses or releases the run by its failure budget; a rolled-back store outranks it.
-local function recheck_budget()
+-- Pauses or releases the run. A rolled-back store outranks a resume that goes on, that the operator, and the operator
+-- the failure budget.
+local function recompute_pause()
   if state.paused == 'store_rolled_back' then
     return
   end
-  local paused = budget_exceeded() and 'failure_budget_exceeded' or ''
+  local paused = ''
+  if state.resuming then
+    paused = 'resuming'
+  elseif state.held then
+    paused = 'operator'
+  elseif budget_exceeded() then
+    paused = 'failure_budget_exceeded'
+  end
   if paused ~= state.paused then
     state.paused = paused
+    changed = true
     topics.weights, topics.tasks, topics.groups = true, true, true
+  end
+end
+
+-- Remembers how many queued groups a pull waits for.
+local function want_groups(groups)
+  if groups ~= wanted then
+    wanted = groups
+    call('HSET', RUN, 'needed', format('%d', groups))
+  end
+end
+
+local function is_recorded()
+  return policy.record_groups ~= 0
+end
+
+-- Appends an event to the run's recording, where its policy asks for one. `fields` begin with the time.
+local function record(kind, fields)
+  if is_recorded() then
+    call('XADD', key('record'), 'MAXLEN', '~', 1000000, '*', 'k', kind, 'd', pack(fields))
   end
 end
 
@@ -105,6 +141,16 @@ local function check_epoch(epoch)
   return nil
 end
 
+-- Refuses what begins something new, while the run is paused.
+local function check_paused()
+  if state.paused == 'failure_budget_exceeded' then
+    return refuse('failure_budget_exceeded', ledger.tasks.failed, policy.failure_budget, state.last_error)
+  elseif state.paused ~= '' then
+    return refuse('run_paused', state.paused)
+  end
+  return nil
+end
+
 -- Refuses while the store is known to have lost acknowledged writes.
 local function check_rolled_back()
   if state.paused == 'store_rolled_back' then
@@ -113,9 +159,12 @@ local function check_rolled_back()
   return nil
 end
 
--- Ends the script: raises the revision if anything changed (not for a later call of the same operation), writes the
--- record, publishes hints.
+-- Ends the script: raises the revision if anything changed (not for a later call of the same operation), writes what
+-- was kept back, publishes hints. Called once.
 local function close_run(again)
+  for _, finish in ipairs(before_close) do
+    finish()
+  end
   if changed then
     if not again then
       state.revision = state.revision + 1

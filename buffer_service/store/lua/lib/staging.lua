@@ -7,7 +7,8 @@ local function unstage(payloads)
   call_many('ZREM', key('staging'), payloads)
 end
 
--- The payloads are no use to anybody. One that is not staged (any more) was indexed, and is left alone.
+-- The payloads are no use to anybody, and wait for room no more. One that is not staged (any more) was indexed, and is
+-- left alone.
 local function discard_staged(payloads)
   local staging = key('staging')
   for _, payload in ipairs(payloads) do
@@ -15,4 +16,5 @@ local function discard_staged(payloads)
       call('SADD', key('trash'), payload)
     end
   end
+  call_many('ZREM', key('waiting'), payloads)
 end

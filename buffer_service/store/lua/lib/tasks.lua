@@ -1,24 +1,26 @@
 -- Task records and the indexes over them.
 --
--- Record (hash `tasks`, msgpack map): sequence, priority, state, generation, attempt, failures, returned (it came back:
--- ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the lease), error
--- (the last), accepted (attempt whose group was accepted, 0 without a lease, -1 none) and body (its payload key), and
--- of its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
+-- Record (hash `tasks`, msgpack map): sequence, priority, environment, state, generation, attempt, failures, returned
+-- (it came back: ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the
+-- lease), lease_epoch and lease_head (the oldest weights that the lease's tokens come from, as of that epoch), error
+-- (the last), accepted (attempt whose group was accepted, 0 without a lease, -1 none), body (its payload key) and
+-- filtered (true when the filter ended it, else absent), and of its continuation: payload (key, '' for none),
+-- head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
 --
--- Indexes: `pending` (score: order of leasing) and `delayed` (score: not_before) hold the pending ones, `leases`
--- (score: expiry) the leased ones, set `held:<worker>` a worker's leased ones, `ended` (score: order of ending) the
--- tombstones that are in no assembled step. Members of all but `ended` are entry(task): fixed-width sequence, then the
--- task id, so that ties go by sequence.
+-- Indexes: lib/pending.lua holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
+-- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
+-- but `ended` are entry(task): fixed-width sequence, then the task id, so that ties go by sequence.
 
 -- @include ledger
+-- @include pending
 
-local TASKS, PENDING, DELAYED, LEASES, TRASH = key('tasks'), key('pending'), key('delayed'), key('leases'), key('trash')
+local TASKS, LEASES, TRASH = key('tasks'), key('leases'), key('trash')
 
-local function new_task(sequence, priority)
+local function new_task(sequence, priority, environment)
   return {
-    sequence = sequence, priority = priority, state = 'new', generation = 0, attempt = 0, failures = 0,
-    returned = false, leaseless = false, worker = '', instance = '', error = '', accepted = -1, body = '',
-    payload = '', head_epoch = 0, head = -1, tokens = 0,
+    sequence = sequence, priority = priority, environment = environment, state = 'new', generation = 0, attempt = 0,
+    failures = 0, returned = false, leaseless = false, worker = '', instance = '', lease_epoch = 0, lease_head = 0,
+    error = '', accepted = -1, body = '', payload = '', head_epoch = 0, head = -1, tokens = 0,
   }
 end
 
@@ -50,6 +52,12 @@ local function drop_continuation(task)
   task.payload, task.head_epoch, task.head, task.tokens = '', 0, -1, 0
 end
 
+-- Gives up a continuation that is no use any more.
+local function discard_continuation(task)
+  stat('continuation_tokens_discarded', task.tokens)
+  drop_continuation(task)
+end
+
 -- Splits "task_id/generation/attempt"; nil when malformed.
 local function parse_lease_id(id)
   local task_id, generation, attempt = string.match(id, '^([^/]+)/(%d+)/([1-9]%d*)$')
@@ -62,7 +70,7 @@ end
 -- Order of leasing: priority descending, then tasks that came back, then (the member) sequence.
 local function queue_task(task_id, task, not_before)
   if not_before <= now then
-    call('ZADD', PENDING, -2 * task.priority - (task.returned and 1 or 0), entry(task_id, task))
+    add_pending(task.environment, -2 * task.priority - (task.returned and 1 or 0), entry(task_id, task))
   else
     call('ZADD', DELAYED, format('%d', not_before), entry(task_id, task))
   end
@@ -89,8 +97,8 @@ local function unindex_task(task_id, task)
     call('ZREM', LEASES, member)
     call('SREM', key('held:' .. task.worker), member)
     topics.tasks = true
-  elseif call('ZREM', PENDING, member) == 0 then
-    call('ZREM', DELAYED, member)
+  else
+    remove_pending(task.environment, member)
   end
 end
 
@@ -136,7 +144,7 @@ local function fail_attempt(task_id, task, why)
   call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, now}))
   call('LTRIM', key('failures'), 0, 99)
   state.last_error = task.error
-  recheck_budget()
+  recompute_pause()
   return true
 end
 

@@ -1,0 +1,233 @@
+"""`make bench-depth`: what a push and a pull of 20 KB groups cost with 1,000 and with 1,000,000 groups queued.
+
+For every order of the queue a store of its own is filled with small groups (the index does not see a payload size, and
+a million of 20 KB do not fit into memory). Then, at both depths, batches of 20 KB groups are pushed and as many groups
+pulled, committed and freed, so that the depth stays. Cost is CPU of the store and of its client, without gRPC, which
+would dilute the ratio. Script times are the server's own (SLOWLOG), wall time on a shared machine.
+
+With `lifo` the pulled groups are the 20 KB ones; with the other orders they are the oldest, small ones, at both depths
+alike.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import redis
+import uvloop
+
+from bench.measure import cpu_s, median
+from buffer_service.domain import ops
+from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction, RunPolicy
+from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_service.store.redis_store import RedisRunStore
+
+SHALLOW, DEEP = 1_000, 1_000_000
+BATCH = 256
+GROUP_BYTES, FILLER_BYTES = 20_000, 64
+FILL_CALL, PUSH_CALL = 64, 50
+"""Groups of a store call; 50 of 20 KB are a bundle of 1 MB."""
+SLOW_US = 5_000
+ENVIRONMENTS = 8
+_RESULTS = Path(__file__).parent / "results" / "depth.json"
+
+_LENGTHS, _REWARDS = struct.pack("<8I", *[270] * 8), struct.pack("<8f", *[1.0] * 8)
+
+CASES: dict[str, RunPolicy] = {
+    order.value: RunPolicy(
+        batch_groups=BATCH,
+        max_queued_groups=2 * DEEP,
+        max_queued_bytes=1 << 40,
+        overflow_action=OverflowAction.BLOCK,
+        max_staleness=1_000,
+        order=order,
+    )
+    for order in Order
+}
+CASES["shares of 8 environments"] = replace(
+    CASES["fifo"],
+    environments=tuple(EnvironmentRule(environment=f"env{i}", share=1 + i) for i in range(ENVIRONMENTS)),
+)
+
+
+@dataclass(slots=True)
+class Deep:
+    """One run at a depth, and the pids whose CPU counts."""
+
+    store: RedisRunStore
+    run_id: str
+    store_pid: int
+    environments: int
+    pushed: int = 0
+    step: int = 0
+
+    def _group(self, body: bytes) -> ops.NewGroup:
+        number = self.pushed
+        self.pushed += 1
+        version = ops.WeightVersion(1, 0)
+        facts = ops.GroupFacts(
+            task_id=f"t{number}",
+            generation=0,
+            lease_id="",
+            environment=f"env{number % self.environments}",
+            samples=8,
+            tokens=2_200,
+            loss_tokens=2_000,
+            size_bytes=len(body),
+            head=version,
+            tail=version,
+            spans_versions=False,
+            mean_milli=0,
+            equal_rewards=False,
+            mean_reward_milli=1_000,
+            response_lengths=_LENGTHS,
+            rewards=_REWARDS,
+            min_response_tokens=270,
+            max_response_tokens=270,
+        )
+        return ops.NewGroup(facts, body)
+
+    async def push(self, count: int, body: bytes, call: int) -> None:
+        """Push `count` groups of this body."""
+        for first in range(0, count, call):
+            groups = [self._group(body) for _ in range(min(call, count - first))]
+            result = await self.store.push(self.run_id, groups)
+            if any(outcome.kind is not ops.PushKind.QUEUED for outcome in result.outcomes):
+                raise RuntimeError(f"a group was not queued: {result.outcomes[0]}")
+
+    async def fill(self, depth: int) -> None:
+        """Queue small groups up to a depth."""
+        body = os.urandom(FILLER_BYTES)
+        part = max(FILL_CALL, depth // 20)
+        while self.pushed < depth:
+            await self.push(min(part, depth - self.pushed), body, FILL_CALL)
+            if sys.stderr.isatty():
+                print(f"\r    filled {self.pushed:,}", end="\r", file=sys.stderr, flush=True)
+
+    async def turn(self, body: bytes) -> None:
+        """Push a batch, pull a batch, commit and free it."""
+        await self.push(BATCH, body, PUSH_CALL)
+        result = await self.store.pull(self.run_id, ops.Pull(1, self.step, 0, 1, None))
+        if not isinstance(result, ops.Batch) or len(result.shard) != BATCH:
+            raise RuntimeError(f"no batch: {result}")
+        await self.store.fetch(self.run_id, [group.payload_key for group in result.shard])
+        await self.store.commit(self.run_id, 1, self.step)
+        await self.store.checkpoint(self.run_id, 1, self.step)
+        self.step += 1
+
+    def cpu(self) -> float:
+        """CPU seconds so far, of the store and of this process."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return cpu_s([self.store_pid]) + own.ru_utime + own.ru_stime
+
+
+async def measure(name: str, policy: RunPolicy, turns: int, runs: int) -> dict[str, Any]:
+    """One order at both depths: µs of CPU a group, their ratio, and the longest scripts."""
+    sides: list[Deep] = []
+    with tempfile.TemporaryDirectory(prefix="rollout-buffer-depth-") as scratch:
+        embedded = EmbeddedStore(Path(scratch), durability=Durability.MEMORY)
+        await embedded.start()
+        control = redis.Redis(unix_socket_path=str(embedded.socket_path))
+        try:
+            store = await RedisRunStore.connect(embedded.url)
+            environments = ENVIRONMENTS if policy.environments else 1
+            for depth in (SHALLOW, DEEP):
+                side = Deep(store, f"depth-{depth}", embedded.pid or 0, environments)
+                await store.create_run(side.run_id, policy)
+                await side.fill(depth)
+                sides.append(side)
+            control.config_set("slowlog-log-slower-than", 0)
+            control.config_set("slowlog-max-len", 100_000)
+            body = os.urandom(GROUP_BYTES)
+            costs: list[list[float]] = [[], []]
+            walls: list[list[float]] = [[], []]
+            longest_us = [0, 0]
+            for run in range(runs + 1):
+                # The two depths in turn: the machine's noise falls on both.
+                for at, side in enumerate(sides):
+                    control.slowlog_reset()
+                    cpu, began = side.cpu(), time.perf_counter()
+                    for _ in range(turns):
+                        await side.turn(body)
+                    wall, cpu = time.perf_counter() - began, side.cpu() - cpu
+                    if run:
+                        costs[at].append(cpu * 1e6 / (turns * BATCH))
+                        walls[at].append(wall * 1e6 / (turns * BATCH))
+                        longest_us[at] = max([longest_us[at], *_script_us(control)])
+            await store.close()
+        finally:
+            control.close()
+            await embedded.stop()
+    ratios = [deep / shallow for shallow, deep in zip(*costs, strict=True)]
+    wall_ratios = [deep / shallow for shallow, deep in zip(*walls, strict=True)]
+    row: dict[str, Any] = {
+        "cpu_ratio": median(ratios),
+        "wall_ratio": median(wall_ratios),
+        "cpu_us_per_group": {"1,000": median(costs[0]), "1,000,000": median(costs[1])},
+        "longest_script_us": {"1,000": longest_us[0], "1,000,000": longest_us[1]},
+    }
+    cpu_text = f"{row['cpu_us_per_group']['1,000']:>8} {row['cpu_us_per_group']['1,000,000']:>10}"
+    print(
+        f"{name:26}{cpu_text}{row['cpu_ratio']:>8}{row['wall_ratio']:>7}{longest_us[0]:>9}{longest_us[1]:>10}",
+        flush=True,
+    )
+    return row
+
+
+def _script_us(control: "redis.Redis") -> list[int]:
+    return [int(entry["duration"]) for entry in control.slowlog_get(100_000) if entry["command"].startswith(b"EVALSHA")]
+
+
+def main() -> None:
+    """Measure every order, print a table, write bench/results/depth.json; exit code 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.depth", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, help="counted runs at each depth (default 5)")
+    parser.add_argument(
+        "--turns", type=int, default=10, help=f"batches of {BATCH} pushed and pulled in a run (default 10)"
+    )
+    parser.add_argument("--case", choices=list(CASES), action="append", help="only these orders; repeatable")
+    parser.add_argument("--out", type=Path, help="default: bench/results/depth.json; with --case, none")
+    options = parser.parse_args()
+    print(
+        f"{'order':26}{'µs a group at 1,000, at 1,000,000':^18}{'ratio':>6}{'wall':>7}{'longest script, µs':>19}",
+        flush=True,
+    )
+
+    async def measure_all() -> dict[str, Any]:
+        return {name: await measure(name, CASES[name], options.turns, options.runs) for name in options.case or CASES}
+
+    results = uvloop.run(measure_all())
+    report = {
+        "goal": {"cpu_ratio": 1.5, "longest_script_us": SLOW_US},
+        "orders": results,
+        "batch_groups": BATCH,
+        "group_bytes": GROUP_BYTES,
+        "runs": options.runs,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    out = options.out or (None if options.case else _RESULTS)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"\nwritten to {out}")
+    missed = [
+        name
+        for name, row in results.items()
+        if row["cpu_ratio"] > 1.5 or max(row["longest_script_us"].values()) > SLOW_US
+    ]
+    if missed:
+        sys.exit(f"goal missed: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

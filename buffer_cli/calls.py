@@ -1,0 +1,81 @@
+"""Calls of RunService for commands."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from buffer_wire.channel import client_options
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.status import error_of
+from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
+
+
+class RunCalls:
+    """RunService at one address. Every method raises RolloutBufferError."""
+
+    def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
+        self._stub = runs_pb2_grpc.RunServiceStub(channel)
+        self._timeout_s = timeout_s
+        self.address = address
+
+    def list(self) -> list[str]:
+        """Ids of all runs, in order."""
+        return list(self._call(self._stub.ListRuns, runs_pb2.ListRunsRequest()).run_ids)
+
+    def get(self, run_id: str) -> runs_pb2.GetRunResponse:
+        """The whole state of a run."""
+        reply: runs_pb2.GetRunResponse = self._call(self._stub.GetRun, runs_pb2.GetRunRequest(run=_ref(run_id)))
+        return reply
+
+    def create(self, run_id: str, policy: runs_pb2.RunPolicy) -> runs_pb2.CreateRunResponse:
+        """Create a run, or find it with the same policy."""
+        request = runs_pb2.CreateRunRequest(run_id=run_id, policy=policy)
+        reply: runs_pb2.CreateRunResponse = self._call(self._stub.CreateRun, request)
+        return reply
+
+    def update(self, run_id: str, policy: runs_pb2.RunPolicy, seen_revision: int) -> runs_pb2.RunPolicy:
+        """Replace the policy; returns the effective one."""
+        request = runs_pb2.UpdatePolicyRequest(run=_ref(run_id, seen_revision), policy=policy)
+        reply: runs_pb2.UpdatePolicyResponse = self._call(self._stub.UpdatePolicy, request)
+        return reply.policy
+
+    def pause(self, run_id: str) -> None:
+        """Hold a run."""
+        self._call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=_ref(run_id)))
+
+    def drain(self, run_id: str) -> None:
+        """Let a run end."""
+        self._call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=_ref(run_id)))
+
+    def continue_(self, run_id: str) -> None:
+        """Let a run go on."""
+        self._call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=_ref(run_id)))
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run."""
+        self._call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=_ref(run_id)))
+
+    def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401 - the reply of any method
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as failure:
+            raise self._error(failure) from None
+
+    def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
+        error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
+        if error.reason == "service_unreachable":
+            return RolloutBufferError(f"the service at {self.address} does not answer ({error.message})")
+        return error
+
+
+def _ref(run_id: str, seen_revision: int = 0) -> common_pb2.RunRef:
+    return common_pb2.RunRef(run_id=run_id, seen_revision=seen_revision)
+
+
+@contextmanager
+def calls(address: str, timeout_s: float) -> Iterator[RunCalls]:
+    """RunService at an address; each call waits at most `timeout_s`."""
+    with grpc.insecure_channel(address, client_options()) as channel:
+        yield RunCalls(channel, address, timeout_s)

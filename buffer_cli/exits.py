@@ -1,0 +1,18 @@
+"""How commands end: errors as one line on standard error, and an exit code."""
+
+import sys
+from collections.abc import Callable
+
+from buffer_wire.errors import InvalidField, RolloutBufferError
+
+EXIT_REFUSED, EXIT_OPTIONS = 1, 2
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """What the command returns, or 1 after an error of the service, 2 after one of the options."""
+    try:
+        return command()
+    except RolloutBufferError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        mistyped = isinstance(error, InvalidField) and error.attributes["field"].startswith("--")
+        return EXIT_OPTIONS if mistyped else EXIT_REFUSED

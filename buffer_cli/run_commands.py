@@ -1,0 +1,149 @@
+"""The `rollout-buffer run` commands and their options. What a command runs is imported when it runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+run_app = typer.Typer(
+    help="Create, watch, change, hold and end the runs of a service.\n\nA run is one training job: a policy, a queue, "
+    "counters and ledgers of its own.",
+    no_args_is_help=True,
+)
+
+SERVICE = "127.0.0.1:50051"
+
+AddressOption = Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+TimeoutOption = Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The run.")]
+PresetOption = Annotated[
+    str,
+    typer.Option(
+        metavar="PRESET",
+        help="Named policy that unset fields start from: sync, one_step_off, miles, miles_docs, areal(4), prime_rl(2), "
+        "queue_drop(2), queue_max(4), streaming(4).",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="A field of the policy, repeatable: batch_groups=64, order=lifo, environments.math.share=3; "
+        "none unsets it. `rollout-buffer config policy` lists the fields.",
+    ),
+]
+
+
+@run_app.command("list")
+def list_(address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0) -> None:
+    """List the runs: step, version, queue, tasks, and on whom each one waits."""
+    from buffer_cli import runs
+
+    raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.list_runs(calls, as_json=as_json)))
+
+
+@run_app.command()
+def show(
+    name: Name, address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0
+) -> None:
+    """Show where a run stands, as `status` does, and its whole policy."""
+    from buffer_cli import runs
+
+    raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.show(calls, name, as_json=as_json)))
+
+
+@run_app.command()
+def create(
+    name: Name,
+    preset: PresetOption = "",
+    assignments: SetOption = None,
+    address: AddressOption = SERVICE,
+    as_json: JsonOption = False,
+    timeout_s: TimeoutOption = 10.0,
+) -> None:
+    """Create a run and print its effective policy.
+
+    Fields that are not set take their preset's value, or their default. A run that exists with the same policy is
+    found; one with another policy is an error.
+
+    Example: rollout-buffer run create math-1 --preset 'areal(4)' --set batch_groups=64 --set filter_equal_rewards=true
+    """
+    from buffer_cli import runs
+
+    given = assignments or []
+    raise typer.Exit(
+        runs.perform(address, timeout_s, lambda calls: runs.create(calls, name, preset, given, as_json=as_json))
+    )
+
+
+@run_app.command()
+def policy(
+    name: Name,
+    preset: PresetOption = "",
+    assignments: SetOption = None,
+    address: AddressOption = SERVICE,
+    as_json: JsonOption = False,
+    timeout_s: TimeoutOption = 10.0,
+) -> None:
+    """Print the effective policy of a run, or change it while it runs.
+
+    With --set, only these fields change. With --preset, the policy starts anew from the preset; batch_groups and the
+    environments stay. What changed is printed, field by field.
+
+    Example: rollout-buffer run policy math-1 --set environments.math.share=3 --set environments.code.share=1
+    """
+    from buffer_cli import runs
+
+    given = assignments or []
+    raise typer.Exit(
+        runs.perform(address, timeout_s, lambda calls: runs.policy(calls, name, preset, given, as_json=as_json))
+    )
+
+
+@run_app.command()
+def pause(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
+    """Hold a run: no leases, no submits, no new batches. What is in flight may still land."""
+    from buffer_cli import runs
+
+    raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.pause(calls, name)))
+
+
+@run_app.command()
+def drain(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
+    """Let a run end: no leases and no submits any more; what is queued or being generated is still trained.
+
+    The trainer's pulls go on until too little for a batch is left, and are refused then.
+    """
+    from buffer_cli import runs
+
+    raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.drain(calls, name)))
+
+
+@run_app.command("continue")
+def continue_(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
+    """Undo `pause` and `drain`."""
+    from buffer_cli import runs
+
+    raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.continue_(calls, name)))
+
+
+@run_app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    address: AddressOption = SERVICE,
+    timeout_s: TimeoutOption = 300.0,
+) -> None:
+    """Delete a run and everything stored for it. There is no way back.
+
+    Asks first, unless --yes is given; without a terminal to ask on, nothing is deleted.
+    """
+    from buffer_cli import runs
+
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask on; give --yes", param_hint="--yes")
+    raise typer.Exit(
+        runs.perform(address, timeout_s, lambda calls: runs.delete(calls, name, None if yes else typer.confirm))
+    )

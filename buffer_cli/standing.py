@@ -1,0 +1,156 @@
+"""Where a run stands, as people read it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from buffer_service.domain.ops import Amount, EngineReport, RunView
+from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
+from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
+
+_ALWAYS_SHOWN = frozenset({"accepted", GroupState.QUEUED, GroupState.DELIVERED, GroupState.TRAINED})
+MAX_FAILURES = 5
+
+
+def print_run(console: Console, view: RunView) -> None:
+    """Facts, ledgers, engines and failures."""
+    console.print(f"[bold]run {view.run_id}[/bold]{state(view)}")
+    for name, value in _facts(view):
+        console.print(f"  {name:<14} {escape(value)}")
+    console.print(_group_table(view))
+    if view.environments.keys() - {""}:
+        console.print(_environment_table(view))
+    console.print(_task_table(view))
+    if view.engines:
+        console.print(_engine_table(view.engines))
+    for failure in view.failures[:MAX_FAILURES]:
+        console.print(
+            f"  failed: task {failure.task_id} after {failure.attempts} attempts: {failure.error}", markup=False
+        )
+
+
+def state(view: RunView) -> str:
+    """Empty, or that the run is paused or draining."""
+    paused = f", paused: {view.paused}" if view.paused else ""
+    return f"{paused}{', draining' if view.draining else ''}"
+
+
+def _facts(view: RunView) -> Iterator[tuple[str, str]]:
+    policy, statistics = view.policy, view.statistics
+    granted, returned, expired = (statistics[f"leases_{name}"] for name in ("granted", "returned", "expired"))
+    steps = f"{view.next_step} assembled, {view.committed_steps} committed, {view.checkpointed_steps} checkpointed"
+    yield "waits on", waits_on(Standing.of(view))
+    if policy.preset:
+        yield "preset", policy.preset
+    yield "weights", f"version {view.published.version} of epoch {view.epoch}"
+    yield "steps", steps
+    yield "queue", _queue(view)
+    yield "batch", _batch(policy)
+    yield "staleness", _staleness(view)
+    yield (
+        "leases",
+        f"{granted} granted, {returned} returned, {expired} expired, {statistics['leases_cancelled']} cancelled",
+    )
+    if filters(policy):
+        passing = f"{recent_acceptance(view):.0%} of the recent groups pass{', TOO FEW' if starved(view) else ''}"
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items())
+        yield "filter", f"{passing}; filtered so far: {reasons}"
+    yield from _quotas(view)
+    yield "feeder", f"cursor {view.cursor}"
+
+
+def _queue(view: RunView) -> str:
+    policy, queued = view.policy, view.groups["queued"]
+    forming = view.groups["forming"].groups
+    in_step = f", {forming} forming" if forming else ""
+    return (
+        f"{queued.groups} of {policy.max_queued_groups} groups{in_step}, {queued.bytes:,} bytes; "
+        f"order: {policy.order}; when full: {policy.overflow_action}"
+    )
+
+
+def _batch(policy: RunPolicy) -> str:
+    tokens = f", at most {policy.batch_tokens:,} tokens" if policy.batch_tokens else ""
+    rounds = f", in rounds of {policy.micro_batch_groups} a rank" if policy.micro_batch_groups else ""
+    return f"{policy.batch_groups} groups{tokens}{rounds}"
+
+
+def _staleness(view: RunView) -> str:
+    policy, statistics = view.policy, view.statistics
+    assembled = statistics["assembled_groups"]
+    mean = f"{statistics['staleness_sum'] / assembled:.2f}" if assembled else "none yet"
+    gate = f"at most {policy.max_staleness}" if policy.max_staleness != UNSET else "no gate"
+    measure = "" if policy.staleness_measure == "head" else f" by {policy.staleness_measure}"
+    spanning = f"{statistics['assembled_groups_spanning_versions']} of {assembled} groups span versions"
+    return (
+        f"mean {mean}, max {statistics['staleness_max']} "
+        f"({gate}{measure}; too stale: {policy.stale_action}), {spanning}"
+    )
+
+
+def _quotas(view: RunView) -> Iterator[tuple[str, str]]:
+    held = [view.groups[name] for name in ("queued", "forming", "delivered")]
+    parts = []
+    for unit in ("groups", "tokens", "bytes"):
+        quota = getattr(view.policy, f"quota_{unit}")
+        if quota:
+            parts.append(f"{sum(getattr(amount, unit) for amount in held):,} of {quota:,} {unit}")
+    if parts:
+        yield "quota", "; ".join(parts)
+
+
+def _group_table(view: RunView) -> Table:
+    table = Table("groups", *UNITS, title=_balance("groups", balanced=groups_balanced(view)))
+    for name in ("accepted", *GroupState):
+        amount = view.groups[name]
+        if amount.groups or name in _ALWAYS_SHOWN:
+            table.add_row(name, *(f"{getattr(amount, unit):,}" for unit in UNITS))
+    return table
+
+
+def _environment_table(view: RunView) -> Table:
+    """Groups of each environment by what became of them, where there are any."""
+    shown = [
+        name
+        for name in ("accepted", *GroupState)
+        if name in _ALWAYS_SHOWN or any(ledger[name].groups for ledger in view.environments.values())
+    ]
+    table = Table("environment", *shown, title="groups by environment")
+    for environment, ledger in sorted(view.environments.items()):
+        table.add_row(escape(environment) or "(none)", *(_groups(ledger, name) for name in shown))
+    return table
+
+
+def _groups(ledger: Mapping[str, Amount], name: str) -> str:
+    return f"{ledger[name].groups:,}"
+
+
+def _task_table(view: RunView) -> Table:
+    names = ("submitted", *TaskState)
+    table = Table(*names, title=_balance("tasks", balanced=tasks_balanced(view)))
+    table.add_row(*(f"{view.tasks[name]:,}" for name in names))
+    return table
+
+
+def _balance(what: str, *, balanced: bool) -> str:
+    return f"{what}, balanced" if balanced else f"[red]{what}, NOT BALANCED[/red]"
+
+
+def _engine_table(engines: Sequence[EngineReport]) -> Table:
+    table = Table("engine", "state", "version", "reloads", "last reload", "errors", "last error", title="engines")
+    for engine in engines:
+        table.add_row(
+            engine.engine_id,
+            engine.state,
+            str(engine.loaded.version),
+            str(engine.reloads),
+            f"{engine.last_reload_ms} ms",
+            str(engine.errors),
+            escape(engine.last_error[:60]),
+        )
+    return table

@@ -1,0 +1,33 @@
+"""What a run's filter lets through, and whether it starves the trainer."""
+
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.policy import NO_REWARD_BOUND, RunPolicy
+
+REASONS = ("equal_rewards", "response_tokens", "mean_reward")
+
+
+def filtered(view: RunView) -> dict[str, int]:
+    """Groups filtered so far, by reason."""
+    return {reason: view.statistics[f"filtered_{reason}"] for reason in REASONS}
+
+
+def recent_acceptance(view: RunView) -> float:
+    """Share of the recent groups that pass, 0 to 1."""
+    return view.statistics["recent_acceptance_ppm"] / 1_000_000
+
+
+def filters(policy: RunPolicy) -> bool:
+    """True when the policy filters anything; the recent acceptance stands still where it does not."""
+    return (
+        policy.filter_equal_rewards
+        or policy.filter_min_response_tokens > 0
+        or policy.filter_max_response_tokens > 0
+        or policy.filter_min_mean_reward_milli > -NO_REWARD_BOUND
+        or policy.filter_max_mean_reward_milli < NO_REWARD_BOUND
+    )
+
+
+def starved(view: RunView) -> bool:
+    """True when fewer of the recent groups pass than the policy calls enough."""
+    passing = view.statistics["recent_acceptance_ppm"]
+    return filters(view.policy) and passing < 1_000 * view.policy.min_acceptance_milli

@@ -1,0 +1,158 @@
+"""Policies of runs: unset fields take their preset's value or their default, and operators' bounds become quotas.
+
+A policy's own bounds are the domain's; here only what the wire and the service's settings add is checked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from buffer_service.domain.policy import (
+    NO_REWARD_BOUND,
+    UNSET,
+    EnvironmentRule,
+    Order,
+    OverflowAction,
+    RunPolicy,
+    StaleAction,
+    StalenessMeasure,
+)
+from buffer_service.domain.presets import fields_of
+from buffer_service.rpc.convert import fields
+from buffer_wire.errors import InvalidField, InvalidPolicy
+from rollout_buffer.v1 import runs_pb2 as pb
+
+_ENUMS: Mapping[str, Mapping[int, StrEnum]] = {
+    "overflow_action": {
+        pb.OVERFLOW_ACTION_DROP_OLDEST: OverflowAction.DROP_OLDEST,
+        pb.OVERFLOW_ACTION_BLOCK: OverflowAction.BLOCK,
+        pb.OVERFLOW_ACTION_REJECT: OverflowAction.REJECT,
+    },
+    "stale_action": {
+        pb.STALE_ACTION_DROP: StaleAction.DROP,
+        pb.STALE_ACTION_RECYCLE: StaleAction.RECYCLE,
+    },
+    "staleness_measure": {
+        pb.STALENESS_MEASURE_HEAD: StalenessMeasure.HEAD,
+        pb.STALENESS_MEASURE_MEAN: StalenessMeasure.MEAN,
+        pb.STALENESS_MEASURE_TAIL: StalenessMeasure.TAIL,
+    },
+    "order": {
+        pb.ORDER_FIFO: Order.FIFO,
+        pb.ORDER_LIFO: Order.LIFO,
+        pb.ORDER_STALEST_FIRST: Order.STALEST_FIRST,
+        pb.ORDER_PRIORITY: Order.PRIORITY,
+    },
+}
+_TO_ENUMS = {field: {value: number for number, value in names.items()} for field, names in _ENUMS.items()}
+
+_OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
+_NO_BOUND = {
+    "max_staleness": UNSET,
+    "max_lookahead": UNSET,
+    "failure_budget": UNSET,
+    "max_version_spread": UNSET,
+    "filter_min_mean_reward_milli": -NO_REWARD_BOUND,
+    "filter_max_mean_reward_milli": NO_REWARD_BOUND,
+}
+"""Values that the wire leaves unset."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaBounds:
+    """What the service's settings allow a run at most; 0 is no bound."""
+
+    groups: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+
+UNBOUNDED = QuotaBounds()
+
+
+def policy(message: pb.RunPolicy, bounds: QuotaBounds = UNBOUNDED) -> RunPolicy:
+    """The effective policy. Raises InvalidField, InvalidPolicy."""
+    given: dict[str, Any] = {field: getattr(message, field) for field in _OPTIONAL if message.HasField(field)}  # type: ignore[arg-type]
+    if given.get("max_queued_groups") == 0:
+        raise InvalidField("policy.max_queued_groups", 0, "at least batch_groups; unset for the default")
+    for field, names in _ENUMS.items():
+        number = getattr(message, field)
+        if number and number not in names:
+            raise InvalidField(f"policy.{field}", number, f"one of {', '.join(names.values())}")
+        if number:
+            given[field] = names[number]
+    if message.environments:
+        given["environments"] = tuple(_rule(i, rule) for i, rule in enumerate(message.environments))
+    start = fields_of(message.preset, given.get("batch_groups")) if message.preset else {}
+    values = {**start, **given}
+    imposed = _impose(values, bounds)
+    try:
+        return RunPolicy(**values)
+    except InvalidPolicy as error:
+        field = error.attributes["field"]
+        if field in imposed:
+            raise InvalidPolicy(field, f"{error.attributes['why']}; it is the service's {imposed[field]}") from None
+        raise
+
+
+def _rule(i: int, rule: pb.EnvironmentRule) -> EnvironmentRule:
+    return EnvironmentRule(
+        environment=fields.text(rule.environment, f"policy.environments[{i}].environment", 0, 64),
+        share=rule.share if rule.HasField("share") else UNSET,
+        priority=rule.priority if rule.HasField("priority") else UNSET,
+    )
+
+
+def _impose(values: dict[str, Any], bounds: QuotaBounds) -> dict[str, str]:
+    """Take the bounds as quotas where none is set; returns the settings they come from, by field.
+
+    Raises InvalidField for a quota above its bound.
+    """
+    imposed = {}
+    for unit in ("groups", "tokens", "bytes"):
+        bound, field, setting = getattr(bounds, unit), f"quota_{unit}", f"max_run_{unit}"
+        quota = values.get(field, 0)
+        if bound and quota > bound:
+            raise InvalidField(f"policy.{field}", quota, f"at most {bound}, the service's {setting}")
+        if bound and not quota:
+            imposed[field] = setting
+            values[field] = bound
+            _fit_queue(values, unit, bound)
+    return imposed
+
+
+def _fit_queue(values: dict[str, Any], unit: str, quota: int) -> None:
+    """A quota that its policy did not ask for must not refuse it: the queue's cap, if not set either, follows."""
+    defaults = RunPolicy()
+    cap = f"max_queued_{unit}"
+    # As many batches as the domain wants a quota to hold.
+    batches = 1 + sum(
+        values.get(field, getattr(defaults, field)) for field in ("prefetch_batches", "batches_per_publish")
+    )
+    if unit == "tokens" and not values.get(cap):
+        values[cap] = quota // batches
+    if unit == "bytes" and cap not in values:
+        values[cap] = min(defaults.max_queued_bytes, quota // batches)
+
+
+def to_policy(effective: RunPolicy) -> pb.RunPolicy:
+    """The message of an effective policy: every field filled in but those that are unset on purpose."""
+    values: dict[str, Any] = {field: getattr(effective, field) for field in _OPTIONAL}
+    for field, nothing in _NO_BOUND.items():
+        if values[field] == nothing:
+            del values[field]
+    for field, numbers in _TO_ENUMS.items():
+        values[field] = numbers[getattr(effective, field)]
+    return pb.RunPolicy(
+        preset=effective.preset, environments=[_to_rule(rule) for rule in effective.environments], **values
+    )
+
+
+def _to_rule(rule: EnvironmentRule) -> pb.EnvironmentRule:
+    message = pb.EnvironmentRule(environment=rule.environment)
+    if rule.share != UNSET:
+        message.share = rule.share
+    if rule.priority != UNSET:
+        message.priority = rule.priority
+    return message

@@ -1,0 +1,81 @@
+"""What is tidied up in the background, and the deletion of runs.
+
+A deletion goes on in portions, by whoever calls: the run is under another name from its first moment on, so nobody
+finds it, and it stays in the set of runs until nothing is left of it, so every sweep does.
+"""
+
+from collections.abc import Sequence
+
+from buffer_service.store.base import StoreBase
+from buffer_service.store.keys import RUNS, index_key
+from buffer_service.store.replies import pack, text
+from buffer_wire.errors import UnknownRun
+
+STAGING_AGE_MS = 600_000
+"""A payload that was staged this long ago and is not indexed belongs to a replica that died, or to nobody."""
+
+
+class Housekeeping(StoreBase):
+    """List, sweep, delete."""
+
+    async def list_runs(self) -> Sequence[str]:
+        """See domain.ports.RunStore.list_runs."""
+        named = await self._named_runs()
+        keys = [index_key(run_id, "run") for run_id in named]
+        if not keys or await self._connection.command("EXISTS", *keys) == len(keys):
+            return named
+        return [run_id for run_id in named if await self._exists(run_id)]
+
+    async def delete_run(self, run_id: str) -> None:
+        """See domain.ports.RunStore.delete_run. Also goes on with a deletion that somebody else began."""
+        await self._delete(run_id, begin=1)
+
+    async def sweep(self) -> int:
+        """See domain.ports.RunStore.sweep."""
+        done = 0
+        for run_id in await self._named_runs():
+            more = 1
+            while more:
+                try:
+                    _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
+                except UnknownRun:
+                    done += await self._bury(run_id)
+                    break
+                done += swept
+            done += await self.delete_trash(run_id)
+        return done
+
+    async def _delete(self, run_id: str, begin: int) -> int:
+        """Delete until nothing is left; returns how many payloads went."""
+        deleted = 0
+        tag, _ = await self._call("delete_run", run_id, pack(begin))
+        self._known.discard(run_id)
+        while tag == "more":
+            deleted += await self.delete_trash(run_id)
+            try:
+                tag, _ = await self._call("delete_run", run_id, pack(0))
+            except UnknownRun:
+                # Somebody else, who went on with it too, did the rest.
+                break
+        await self._forget(run_id)
+        return deleted
+
+    async def _bury(self, run_id: str) -> int:
+        """Go on with the deletion of a run that nobody finds, if it is one; take its name off the list."""
+        try:
+            return await self._delete(run_id, begin=0)
+        except UnknownRun:
+            await self._forget(run_id)
+            return 0
+
+    async def _forget(self, run_id: str) -> None:
+        await self._connection.command("SREM", RUNS, run_id)
+        # Somebody may have created one of the same name in between.
+        if await self._exists(run_id):
+            await self._connection.command("SADD", RUNS, run_id)
+
+    async def _exists(self, run_id: str) -> bool:
+        return bool(await self._connection.command("EXISTS", index_key(run_id, "run")))
+
+    async def _named_runs(self) -> list[str]:
+        return sorted(text(run_id) for run_id in await self._connection.command("SMEMBERS", RUNS))

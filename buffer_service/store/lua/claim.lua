@@ -1,0 +1,29 @@
+-- Says with which revision a run came into the hands of a server, and whether that is behind what a process of the
+-- service has acknowledged. A process calls it before anything else that it does to the run on that server: the first
+-- one to come finds the revision as the server got it, and the others are compared with that, however far the run has
+-- moved on by then.
+--
+-- KEYS[1] rb:{R}:run; its fields server and survived (the revision that the run had when that server came to it)
+-- ARGV[1] {server, seen (highest revision that the process has acknowledged, 0 for none)}
+-- Replies {'claimed'} | {'error', 'unknown_run'} | {'error', 'store_rolled_back', ...}, the run is then paused
+-- Complexity O(1)
+
+-- @include run
+
+local request = unpack_msg(ARGV[1])
+local server, seen = request[1], request[2]
+if not load_run() then
+  return refuse('unknown_run')
+end
+local known = call('HMGET', RUN, 'server', 'survived')
+local survived = tonumber(known[2] or 0)
+if known[1] ~= server then
+  survived = state.revision
+  relieve()
+  call('HSET', RUN, 'server', server, 'survived', format('%d', survived))
+end
+if seen > survived then
+  open_run(math.max(seen, state.revision + 1))
+  return refuse('store_rolled_back', seen, survived)
+end
+return reply('claimed')

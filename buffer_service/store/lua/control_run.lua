@@ -1,0 +1,30 @@
+-- What an operator does to a run: holds it, lets it drain, or lets it go on.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {'pause' | 'drain' | 'continue'}
+-- Replies {'ok', revision} | {'error', 'unknown_run'}
+-- Complexity O(1)
+
+-- @include ledger
+
+local action = unpack_msg(ARGV[1])[1]
+
+relieve()
+if not begin_run() then
+  return refuse('unknown_run')
+end
+local held, draining = state.held, state.draining
+if action == 'pause' then
+  held = true
+elseif action == 'drain' then
+  draining = true
+else
+  held, draining = false, false
+end
+if held ~= state.held or draining ~= state.draining then
+  state.held, state.draining = held, draining
+  changed = true
+  recompute_pause()
+  topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
+end
+return reply('ok', close_run())

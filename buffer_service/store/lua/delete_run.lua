@@ -1,0 +1,135 @@
+-- Deletes a run with everything it has, in portions. Its record is renamed first, so that nobody finds the run from
+-- then on; what is left is found under the new name, by whoever goes on.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {begin}: 1 begins to delete, 0 only goes on
+-- Replies {'more'}: empty the trash and call again | {'deleted'}
+--       | {'error', 'unknown_run'}: there is no such run (any more)
+-- Complexity O(300 groups and tasks); the last call O(classes + workers)
+
+-- @include reply
+-- @include keys
+
+local request = unpack_msg(ARGV[1])
+local VICTIMS = 300
+-- Positions in a group's record, as in lib/record.lua.
+local PAYLOAD = 4
+
+local DELETING, TRASH = key('deleting'), key('trash')
+
+call('HDEL', DELETING, '')
+if request[1] == 1 and call('EXISTS', RUN) == 1 then
+  call('RENAME', RUN, DELETING)
+  call('PUBLISH', key('notify'), 'groups,space,tasks,weights')
+end
+if call('EXISTS', DELETING) == 0 then
+  return refuse('unknown_run')
+end
+
+local left = VICTIMS
+
+-- Calls each(members) with portions of a sorted set, which leave it.
+local function empty_sorted_set(at, each)
+  while left > 0 do
+    local members = call('ZRANGE', at, 0, left - 1)
+    if #members == 0 then
+      return
+    end
+    each(members)
+    call('ZREMRANGEBYRANK', at, 0, #members - 1)
+    left = left - #members
+  end
+end
+
+local function trash_all(payloads)
+  call_many('SADD', TRASH, payloads)
+end
+
+local function empty_class(name)
+  empty_sorted_set(key('q:' .. name), function(ids)
+    local payloads = {}
+    for _, raw in ipairs(call('HMGET', key('groups'), unpack(ids))) do
+      if raw then
+        payloads[#payloads + 1] = unpack_msg(raw)[PAYLOAD]
+      end
+    end
+    trash_all(payloads)
+    call_many('HDEL', key('groups'), ids)
+  end)
+end
+
+local function empty_chunks()
+  while left > 0 do
+    local fields = call('HRANDFIELD', key('chunks'), 8)
+    if #fields == 0 then
+      return
+    end
+    for _, chunk in ipairs(call('HMGET', key('chunks'), unpack(fields))) do
+      local payloads = {}
+      for index, group in ipairs(unpack_msg(chunk)) do
+        payloads[index] = group[PAYLOAD]
+      end
+      trash_all(payloads)
+      left = left - #payloads - 1
+    end
+    call('HDEL', key('chunks'), unpack(fields))
+  end
+end
+
+-- Continuations of open tasks.
+local function empty_tasks(at)
+  empty_sorted_set(at, function(members)
+    local ids, payloads = {}, {}
+    for index, member in ipairs(members) do
+      ids[index] = string.sub(member, 16)
+    end
+    for _, raw in ipairs(call('HMGET', key('tasks'), unpack(ids))) do
+      local payload = raw and unpack_msg(raw).payload or ''
+      if payload ~= '' then
+        payloads[#payloads + 1] = payload
+      end
+    end
+    trash_all(payloads)
+  end)
+end
+
+local classes = call('HKEYS', key('classes'))
+local environments = call('HKEYS', key('pending_environments'))
+for _, name in ipairs(classes) do
+  empty_class(name)
+end
+empty_chunks()
+for _, environment in ipairs(environments) do
+  empty_tasks(key('pending:' .. environment))
+end
+empty_tasks(key('delayed'))
+empty_tasks(key('leases'))
+empty_sorted_set(key('waiting'), trash_all)
+empty_sorted_set(key('staging'), trash_all)
+if left <= 0 or call('EXISTS', TRASH) == 1 then
+  return reply('more')
+end
+
+-- No payload is left: the indexes go at once, and with them the name under which they were found.
+local names = {
+  'groups', 'classes', 'environments', 'env_ledger', 'steps', 'rounds', 'chunks', 'tasks', 'specs', 'delayed', 'leases',
+  'pending_environments', 'waiting', 'staging', 'workers', 'engines', 'ended', 'failures', 'manifests', 'commits',
+  'record', 'test_now', 'deleting',
+}
+for _, name in ipairs(classes) do
+  names[#names + 1] = 'q:' .. name
+  names[#names + 1] = 'a:' .. name
+end
+for _, environment in ipairs(environments) do
+  names[#names + 1] = 'pending:' .. environment
+end
+for _, worker in ipairs(call('HKEYS', key('workers'))) do
+  names[#names + 1] = 'held:' .. worker
+end
+for index, name in ipairs(names) do
+  names[index] = key(name)
+end
+for first = 1, #names, 1000 do
+  call('UNLINK', unpack(names, first, math.min(first + 999, #names)))
+end
+return reply('deleted')

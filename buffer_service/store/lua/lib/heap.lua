@@ -1,0 +1,37 @@
+-- Binary heaps: arrays whose first entry comes first by `before(a, b)`.
+
+-- Restores the order after the entry at `at` has moved back.
+local function sink(heap, at, before)
+  local size, entry = #heap, heap[at]
+  while true do
+    local child = 2 * at
+    if child > size then
+      break
+    end
+    if child < size and before(heap[child + 1], heap[child]) then
+      child = child + 1
+    end
+    if not before(heap[child], entry) then
+      break
+    end
+    heap[at] = heap[child]
+    at = child
+  end
+  heap[at] = entry
+end
+
+local function make_heap(heap, before)
+  for at = math.floor(#heap / 2), 1, -1 do
+    sink(heap, at, before)
+  end
+end
+
+-- Takes the first entry out.
+local function pop(heap, before)
+  local size = #heap
+  heap[1] = heap[size]
+  heap[size] = nil
+  if size > 2 then
+    sink(heap, 1, before)
+  end
+end

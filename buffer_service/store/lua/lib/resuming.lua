@@ -1,0 +1,143 @@
+-- A resume, in portions of about VICTIMS groups.
+--
+-- state.resuming, while a resume is under way: {request_id, step, mode, regenerate (1 or 0), clamped (1 when the ages
+-- of queued groups are of the new timeline)}. Its first portion begins the new epoch, which shuts the old trainer out;
+-- until its last one the run is paused as 'resuming' and whoever resumes finishes it first. In between, every group is
+-- in exactly one place, ledger and steps agree, and only the queue's caps may be exceeded.
+
+-- @include commit
+
+-- Which weights belong to a step; publishes of the abandoned timeline are forgotten.
+local function rewind_publishes(step)
+  local commits, manifests, at_step = key('commits'), key('manifests'), format('%d', step)
+  for _, forgotten in ipairs(call('ZRANGEBYSCORE', commits, '(' .. at_step, '+inf')) do
+    call('HDEL', manifests, forgotten)
+  end
+  call('ZREMRANGEBYSCORE', commits, '(' .. at_step, '+inf')
+  return tonumber(call('ZREVRANGEBYSCORE', commits, at_step, '-inf', 'LIMIT', 0, 1)[1] or '0')
+end
+
+local function begin_resume(request_id, step, mode, regenerate)
+  state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
+  state.version = rewind_publishes(step)
+  state.epoch = state.epoch + 1
+  state.forks[#state.forks + 1] = {state.epoch, state.version}
+  state.world_size = 0
+  if state.paused == 'store_rolled_back' then
+    state.paused = ''
+  end
+end
+
+-- Trained steps from `first` on are delivered again, newest first. Returns whether some are left.
+local function replay_steps(first)
+  local done = 0
+  while state.committed_steps > first and done < VICTIMS do
+    local step = state.committed_steps - 1
+    local header = load_step(step)
+    for _ in pairs(header.environments) do
+      done = done + 1
+    end
+    move_step(header, 'trained', 'delivered')
+    state.retained_bytes = state.retained_bytes - header.bytes
+    state.committed_steps = step
+  end
+  return state.committed_steps > first
+end
+
+-- Takes a step apart, or a part of it: its groups go back into the queue, or are discarded. Returns what it was worth
+-- of the limit, and whether nothing is left of the step.
+local function take_back(step, mode, limit)
+  local header, from = load_step(step), step_state(step)
+  local done = dismantle(step, header, limit, function(groups)
+    for _, group in ipairs(groups) do
+      count_in_step(header, -1, group)
+      if from == 'trained' then
+        state.retained_bytes = state.retained_bytes - group[G_BYTES]
+      end
+      if mode == 'discard' then
+        end_group(group, from, 'discarded')
+      else
+        queue_group(clamp(group), from)
+      end
+    end
+    state.assembled_now = state.assembled_now - #groups
+  end)
+  local is_empty = header.rounds == 0
+  if is_empty then
+    delete_step(step)
+  else
+    save_step(step, header)
+  end
+  return done, is_empty
+end
+
+-- Takes the open step and those from `first` on back, newest first. Returns whether some are left.
+local function take_steps_back(first, mode)
+  local left = VICTIMS
+  if state.rounds > 0 then
+    local done, is_empty = take_back(state.next_step, mode, left)
+    if not is_empty then
+      return true
+    end
+    state.rounds = 0
+    left = left - done
+  end
+  while state.next_step > first and left > 0 do
+    local step = state.next_step - 1
+    local done, is_empty = take_back(step, mode, left)
+    left = left - done
+    if is_empty then
+      state.next_step = step
+      state.committed_steps = math.min(state.committed_steps, step)
+    end
+  end
+  return state.next_step > first
+end
+
+-- Drops what is beyond the queue's caps, the oldest first. Returns whether more is left to drop.
+local function drop_some()
+  for _ = 1, VICTIMS do
+    if fits_queue(0, 0, 0) or not drop_oldest() then
+      return false
+    end
+  end
+  return not fits_queue(0, 0, 0)
+end
+
+-- A portion of the resume that is under way. Returns whether it has to go on.
+local function go_on()
+  local resuming = state.resuming
+  local _, step, mode, _, clamped = unpack(resuming)
+  local first = math.max(step, state.checkpointed_steps)
+  if clamped == 0 then
+    if clamp_ages(state.version, VICTIMS) >= VICTIMS then
+      return true
+    end
+    resuming[5] = 1
+  end
+  if mode == 'replay' then
+    return replay_steps(first)
+  end
+  return take_steps_back(first, mode) or (mode == 'requeue' and drop_some())
+end
+
+-- The resume is done: the run stands at its step. Returns the facts of its reply after the revision.
+local function end_resume()
+  local request_id, step, _, regenerate = unpack(state.resuming)
+  if regenerate == 1 then
+    state.checkpointed_steps, state.freed_steps, state.next_step = step, step, step
+    state.assembled_now = step * policy.batch_groups
+  end
+  state.committed_steps = math.min(state.committed_steps, step)
+  state.published_steps = step
+  state.resuming = nil
+  if state.paused == 'store_rolled_back' then
+    state.paused = ''
+  end
+  state.revision = math.max(state.revision, state.seen)
+  state.seen = 0
+  local feeder = call('HGET', RUN, 'feeder') or ''
+  local facts = {state.epoch, step, state.next_step, state.version, state.cursor, feeder}
+  call('HSET', RUN, 'last_resume', pack({request_id, unpack(facts)}))
+  return facts
+end

@@ -1,0 +1,54 @@
+-- Splits groups over ranks as domain/sharding.py does.
+
+-- @include record
+-- @include heap
+
+local function rank_before(a, b)
+  if a.tokens ~= b.tokens then
+    return a.tokens < b.tokens
+  elseif a.groups ~= b.groups then
+    return a.groups < b.groups
+  end
+  return a.rank < b.rank
+end
+
+-- Longest first, each to the rank with the fewest tokens (ties: fewest groups, then lowest rank); with `equal`, among
+-- the ranks that have not got their share of the groups yet. `groups` are in order of sequence, and so are those of
+-- each shard.
+local function split(groups, world_size, equal)
+  if world_size == 1 then
+    return {groups}
+  end
+  local shards, heap = {}, {}
+  for rank = 1, world_size do
+    shards[rank] = {}
+    heap[rank] = {tokens = 0, groups = 0, rank = rank}
+  end
+  local longest, rank_of = {}, {}
+  for index = 1, #groups do
+    longest[index] = index
+  end
+  table.sort(longest, function(a, b)
+    local left, right = groups[a][G_TOKENS], groups[b][G_TOKENS]
+    if left ~= right then
+      return left > right
+    end
+    return a < b
+  end)
+  local most = equal and math.ceil(#groups / world_size) or #groups
+  for _, index in ipairs(longest) do
+    local top = heap[1]
+    rank_of[index] = top.rank
+    top.tokens, top.groups = top.tokens + groups[index][G_TOKENS], top.groups + 1
+    if top.groups < most then
+      sink(heap, 1, rank_before)
+    else
+      pop(heap, rank_before)
+    end
+  end
+  for index, group in ipairs(groups) do
+    local shard = shards[rank_of[index]]
+    shard[#shard + 1] = group
+  end
+  return shards
+end

@@ -1,0 +1,54 @@
+-- The line of pushes that wait for room, first come first served over all replicas.
+--
+-- Sorted set `waiting` (score: ticket, member: payload key). Who has not come again TICKET_MS after the last answer
+-- (the payload's score in `staging`) is taken out when it is at the head, and gets a new ticket if it comes after all.
+
+-- @include run
+
+local TICKET_MS = 10000
+
+local WAITING = key('waiting')
+-- Payload at the head: nil when not known, false when nobody waits.
+local line_head
+
+local function head_of_line()
+  while line_head == nil do
+    local first = call('ZRANGE', WAITING, 0, 0)[1]
+    local touched = first and tonumber(call('ZSCORE', key('staging'), first) or 0)
+    if not first or now - touched <= TICKET_MS then
+      line_head = first or false
+    else
+      call('ZREM', WAITING, first)
+    end
+  end
+  return line_head
+end
+
+-- Whether somebody else's turn is before this payload's.
+local function is_behind_others(payload)
+  local head = head_of_line()
+  return head and head ~= payload
+end
+
+-- Joins the line or stays in it; its time is the caller's to stage. The head must be known.
+local function wait_in_line(payload)
+  local ticket = state.tickets + 1
+  if call('ZADD', WAITING, 'NX', format('%d', ticket), payload) == 1 then
+    state.tickets = ticket
+    changed = true
+    line_head = line_head or payload
+  end
+end
+
+-- Leaves the line; true when the payload was in it.
+local function leave_line(payload)
+  if call('ZREM', WAITING, payload) == 0 then
+    return false
+  end
+  line_head = nil
+  return true
+end
+
+local function somebody_waits()
+  return call('EXISTS', WAITING) == 1
+end

@@ -1,0 +1,123 @@
+"""policy.wait_replicas: acknowledgements that wait until replicas of the store have what they speak of.
+
+Invariants: a wait begins after the write it is for was answered, at the same life of the same server, and covers all
+that this server has written so far, so that repeats that write nothing wait for the original's write; waits that begin
+together share one WAIT, so a slow replica holds up nobody's commands, and nobody's wait longer than two timeouts. A run
+without wait_replicas costs nothing but a look at its policy every POLICY_AGE_S.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from buffer_service.store.keys import index_key
+from buffer_service.store.replies import unpack
+from buffer_service.store.resp import Command, ReplyError
+from buffer_wire.errors import NotReplicated, StoreFault, StoreUnavailable
+
+POLICY_AGE_S = 1.0
+"""How long a changed wait_replicas may go unnoticed by the other processes of the service."""
+
+CHANNEL = "rb:replicated"
+"""Nobody listens. WAIT waits for the last write of its own connection, and a message is one that leaves nothing."""
+
+Exchange: TypeAlias = Callable[[Sequence[Command], float], Awaitable[tuple[list[Any], str]]]
+"""Sends commands with so many seconds more than usual; their replies, and the server that answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run's policy asks for."""
+
+    replicas: int
+    timeout_ms: int
+
+
+NOTHING = Wanted(0, 0)
+
+
+class Replication:
+    """The waits of one process. `ask` is for policies, `connect` makes a way to the store for each kind of wait."""
+
+    def __init__(self, store: str, ask: Exchange, connect: Callable[[], Exchange]) -> None:
+        self._store = store
+        self._ask = ask
+        self._connect = connect
+        self._policies: dict[str, tuple[float, Wanted]] = {}
+        self._lines: dict[Wanted, _Line] = {}
+
+    def known(self, run_id: str) -> Wanted | None:
+        """What an acknowledgement of this run waits for; None when that must be asked."""
+        known = self._policies.get(run_id)
+        return known[1] if known is not None and known[0] > time.monotonic() else None
+
+    async def asked(self, run_id: str) -> Wanted:
+        """The same, from the store."""
+        # The age counts from before the question.
+        until = time.monotonic() + POLICY_AGE_S
+        (packed,), _ = await self._ask([("HGET", index_key(run_id, "run"), "policy")], 0.0)
+        if not isinstance(packed, bytes):
+            self._policies.pop(run_id, None)
+            return NOTHING
+        policy = unpack(packed)
+        wanted = Wanted(policy.get(b"wait_replicas", 0), policy.get(b"wait_timeout_ms", 0))
+        self._policies[run_id] = (until, wanted)
+        return wanted
+
+    def forget(self, run_id: str) -> None:
+        """The run's policy has changed."""
+        self._policies.pop(run_id, None)
+
+    async def wait(self, wanted: Wanted, server: str) -> None:
+        """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
+        line = self._lines.get(wanted)
+        if line is None:
+            line = self._lines[wanted] = _Line(wanted, self._connect())
+        reached, waited_at = await line.wait()
+        if isinstance(reached, ReplyError):
+            raise StoreUnavailable(self._store, str(reached)) from reached
+        if waited_at != server:
+            raise StoreUnavailable(self._store, "the primary has changed between a write and the wait for its replicas")
+        if reached < wanted.replicas:
+            raise NotReplicated(wanted.replicas, reached, wanted.timeout_ms)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One WAIT and its outcome, shared by all who asked before it was sent."""
+
+    outcome: tuple[int | ReplyError, str] | None = None
+    failure: StoreFault | None = None
+
+
+class _Line:
+    """The WAITs of one kind, one after another on a connection of their own."""
+
+    def __init__(self, wanted: Wanted, exchange: Exchange) -> None:
+        self._wanted = wanted
+        self._exchange = exchange
+        self._turn = asyncio.Lock()
+        self._next = _Round()
+
+    async def wait(self) -> tuple[int | ReplyError, str]:
+        """How many replicas have what was written until now, and of which server."""
+        own = self._next
+        async with self._turn:
+            if own.outcome is None and own.failure is None:
+                # Who comes from now on may have written after this WAIT.
+                self._next = _Round()
+                try:
+                    own.outcome = await self._send()
+                except StoreFault as error:
+                    own.failure = error
+        if own.outcome is None:
+            assert own.failure is not None  # noqa: S101 - one of the two is set
+            raise own.failure
+        return own.outcome
+
+    async def _send(self) -> tuple[int | ReplyError, str]:
+        commands: list[Command] = [("PUBLISH", CHANNEL, ""), ("WAIT", self._wanted.replicas, self._wanted.timeout_ms)]
+        (_, reached), server = await self._exchange(commands, self._wanted.timeout_ms / 1000)
+        return reached, server

@@ -1,0 +1,34 @@
+"""How often each sample of a group has failed under one lease: who may be tried again, when, and who is given up.
+
+A sample that fails, in generation or in its reward, is tried again alone while its siblings go on; what is given up
+goes back with the lease, beside the siblings that are kept.
+"""
+
+from collections import Counter
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 2.0
+
+
+class Attempts:
+    """Counts failures by the sample's index. `most`: attempts of one sample, at least 1."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._failures: Counter[int] = Counter()
+        self.given_up: dict[int, Exception] = {}
+        """The last error of every sample that is tried no more under this lease."""
+        self.again = 0
+        """Attempts beyond the first ones."""
+
+    def failed(self, sample_index: int, error: Exception, *, final: bool = False) -> bool:
+        """Note a failure; True when the sample may be tried again. `final`: it may not, whatever is left."""
+        self._failures[sample_index] += 1
+        again = not final and self._failures[sample_index] < self._most
+        if not again:
+            self.given_up[sample_index] = error
+        return again
+
+    def wait_s(self, sample_index: int) -> float:
+        """How long to wait before the next attempt."""
+        return min(FIRST_WAIT_S * 2.0 ** max(self._failures[sample_index] - 1, 0), LONGEST_WAIT_S)

@@ -1,0 +1,141 @@
+"""The death of the store's primary under load, with Sentinels that promote its replica."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from buffer_service.domain import ops
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import NotReplicated, StoreRolledBack
+from tests.faults.load import BATCH_GROUPS, Load
+from tests.store.driver import Run
+from tests.support.sentinels import Deployment, sentinels
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+
+WORKERS = 6
+SOME = 60
+"""Groups that make a load."""
+
+
+@pytest.fixture
+def deployment() -> Iterator[Deployment]:
+    with sentinels() as running:
+        yield running
+
+
+@asynccontextmanager
+async def load(deployment: Deployment, **policy: int) -> AsyncIterator[Load]:
+    """A new run, and two replicas of the service on its store."""
+    stores = [await RedisRunStore.connect(deployment.url, timeout_s=10) for _ in range(2)]
+    runs = [Run(store) for store in stores]
+    try:
+        await runs[0].create(batch_groups=BATCH_GROUPS, max_queued_groups=10_000, **policy)
+        yield Load(runs)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def finish(load: Load, workers: list[asyncio.Task[None]], trainer: asyncio.Task[None]) -> None:
+    """No new groups but those that make the last batch whole; the trainer gets them all."""
+    load.enough = True
+    await asyncio.gather(*workers)
+    for number in range(-len(set(load.acknowledged)) % BATCH_GROUPS):
+        await load.push(f"last{number}")
+    await load.until(lambda: len(load.delivered()) >= len(set(load.acknowledged)), "every group is delivered", trainer)
+    load.all_delivered = True
+    await trainer
+
+
+async def check_ledger(load: Load) -> ops.RunView:
+    view = await load.replicas[0].view()
+    amounts = {name: amount.groups for name, amount in view.groups.items()}
+    assert amounts.pop("accepted") == sum(amounts.values()), amounts
+    return view
+
+
+def cut_off(deployment: Deployment) -> None:
+    """Nothing that is written from now on reaches the replica. To be undone before the Sentinels give it up."""
+    deployment.replica.halt()
+    deployment.primary.ask("CLIENT KILL TYPE replica")
+
+
+async def refused(load: Load, more: int, *busy: asyncio.Task[None]) -> None:
+    """Wait until so many more writes were not acknowledged for lack of replicas."""
+    enough = load.interruptions.count(NotReplicated.reason) + more
+    await load.until(lambda: load.interruptions.count(NotReplicated.reason) >= enough, "waits fail", *busy)
+
+
+async def test_with_wait_replicas_a_failover_loses_nothing_and_delivers_nothing_twice(deployment: Deployment) -> None:
+    async with load(deployment, wait_replicas=1, wait_timeout_ms=100) as running:
+        workers = [asyncio.create_task(running.work(number)) for number in range(WORKERS)]
+        trainer = asyncio.create_task(running.train())
+        await running.until(lambda: len(running.acknowledged) > SOME, "a load", *workers, trainer)
+        cut_off(deployment)
+        await refused(running, WORKERS, *workers, trainer)
+        before = len(running.acknowledged)
+        await refused(running, WORKERS, *workers, trainer)
+        assert len(running.acknowledged) == before
+        deployment.primary.kill()
+        deployment.replica.go_on()
+        await deployment.promoted()
+        # It has no replica: still nothing is acknowledged.
+        await refused(running, WORKERS, *workers, trainer)
+        assert len(running.acknowledged) == before
+        await deployment.primary_back()
+        await running.until(lambda: len(running.acknowledged) > before + SOME, "it goes on", *workers, trainer)
+        await finish(running, workers, trainer)
+        assert running.ended_by == []
+        assert sorted(running.delivered()) == sorted(running.acknowledged)
+        view = await check_ledger(running)
+        assert (view.paused, view.groups["trained"].groups) == ("", len(running.acknowledged))
+
+
+async def test_without_wait_replicas_what_a_failover_loses_is_reported_and_the_run_goes_on_after_a_resume(
+    deployment: Deployment,
+) -> None:
+    async with load(deployment) as running:
+        workers = [asyncio.create_task(running.work(number)) for number in range(WORKERS)]
+        trainer = asyncio.create_task(running.train())
+        await running.until(lambda: len(running.acknowledged) > SOME, "a load", *workers, trainer)
+        cut_off(deployment)
+        before = list(running.acknowledged)
+        await running.until(lambda: len(running.acknowledged) > len(before) + SOME, "more load", *workers, trainer)
+        deployment.primary.kill()
+        deployment.replica.go_on()
+        # Everybody who works on the run is told, and nobody is told anything else.
+        await asyncio.wait_for(asyncio.gather(*workers, trainer), 60)
+        assert len(running.ended_by) == WORKERS + 1
+        assert any(isinstance(error, StoreRolledBack) for error in running.ended_by)
+        view = await check_ledger(running)
+        assert view.paused == "store_rolled_back"
+        await resume_and_finish(running, before)
+
+
+async def resume_and_finish(running: Load, before: list[str]) -> None:
+    """A trainer takes the run over, workers push again what they had: each group is in one batch in the end."""
+    promised = set(running.acknowledged)
+    resumed = await running.replicas[0].resume()
+    for run in running.replicas:
+        run.epoch = resumed.epoch
+    running.batches = {step: tasks for step, tasks in running.batches.items() if step < resumed.next_step}
+    running.ended_by.clear()
+    lost = []
+    trainer = asyncio.create_task(running.train(resumed.next_step))
+    for task in sorted(promised):
+        accepted = (await running.replicas[0].view()).groups["accepted"].groups
+        await running.push(task)
+        if (await running.replicas[0].view()).groups["accepted"].groups > accepted:
+            lost.append(task)
+    # The replica cannot have had more than what was on its way when it was cut off.
+    assert len(lost) >= SOME // 2
+    assert set(lost) <= promised - set(before[:-SOME])
+    await finish(running, [], trainer)
+    assert running.ended_by == []
+    assert max(Counter(running.delivered()).values()) == 1
+    assert set(running.delivered()) >= promised
+    assert (await check_ledger(running)).paused == ""

@@ -1,0 +1,85 @@
+"""What the machine looks up inside the model: what a run's callers would know, and what makes a history interesting.
+
+The only place where the tests depend on how the model keeps its state.
+"""
+
+from buffer_service.domain.model import ReferenceModel
+from buffer_service.domain.model.line import TICKET_MS
+from buffer_service.domain.model.records import Lease
+from buffer_service.domain.model.state import RunState
+from buffer_service.domain.model.steps import Step
+
+
+class Inside:
+    """A window into one run of a model; empty while there is no such run."""
+
+    def __init__(self, model: ReferenceModel, run_id: str) -> None:
+        self._model = model
+        self._run_id = run_id
+
+    @property
+    def _run(self) -> RunState | None:
+        return self._model._runs.get(self._run_id)
+
+    def _step(self, step: int) -> Step | None:
+        return self._run.steps.get(step) if self._run else None
+
+    # ── workers ──
+
+    def leases(self) -> dict[str, Lease]:
+        """Leases by id, with those that are past their expiry and not taken back yet."""
+        leased = self._run.leases.tasks.values() if self._run else ()
+        return {task.lease_id: task.lease for task in leased if task.lease}
+
+    def environments(self) -> dict[str, str]:
+        """Environments of tasks by id."""
+        return {task_id: task.environment for task_id, task in self._run.tasks.items()} if self._run else {}
+
+    def line(self) -> frozenset[str]:
+        """Payload keys of those who wait for room."""
+        return frozenset(key for key, _ in self._run.line) if self._run else frozenset()
+
+    # ── steps ──
+
+    def rounds_of(self, step: int) -> int:
+        """Closed rounds of a step that is stored or open."""
+        found = self._step(step)
+        return len(found.rounds) if found else 0
+
+    def groups_of(self, step: int) -> list[str]:
+        """Ids of the groups of a step that is stored or open."""
+        found = self._step(step)
+        return [group.group_id for group in found.groups] if found else []
+
+    def world_size_of(self, step: int, number: int) -> int | None:
+        """For how many ranks a closed round is split."""
+        found = self._step(step)
+        return found.rounds[number].world_size if found and number < len(found.rounds) else None
+
+    def missing(self, world_size: int) -> int:
+        """How many more groups the next round needs, as far as their number decides."""
+        if self._run is None:
+            return 0
+        policy, found = self._run.policy, self._step(self._run.next_step)
+        target, micro, present = policy.batch_groups, policy.micro_batch_groups, 0
+        if found is not None:
+            target, micro, present = found.form.target, found.form.micro_groups, len(found.groups)
+        needed = min(world_size * micro, target - present) if micro else target
+        return needed - len(self._run.queue)
+
+    # ── time ──
+
+    def due(self) -> list[int]:
+        """Times, in ms, on both sides of which rules on leases and back-off differ."""
+        run = self._run
+        if run is None:
+            return []
+        expiries = [lease.expiry for lease in self.leases().values()]
+        backing_off = [task.not_before for task in run.tasks.values() if task in run.pending]
+        return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
+
+    def moments(self) -> list[int]:
+        """The same, and where places in the line lapse."""
+        run = self._run
+        lapses = [waiter.touched + TICKET_MS for _, waiter in run.line] if run else []
+        return [*self.due(), *lapses, *(lapse + 1 for lapse in lapses)]

@@ -1,0 +1,285 @@
+"""Defects, each of which breaks one rule of the model.
+
+A mutant is a function, or a constant, in place of another, and the mood in whose histories the difference shows.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from buffer_service.domain import ops
+from buffer_service.domain.admission import capacity
+from buffer_service.domain.failures import over_budget
+from buffer_service.domain.filters import acceptance_ppm, why_filtered
+from buffer_service.domain.gate import age_milli, aged_out, too_spread, too_stale
+from buffer_service.domain.model import batches, leasing, line, pushing, queue, records, rounds, state, steps
+from buffer_service.domain.model.leases import LeaseBook
+from buffer_service.domain.model.line import Line
+from buffer_service.domain.model.pending import PendingTasks
+from buffer_service.domain.model.queue import GroupQueue
+from buffer_service.domain.model.records import Group, Payloads, Task
+from buffer_service.domain.model.rounds import Plan
+from buffer_service.domain.model.state import RunState
+from buffer_service.domain.model.steps import Step
+from buffer_service.domain.order import Mixture
+from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.sharding import shard
+from buffer_service.domain.stride import Stride
+from buffer_service.domain.timeline import Timeline
+from buffer_service.domain.transitions import GroupState
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is replaced by what, and the mood of the histories that show it."""
+
+    mood: str
+    owner: Any
+    name: str
+    replacement: Any
+
+
+# ── leases and tasks ──
+
+_live = LeaseBook.live
+
+
+def a_millisecond_more(book: LeaseBook, lease_id: str, worker_id: str, instance_id: str, now: int) -> Task | None:
+    return _live(book, lease_id, worker_id, instance_id, now - 1)
+
+
+def a_version_more(policy: RunPolicy, *, train_version: int, head_version: int) -> bool:
+    return too_stale(policy, train_version=train_version, head_version=head_version + 1)
+
+
+def a_version_wider(policy: RunPolicy, *, loaded_version: int, head_version: int) -> bool:
+    return too_spread(policy, loaded_version=loaded_version, head_version=head_version + 1)
+
+
+def queued_are_not_counted(policy: RunPolicy, **counts: int) -> int | None:
+    return capacity(policy, **{**counts, "queued": 0})
+
+
+def one_failure_more(policy: RunPolicy, failed_tasks: int) -> bool:
+    return over_budget(policy, failed_tasks - 1)
+
+
+_add = PendingTasks.add
+
+
+def all_priorities_are_equal(pending: PendingTasks, task: Task) -> None:
+    task.priority = 0
+    _add(pending, task)
+
+
+_start_anew = RunState.start_anew
+
+
+def failures_are_kept(run: RunState, task: Task) -> None:
+    failures = task.failures
+    _start_anew(run, task)
+    task.failures = failures
+
+
+def always_prolonged(run: RunState, task: Task) -> ops.LeaseState:
+    leasing.prolong(run, task)
+    return ops.LeaseState.LIVE
+
+
+_clamp_task = Task.clamp
+
+
+def lease_heads_stay(task: Task, version: int) -> None:
+    head = task.lease_head
+    _clamp_task(task, version)
+    task.lease_head = head
+
+
+_refusal = leasing._refusal
+
+
+def draining_is_ignored(run: RunState, ask: ops.LeaseAsk) -> ops.LeaseWait | None:
+    refused = _refusal(run, ask)
+    return None if refused is ops.LeaseWait.DRAINING else refused
+
+
+# ── versions ──
+
+
+def gate_a_version_wider(policy: RunPolicy, *, train_version: int, age_milli: int) -> bool:
+    return aged_out(policy, train_version=train_version, age_milli=age_milli + 1_000)
+
+
+def gate_a_thousandth_wider(policy: RunPolicy, *, train_version: int, age_milli: int) -> bool:
+    return aged_out(policy, train_version=train_version, age_milli=age_milli + 1)
+
+
+def not_clamped(timeline: Timeline, weights: ops.WeightVersion) -> int:
+    return weights.version
+
+
+def mean_is_not_clamped(timeline: Timeline, milli: int, epoch: int) -> int:
+    return milli
+
+
+def mean_is_head(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: int) -> int:
+    return age_milli(measure, head=head, tail=tail, mean_milli=head * 1_000)
+
+
+def tail_is_head(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: int) -> int:
+    return age_milli(measure, head=head, tail=head, mean_milli=mean_milli)
+
+
+# ── queue and turns ──
+
+
+def newest_is_dropped(run: RunState) -> None:
+    group = max(run.queue, key=lambda group: group.sequence)
+    run.dequeue(group, GroupState.DROPPED_OVERFLOW)
+    run.end_group(group)
+
+
+_fits = GroupQueue.fits
+
+
+def caps_hold_always(queue: GroupQueue, policy: RunPolicy, facts: ops.GroupFacts | None = None) -> bool:
+    return facts is None or _fits(queue, policy, facts)
+
+
+_comparator = queue._comparator
+
+
+def order_of(instead: Order, actual: Order) -> Callable[..., Any]:
+    """One order sorts as another does."""
+
+    def comparator(mixture: Mixture, measure: StalenessMeasure) -> Any:
+        return _comparator(replace(mixture, order=actual) if mixture.order is instead else mixture, measure)
+
+    return comparator
+
+
+def stalest_by_head(mixture: Mixture, measure: StalenessMeasure) -> Any:
+    return _comparator(mixture, StalenessMeasure.HEAD)
+
+
+def nobody_waits_for_turns(mixture: Mixture, environments: Iterable[str], stride: Stride) -> str | None:
+    return None
+
+
+_take = Stride.take
+
+
+def turns_cost_the_same(stride: Stride, environment: str, share: int) -> None:
+    _take(stride, environment, 1)
+
+
+def absence_is_saved_up(stride: Stride, environment: str) -> int:
+    return stride.passes.get(environment, 0)
+
+
+def ties_by_dictionary(stride: Stride, environments: Iterable[str]) -> str | None:
+    return min(environments, key=lambda name: (stride._pass(name), name.casefold()), default=None)
+
+
+# ── pushes ──
+
+
+def equal_rewards_pass(policy: RunPolicy, facts: ops.GroupFacts) -> str | None:
+    return why_filtered(replace(policy, filter_equal_rewards=False), facts)
+
+
+def bounds_on_rewards_are_open(policy: RunPolicy, facts: ops.GroupFacts) -> str | None:
+    return why_filtered(policy, replace(facts, mean_reward_milli=facts.mean_reward_milli - 1))
+
+
+def average_is_slower(before: int, *, passed: bool) -> int:
+    return (before + acceptance_ppm(before, passed=passed)) // 2
+
+
+def nobody_stands_in_line(line: Line, payload_key: str, now: int) -> bool:
+    return True
+
+
+_wait = Line.wait
+
+
+def back_to_the_end(line: Line, payload_key: str, now: int) -> bool:
+    known = any(key == payload_key for key, _ in line)
+    line.leave(payload_key)
+    _wait(line, payload_key, now)
+    return not known
+
+
+# ── rounds ──
+
+
+def in_turn(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
+    sequences = sorted(sequence for sequence, _ in groups)
+    return [sequences[rank::world_size] for rank in range(world_size)]
+
+
+def never_equal(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
+    return shard(groups, world_size)
+
+
+def tokens_never_suffice(run: RunState, round_plan: Plan) -> bool:
+    return len(run.queue) >= max(round_plan.minimum, round_plan.needed)
+
+
+def only_groups_fill(step: Step) -> bool:
+    return not step.form.streamed or len(step.groups) >= step.form.target
+
+
+def of_the_task(group: Group) -> str:
+    return group.task.environment
+
+
+MUTANTS: dict[str, Defect] = {
+    "the newest group is dropped, not the oldest": Defect("steady", RunState, "drop_oldest", newest_is_dropped),
+    "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", a_millisecond_more),
+    "the gate at assembly is open by a version": Defect("steady", batches, "aged_out", gate_a_version_wider),
+    "the gate at assembly is open by a thousandth": Defect("measured", batches, "aged_out", gate_a_thousandth_wider),
+    "the gate at the lease is open by a version": Defect("troubled", leasing, "too_stale", a_version_more),
+    "queued groups take no capacity": Defect("short of everything", leasing, "capacity", queued_are_not_counted),
+    "back-off never doubles": Defect("resumed", leasing, "backoff_ms", lambda policy, _: policy.retry_backoff_ms),
+    "the budget allows one failure more": Defect("short of everything", state, "over_budget", one_failure_more),
+    "versions of an abandoned timeline count in full": Defect("interrupted", Timeline, "effective", not_clamped),
+    "queued groups are not clamped by a resume": Defect("interrupted", GroupQueue, "clamp", lambda *_: None),
+    "continuations are not clamped by a resume": Defect("interrupted", Task, "clamp", lambda *_: None),
+    "a requeue ignores the caps": Defect("interrupted", GroupQueue, "fits", caps_hold_always),
+    "ranks are filled in turn": Defect("resumed", steps, "shard", in_turn),
+    "all priorities are equal": Defect("troubled", PendingTasks, "add", all_priorities_are_equal),
+    "a task that starts anew keeps its failures": Defect("measured", RunState, "start_anew", failures_are_kept),
+    "payloads are never deleted": Defect("interrupted", Payloads, "trash", lambda *_: None),
+    # The complete buffer.
+    "shares are ignored": Defect("shared", Mixture, "turn", nobody_waits_for_turns),
+    "a turn costs the same whatever the share": Defect("shared", Stride, "take", turns_cost_the_same),
+    "who was away claims the turns it missed": Defect("shared", Stride, "_pass", absence_is_saved_up),
+    "ties between environments go by the dictionary": Defect("shared", Stride, "choose", ties_by_dictionary),
+    "turns outlive the last share": Defect("shared", Stride, "reset", lambda _: None),
+    "turns of groups that are left queued are taken": Defect("blended", Stride, "copy", lambda stride: stride),
+    "priorities of environments are ignored": Defect("shared", Mixture, "priority", lambda _, __, own: own),
+    "lifo is fifo": Defect("shared", queue, "_comparator", order_of(Order.LIFO, Order.FIFO)),
+    "priority is fifo": Defect("shared", queue, "_comparator", order_of(Order.PRIORITY, Order.FIFO)),
+    "stalest first goes by heads": Defect("measured", queue, "_comparator", stalest_by_head),
+    "the mean counts as the head": Defect("measured", records, "age_milli", mean_is_head),
+    "the tail counts as the head": Defect("measured", records, "age_milli", tail_is_head),
+    "means of an abandoned timeline count in full": Defect(
+        "measured", Timeline, "effective_milli", mean_is_not_clamped
+    ),
+    "a continuation spans a version too many": Defect("spread", leasing, "too_spread", a_version_wider),
+    "no lease is cancelled": Defect("outdated", leasing, "_prolong_or_cancel", always_prolonged),
+    "lease heads are not clamped by a resume": Defect("outdated", Task, "clamp", lease_heads_stay),
+    "leases are given while draining": Defect("operated", leasing, "_refusal", draining_is_ignored),
+    "groups with equal rewards pass": Defect("choosy", pushing, "why_filtered", equal_rewards_pass),
+    "the least mean reward does not pass": Defect("choosy", pushing, "why_filtered", bounds_on_rewards_are_open),
+    "the acceptance is averaged over more groups": Defect("choosy", pushing, "acceptance_ppm", average_is_slower),
+    "quotas bound nothing": Defect("rationed", state, "within_quotas", lambda *_: True),
+    "a blocked push can be overtaken": Defect("standing in line", Line, "admits", nobody_stands_in_line),
+    "a retry goes to the end of the line": Defect("standing in line", Line, "wait", back_to_the_end),
+    "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 10_001),
+    "equal shards are not equal": Defect("even", steps, "shard", never_equal),
+    "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
+    "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),
+    "groups count for their task's environment": Defect("shared", Group, "environment", property(of_the_task)),
+}

@@ -1,0 +1,223 @@
+"""Policies under which every rule can be met within a few operations.
+
+A policy is a base and some features; a mood's own features are always there, the others now and then.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+from buffer_service.domain.policy import (
+    UNSET,
+    EnvironmentRule,
+    Order,
+    OverflowAction,
+    RunPolicy,
+    StaleAction,
+    StalenessMeasure,
+)
+from buffer_wire.errors import InvalidRequest
+from tests.model.drawing import Draw
+from tests.model.universe import ENVIRONMENTS, MIB
+
+Values = dict[str, Any]
+
+ORDERS = tuple(Order)
+MEASURES = (*StalenessMeasure, StalenessMeasure.MEAN)
+OVERFLOWS = tuple(OverflowAction)
+STALES = tuple(StaleAction)
+
+
+def policy(draw: Draw, features: Collection[str] = ()) -> RunPolicy:
+    """A new policy with these features and perhaps others."""
+    values = _base(draw)
+    for name, feature in FEATURES.items():
+        if name in features or draw.rarely(6):
+            values |= feature(draw, values)
+    return RunPolicy(**_possible(values))
+
+
+def changed(draw: Draw, present: RunPolicy, features: Collection[str]) -> RunPolicy:
+    """The present policy with one feature drawn anew, as an operator changes it."""
+    values = {field.name: getattr(present, field.name) for field in dataclasses.fields(present)}
+    values |= FEATURES[draw.pick(tuple(features) or tuple(FEATURES))](draw, values)
+    try:
+        return RunPolicy(**_possible(values))
+    except InvalidRequest:  # what is left of another feature contradicts it
+        return present
+
+
+def _base(draw: Draw) -> Values:
+    groups = draw.integer(1, 3)
+    prefetch, per_publish = draw.pick(((0, 1), (0, 1), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2)))
+    least = (prefetch + per_publish - 1) // per_publish
+    return {
+        "batch_groups": groups,
+        "max_queued_groups": groups + draw.integer(0, 3),
+        "max_queued_tokens": draw.pick((0, 0, 20, 40)),
+        "max_queued_bytes": draw.pick((MIB, 8 * MIB)),
+        "overflow_action": draw.pick(OVERFLOWS),
+        "max_staleness": draw.pick((UNSET, least, least, least + 1, least + 2)),
+        "stale_action": draw.pick(STALES),
+        "max_inflight_groups": draw.pick((0, 0, 0, 1, 3)),
+        "reserve_queue_space": draw.rarely(4),
+        "max_lookahead": draw.pick((UNSET, UNSET, least, least + 1, least + 2)),
+        "lease_ttl_ms": draw.pick((1_000, 2_500, 20_000)),
+        "max_attempts": draw.integer(1, 3),
+        "retry_backoff_ms": draw.pick((0, 100)),
+        "failure_budget": draw.pick((UNSET, UNSET, UNSET, 0, 1)),
+        "max_pending_tasks": draw.pick((10_000, 10_000, 4)),
+        "prefetch_batches": prefetch,
+        "batches_per_publish": per_publish,
+        "retained_steps": draw.pick((1, 3, 64)),
+    }
+
+
+def _ordered(draw: Draw, values: Values) -> Values:
+    return {"order": draw.pick(ORDERS), "max_queued_groups": values["max_queued_groups"] + 2}
+
+
+def _shared(draw: Draw, values: Values) -> Values:
+    """Shares and priorities of some environments, or priorities alone, and room for them to matter."""
+    shares = (UNSET, 0, 1, 2, 3, 7) if draw.integer(0, 2) else (UNSET,)
+    rules = [
+        EnvironmentRule(
+            environment=environment,
+            share=draw.pick(shares),
+            priority=draw.pick((UNSET, UNSET, 0, 2, 5)),
+        )
+        for environment in ENVIRONMENTS
+        if draw.integer(0, 2)
+    ]
+    return {"environments": tuple(rules), "max_queued_groups": max(6, values["max_queued_groups"])}
+
+
+def _measured(draw: Draw, values: Values) -> Values:
+    order = Order.STALEST_FIRST if draw.rarely(2) else values.get("order", Order.FIFO)
+    return {"staleness_measure": draw.pick(MEASURES), "cancel_stale_leases": False, "order": order}
+
+
+def _cancelling(draw: Draw, values: Values) -> Values:
+    least = _least_staleness(values)
+    return {
+        "max_staleness": least + draw.integer(0, 1),
+        "staleness_measure": StalenessMeasure.HEAD,
+        "cancel_stale_leases": True,
+    }
+
+
+def _narrow(draw: Draw, values: Values) -> Values:
+    return {
+        "max_version_spread": draw.integer(0, 2),
+        "max_staleness": draw.pick((UNSET, _least_staleness(values) + 3)),
+        "cancel_stale_leases": False,
+    }
+
+
+def _recycling(draw: Draw, values: Values) -> Values:
+    least = _least_staleness(values)
+    return {
+        "stale_action": StaleAction.RECYCLE,
+        "max_generations": draw.integer(0, 2),
+        "max_staleness": least + draw.integer(0, 1),
+    }
+
+
+def _filtering(draw: Draw, values: Values) -> Values:
+    filters: Values = {"filter_equal_rewards": draw.rarely(2)}
+    if draw.rarely(2):
+        filters["filter_min_response_tokens"] = draw.pick((0, 3))
+        filters["filter_max_response_tokens"] = draw.pick((0, 12, 30))
+    if draw.rarely(2):
+        filters["filter_min_mean_reward_milli"] = draw.pick((-(10**12), -250, 0))
+        filters["filter_max_mean_reward_milli"] = draw.pick((10**12, 999, 500))
+    return filters
+
+
+def _by_tokens(draw: Draw, values: Values) -> Values:
+    return {
+        "batch_tokens": draw.pick((6, 10, 13, 20)),
+        "batch_groups": draw.integer(2, 5),
+        "max_queued_tokens": draw.pick((0, 40)),
+    }
+
+
+def _equal(draw: Draw, values: Values) -> Values:
+    return {"equal_shards": True, "batch_groups": draw.pick((1, 2, 2, 4, 6))}
+
+
+def _streamed(draw: Draw, values: Values) -> Values:
+    micro = draw.integer(1, 2)
+    return {
+        "micro_batch_groups": micro,
+        "batch_groups": micro * draw.integer(1, 4) + draw.integer(0, 1),
+        "max_queued_groups": micro * draw.pick((1, 2, 3, 3)) + draw.integer(0, 1),
+    }
+
+
+def _limited(draw: Draw, values: Values) -> Values:
+    """Quotas, as tight as they may be; `_possible` raises them to that."""
+    return {
+        "quota_groups": draw.integer(0, 1) * draw.integer(1, 8),
+        "quota_tokens": draw.integer(0, 1) * draw.integer(1, 60),
+        "quota_bytes": draw.integer(0, 1) * draw.integer(1, 4) * MIB,
+        "max_queued_groups": values["max_queued_groups"] + 2,
+    }
+
+
+def _blocking(draw: Draw, values: Values) -> Values:
+    groups = values["batch_groups"]
+    return {"overflow_action": OverflowAction.BLOCK, "max_queued_groups": groups, "lease_ttl_ms": 20_000}
+
+
+def _forgetting(draw: Draw, values: Values) -> Values:
+    return {"max_retained_bytes": draw.pick((1, 100, 300, 400_000, MIB)), "retained_steps": 64}
+
+
+def _recording(draw: Draw, values: Values) -> Values:
+    return {"record_groups": True}
+
+
+FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
+    "ordered": _ordered,
+    "measured": _measured,
+    "recycling": _recycling,
+    "cancelling": _cancelling,
+    "narrow": _narrow,
+    "filtering": _filtering,
+    "by tokens": _by_tokens,
+    "equal": _equal,
+    "streamed": _streamed,
+    "blocking": _blocking,
+    "shared": _shared,
+    "limited": _limited,
+    "forgetting": _forgetting,
+    "recording": _recording,
+}
+
+
+def _least_staleness(values: Values) -> int:
+    prefetch, per_publish = values["prefetch_batches"], values["batches_per_publish"]
+    return int((prefetch + per_publish - 1) // per_publish)
+
+
+def _possible(values: Values) -> Values:
+    """The nearest policy that is not refused: features know little of each other."""
+    micro = min(values.get("micro_batch_groups", 0), values["batch_groups"])
+    needed = micro or values["batch_groups"]
+    values = values | {"micro_batch_groups": micro, "max_queued_groups": max(needed, values["max_queued_groups"])}
+    if values["max_queued_tokens"]:
+        least_tokens = max(needed, 0 if micro else values.get("batch_tokens", 0))
+        values["max_queued_tokens"] = max(values["max_queued_tokens"], least_tokens)
+    if values.get("cancel_stale_leases"):
+        values["staleness_measure"] = StalenessMeasure.HEAD
+        values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))
+    batches = values["prefetch_batches"] + values["batches_per_publish"] + 1
+    for name, each in {
+        "quota_groups": values["batch_groups"],
+        "quota_tokens": values["max_queued_tokens"],
+        "quota_bytes": values["max_queued_bytes"],
+    }.items():
+        if values.get(name):
+            values[name] = max(values[name], batches * each) if each else 0
+    return values

@@ -1,0 +1,87 @@
+"""What the rules learn of a pushed group, from its header alone."""
+
+from collections.abc import Sequence
+from struct import unpack
+
+import pytest
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import NO_REWARD_BOUND
+from buffer_service.rpc.convert.groups import new_group, to_ack
+from rollout_buffer.v1 import common_pb2
+from rollout_buffer.v1 import groups_pb2 as pb
+from tests.support.rpc import make_group
+
+
+def facts(group: pb.Group) -> ops.GroupFacts:
+    return new_group(memoryview(group.SerializeToString()), 1 << 30).facts
+
+
+def rewarded(*rewards: float) -> pb.Group:
+    group = make_group("t", lengths=[4] * len(rewards))
+    for sample, reward in zip(group.header.samples, rewards, strict=True):
+        sample.reward = reward
+    return group
+
+
+def spanned(sample: pb.Sample, spans: Sequence[tuple[int, int, int]]) -> None:
+    """Tile a sample's response with (version, start, end)."""
+    del sample.spans[:]
+    for version, start, end in spans:
+        sample.spans.add(version=common_pb2.WeightVersion(epoch=1, version=version), start=start, end=end)
+
+
+def test_lengths_and_rewards_are_those_of_the_samples() -> None:
+    group = make_group("t", lengths=(3, 9, 5))
+    for sample, reward in zip(group.header.samples, (0.25, -1.5, 3.0), strict=True):
+        sample.reward = reward
+    known = facts(group)
+    assert unpack("<3I", known.response_lengths) == (2, 8, 4)
+    assert unpack("<3f", known.rewards) == (0.25, -1.5, 3.0)
+    assert (known.min_response_tokens, known.max_response_tokens) == (2, 8)
+    assert (known.samples, known.tokens, known.loss_tokens) == (3, 17, 14)
+    assert known.environment == "sums"
+
+
+def test_the_mean_version_is_taken_over_response_tokens() -> None:
+    group = make_group("t", lengths=(5, 4))
+    spanned(group.header.samples[0], [(2, 1, 2), (5, 2, 5)])
+    spanned(group.header.samples[1], [(4, 1, 4)])
+    known = facts(group)
+    # 1 token of version 2, 3 of version 5, 3 of version 4.
+    assert known.mean_milli == (2 + 15 + 12) * 1_000 // 7
+    assert (known.head.version, known.tail.version) == (2, 5)
+    assert known.spans_versions
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [((0.5, 0.5, 0.5), True), ((0.0, -0.0), True), ((0.5, 0.5, 0.25), False), ((1.0, 0.0), False), ((1.0,), False)],
+    ids=str,
+)
+def test_rewards_are_equal_where_two_or_more_samples_have_the_same(rewards: Sequence[float], equal: bool) -> None:
+    assert facts(rewarded(*rewards)).equal_rewards is equal
+
+
+@pytest.mark.parametrize(
+    ("rewards", "milli"),
+    [
+        ((1.0, 0.0), 500),
+        ((1.0, 0.0, 0.0), 333),
+        ((-1.0, 0.0, 0.0), -334),
+        # As float32 a little below and above what was written.
+        ((0.7,), 700),
+        ((0.1, 0.1), 100),
+        ((-0.7,), -700),
+        ((3.0e38, 3.0e38), NO_REWARD_BOUND),
+        ((-3.0e38,), -NO_REWARD_BOUND),
+    ],
+    ids=str,
+)
+def test_the_mean_reward_is_rounded_down_to_thousandths(rewards: Sequence[float], milli: int) -> None:
+    assert facts(rewarded(*rewards)).mean_reward_milli == milli
+
+
+def test_a_filtered_group_is_acknowledged_as_such() -> None:
+    ack = to_ack(ops.Pushed(ops.PushKind.FILTERED, "t/0"), facts(make_group("t")))
+    assert (ack.outcome, ack.group_id) == (pb.PUSH_OUTCOME_FILTERED, "t/0")

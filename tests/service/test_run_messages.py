@@ -1,0 +1,52 @@
+"""The state of a run on the wire, and what programs that show it make of it."""
+
+from dataclasses import replace
+
+from buffer_service.domain import ops
+from buffer_service.domain.policy import EnvironmentRule, RunPolicy
+from buffer_service.rpc.convert.runs import to_run, view_of
+from rollout_buffer.v1 import runs_pb2
+from tests.support.views import ledger, make_view
+
+SOME = ops.Amount(groups=2, samples=8, tokens=800, bytes=9_000)
+MORE = ops.Amount(groups=3, samples=12, tokens=1_200, bytes=12_000)
+
+VIEW = make_view(
+    RunPolicy(preset="areal(1)", environments=(EnvironmentRule(environment="math", share=2),)),
+    groups={"queued": SOME, "filtered": MORE, "forming": SOME},
+    environments={"math": {"queued": SOME}, "code": {"filtered": MORE, "forming": SOME}},
+    tasks={"pending": 3, "failed": 1},
+    statistics={"recent_acceptance_ppm": 400_000, "filtered_equal_rewards": 3, "leases_cancelled": 2},
+    draining=True,
+    paused="operator",
+    published=ops.WeightVersion(2, 7),
+    engines=[ops.EngineReport("e", "w", "ready", ops.WeightVersion(2, 6), 4, 30, "slow", 1)],
+    failures=[ops.TaskFailure("t", 5, "no reward", 99)],
+)
+
+
+def test_a_run_travels_there_and_back() -> None:
+    message = runs_pb2.Run.FromString(to_run(VIEW).SerializeToString())
+    assert view_of(message, VIEW.revision) == VIEW
+
+
+def test_a_policy_that_went_beyond_its_preset_is_shown_as_it_is() -> None:
+    loose = replace(VIEW, policy=RunPolicy(preset="areal(1)"))
+    assert view_of(to_run(loose)).policy.max_staleness == RunPolicy().max_staleness
+
+
+def test_environments_are_listed_in_order_with_their_ledgers() -> None:
+    run = to_run(VIEW)
+    assert [entry.environment for entry in run.environments] == ["code", "math"]
+    assert run.environments[0].groups.filtered.groups == 3
+    assert run.environments[1].groups.accepted.tokens == 800
+    assert all(entry.groups.balanced for entry in run.environments)
+    assert run.draining
+    assert run.statistics.recent_acceptance_ppm == 400_000
+
+
+def test_an_environment_that_does_not_balance_says_so() -> None:
+    broken = {**ledger(queued=SOME), "accepted": MORE}
+    run = to_run(replace(VIEW, environments={"math": broken, "code": VIEW.environments["code"]}))
+    assert [entry.groups.balanced for entry in run.environments] == [True, False]
+    assert run.groups.balanced

@@ -1,0 +1,62 @@
+"""Metrics of runs, from views that the test makes up."""
+
+from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.policy import RunPolicy
+from tests.support.views import make_view
+
+
+def values(view: RunView) -> dict[tuple[str, ...], float]:
+    """Values by metric name and labels' values, without that of the run."""
+    return {
+        (
+            sample.name.removeprefix("rollout_buffer_"),
+            *(v for k, v in sample.labels.items() if k != "run"),
+        ): sample.value
+        for family in RunCollector([view]).collect()
+        for sample in family.samples
+    }
+
+
+TWO, THREE = Amount(groups=2, samples=4, tokens=40, bytes=400), Amount(groups=3, samples=6, tokens=60, bytes=600)
+
+
+def test_environments_have_ledgers_of_their_own() -> None:
+    seen = values(make_view(environments={"math": {"queued": TWO, "trained": THREE}, "code": {"filtered": TWO}}))
+    assert seen["environment_groups", "math", "accepted"] == 5
+    assert seen["environment_tokens", "math", "trained"] == 60
+    assert seen["environment_bytes", "code", "filtered"] == 400
+    assert seen["environment_samples", "code", "queued"] == 0
+
+
+def test_a_filter_that_starves_the_run_raises_the_alarm() -> None:
+    policy = RunPolicy(filter_equal_rewards=True, min_acceptance_milli=200)
+    numbers = {"recent_acceptance_ppm": 150_000, "filtered_equal_rewards": 7, "filtered_response_tokens": 1}
+    seen = values(make_view(policy, statistics=numbers))
+    assert seen["filter_starves",] == 1
+    assert seen["recent_acceptance_ratio",] == 0.15
+    assert seen["filtered_groups_total", "equal_rewards"] == 7
+    assert seen["filtered_groups_total", "response_tokens"] == 1
+    assert seen["filtered_groups_total", "mean_reward"] == 0
+    fine = values(make_view(policy, statistics={**numbers, "recent_acceptance_ppm": 200_000}))
+    assert fine["filter_starves",] == 0
+    assert values(make_view(statistics=numbers))["filter_starves",] == 0, "nothing is filtered any more"
+
+
+def test_quotas_are_shown_with_what_they_count() -> None:
+    held = {"queued": TWO, "forming": THREE, "delivered": TWO, "trained": THREE}
+    seen = values(make_view(RunPolicy(quota_groups=100), groups=held))
+    assert seen["quota_used_groups",] == 7
+    assert seen["quota_used_bytes",] == 1_400
+    assert seen["quota_limit_groups",] == 100
+    assert ("quota_limit_tokens",) not in seen
+
+
+def test_cancelled_leases_and_pauses_are_counted() -> None:
+    numbers = {"leases_cancelled": 4, "continuations_beyond_spread": 2}
+    seen = values(make_view(statistics=numbers, paused="operator", draining=True))
+    assert seen["leases_cancelled_total",] == 4
+    assert seen["continuations_beyond_spread_total",] == 2
+    assert seen["paused", "operator"] == 1
+    assert seen["draining",] == 1
+    assert values(make_view())["draining",] == 0

@@ -1,0 +1,190 @@
+"""A primary, a replica and three Sentinels on loopback: real servers, in folders of their own, gone with the test.
+
+with sentinels() as deployment:
+    store = await RedisRunStore.connect(deployment.url)
+    deployment.primary.kill()
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded import die_with
+
+SERVICE = "buffer"
+DOWN_AFTER_MS = 600
+FAILOVER_TIMEOUT_MS = 3_000
+"""Sentinels that split their votes try again after twice this time."""
+START_TIMEOUT_S = 30.0
+POLL_S = 0.02
+QUORUM = 2
+
+
+def free_port() -> int:
+    """A port that nobody listens on, of the range that outgoing connections do not take."""
+    for port in range(20_000 + os.getpid() * 16 % 12_000, 32_000):
+        if port not in _given:
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                _given.add(port)
+                return port
+    raise RuntimeError("no port is free")
+
+
+_given: set[int] = set()
+
+
+class Server:
+    """One server on a TCP port: a store, or a Sentinel when `config` is given."""
+
+    def __init__(self, binary: Path, *settings: str, config: str = "") -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="rbt-"))
+        own = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--logfile", "log")
+        if config:
+            path = self.folder / "sentinel.conf"
+            path.write_text(config)
+            self.command = [str(binary), str(path), "--sentinel", *own]
+        else:
+            self.command = [str(binary), *own, "--save", "", "--repl-diskless-sync-delay", "0", *settings]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def launch(self, *more: str) -> None:
+        """Start it with these further settings. From the main thread alone: the server dies with the one it is from."""
+        self.process = subprocess.Popen(
+            [*self.command, *more],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Not even a killed test leaves a server behind.
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the tests' main thread starts it
+        )
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.launch()
+        self.until(lambda: self.ask("PING").startswith("+PONG"), "it answers")
+
+    def is_in_step(self) -> bool:
+        """A replica that has its primary's data."""
+        return "master_link_status:up" in self.ask("INFO replication")
+
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        """Poll until `met()`; the error quotes the log."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not met():
+            log = self.folder / "log"
+            assert time.monotonic() < deadline, f"{what}: not in time; {log.read_text() if log.exists() else ''}"
+            time.sleep(POLL_S)
+
+    def ask(self, command: str) -> str:
+        """The answer to a command, as it travels; empty when nobody answers."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            connection.sendall(f"{command}\r\nPING\r\n".encode())
+            answer = b""
+            while not answer.endswith((b"+PONG\r\n", b"-LOADING", b"\n-NOAUTH")):
+                received = connection.recv(1 << 16)
+                if not received:
+                    break
+                answer += received
+            return answer.decode().removesuffix("+PONG\r\n") or answer.decode()
+        return ""
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def halt(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing, as a host that is gone."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill it and delete its folder."""
+        if self.process is not None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Deployment:
+    """One service known to three Sentinels. `primary` and `replica` are what they were at the start."""
+
+    def __init__(self, binary: Path, *settings: str) -> None:
+        self.primary = Server(binary, *settings)
+        self.replica = Server(binary, "--replicaof", "127.0.0.1", str(self.primary.port), *settings)
+        monitor = f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.port} {QUORUM}"
+        config = f"{monitor}\nsentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
+        config += f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
+        self.sentinels = [Server(binary, config=config) for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        """Address for RedisRunStore.connect."""
+        return f"redis+sentinel://{','.join(sentinel.host for sentinel in self.sentinels)}/{SERVICE}"
+
+    def start(self) -> None:
+        """Start all, and wait until the replica is in step and the Sentinels know each other."""
+        self.primary.start()
+        self.replica.start()
+        self.replica.until(self.replica.is_in_step, "the replica is in step")
+        for sentinel in self.sentinels:
+            sentinel.start()
+        for sentinel in self.sentinels:
+            sentinel.until(partial(self._sees_all, sentinel), "a Sentinel knows the others")
+
+    async def promoted(self) -> None:
+        """Wait until the Sentinels agree that the replica is the primary."""
+        for sentinel in self.sentinels:
+            await asyncio.to_thread(sentinel.until, partial(self._has_promoted, sentinel), "the replica is promoted")
+
+    async def primary_back(self) -> None:
+        """Start the killed primary again as a replica of the promoted one, and wait until it is in step."""
+        self.primary.launch("--replicaof", "127.0.0.1", str(self.replica.port))
+        await asyncio.to_thread(self.primary.until, self.primary.is_in_step, "it is in step")
+
+    def end(self) -> None:
+        """End all."""
+        for server in (*self.sentinels, self.replica, self.primary):
+            server.end()
+
+    def _has_promoted(self, sentinel: Server) -> bool:
+        return str(self.replica.port) in sentinel.ask(f"SENTINEL get-master-addr-by-name {SERVICE}")
+
+    @staticmethod
+    def _sees_all(sentinel: Server) -> bool:
+        lines = sentinel.ask(f"SENTINEL MASTER {SERVICE}").splitlines()
+        facts = dict(zip(lines, lines[2:], strict=False))
+        return (facts.get("num-other-sentinels"), facts.get("num-slaves")) == ("2", "1")
+
+
+@contextlib.contextmanager
+def sentinels(*settings: str, binary: Path | None = None) -> Iterator[Deployment]:
+    """A running deployment; `settings` are of the primary and the replica."""
+    deployment = Deployment(binary or find_binary(os.environ.get("RB_TEST_STORE_BINARY")), *settings)
+    try:
+        deployment.start()
+        yield deployment
+    finally:
+        deployment.end()

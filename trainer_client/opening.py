@@ -1,0 +1,65 @@
+"""Opening a session: find or create the run, take it over (rank 0) or join it (the others), and end it in order."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from buffer_wire.errors import InvalidField
+from trainer_client.session import SessionPlan, TrainerSession
+from trainer_client.state import Resumed, RunState
+
+if TYPE_CHECKING:
+    from trainer_client.client import BufferClient
+
+
+@contextmanager
+def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[TrainerSession]:
+    """Take the run over (rank 0) or join it, and run a session until the block ends.
+
+    Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
+    InvalidField for more prefetch than the policy allows for.
+    """
+    run = _find_run(client, plan)
+    declared = run.policy.prefetch_batches or 0
+    if run.policy.max_staleness is not None and plan.prefetch > declared:
+        raise InvalidField("prefetch", plan.prefetch, f"at most the policy's prefetch_batches, {declared}")
+    start = _take_over(client, plan) if plan.rank == 0 else plan.start or _joined(run)
+    session = TrainerSession(client, plan, run, start)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _find_run(client: "BufferClient", plan: SessionPlan) -> RunState:
+    if plan.rank != 0 or plan.policy is None:
+        return client.run(plan.run_id)
+    policy = plan.policy
+    if plan.prefetch and policy.prefetch_batches is None:
+        policy = replace(policy, prefetch_batches=plan.prefetch)
+    return client.create_run(plan.run_id, policy)
+
+
+def _take_over(client: "BufferClient", plan: SessionPlan) -> Resumed:
+    start = client.resume(
+        plan.run_id,
+        next_step=plan.next_step,
+        mode=plan.options.mode,
+        allow_regenerate=plan.options.allow_regenerate,
+    )
+    if plan.publisher is not None:
+        plan.publisher.resumed(start.next_step)
+    return start
+
+
+def _joined(run: RunState) -> Resumed:
+    """The start as far as the run's state tells: exact when rank 0 resumed after the last committed step."""
+    return Resumed(
+        epoch=run.epoch,
+        next_step=run.committed_steps,
+        next_unassembled_step=run.next_step,
+        version=run.published.version,
+        cursor=run.cursor,
+        feeder_state=b"",
+    )
