@@ -35,6 +35,7 @@ _PROCESSES = "Processes that serve gRPC on the same port. Default: one per core,
 _MESSAGE = "Largest payload of a group, in bytes."
 _STREAMS = "Push and pull streams that one process serves at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
+_RECENT = "Bytes of just pushed payloads that one process keeps for pulls; 0 for none."
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 
 
@@ -51,6 +52,7 @@ def serve(
     max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
     max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
     blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
+    recent_bytes: Annotated[int | None, typer.Option(help=_RECENT)] = None,
     drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,

@@ -87,6 +87,8 @@ class Settings(BaseSettings):
     """Push and pull streams that one process serves at once."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
     """Bytes of unacknowledged pushes that one process reads ahead; one bundle per stream is always read."""
+    recent_bytes: int = Field(default=128 * MIB, ge=0, le=1 << 40)
+    """Bytes of just pushed payloads that one process keeps for pulls, which then need not read the store; 0: none."""
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
     """How long RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO

@@ -182,21 +182,22 @@ class StoreConnection:
 
     async def _exchange(self, link: _Link, commands: Sequence[Command]) -> list[Any]:
         """Send commands and wait for their replies; waits while the store loads its data."""
-        loading_until = time.monotonic() + LOADING_TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        loading_until = loop.time() + LOADING_TIMEOUT_S
         while True:
             connection = await link.get()
+            # The whole connection ends: later replies would wait behind the one that does not come. A timer costs half
+            # of what asyncio.timeout does, and there is one for every call.
+            late = loop.call_later(self._timeout_s, connection.abort, f"no answer within {self._timeout_s:g} s")
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    replies = await connection.request(commands)
-            except TimeoutError as error:
-                # Later replies would wait behind the one that does not come.
-                connection.abort("a request was not answered in time")
-                raise StoreUnavailable(self.name, f"no answer within {self._timeout_s:g} s") from error
+                replies = await connection.request(commands)
             except ConnectionLost as error:
                 raise StoreUnavailable(self.name, str(error)) from error
+            finally:
+                late.cancel()
             if not _is_loading(replies):
                 return replies
-            if time.monotonic() > loading_until:
+            if loop.time() > loading_until:
                 raise StoreUnavailable(self.name, "it is still loading its data")
             await asyncio.sleep(LOADING_PAUSE_S)
 

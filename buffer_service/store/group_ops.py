@@ -17,7 +17,13 @@ class GroupOps(StoreBase):
         facts = [(group.facts, key) for group, (key, _) in zip(groups, payloads, strict=True)]
         arguments = pack(seen_revision, [_pack_group(*pair) for pair in facts], 0)
         _, fields = await self._call_with_payloads("push", run_id, arguments, payloads)
-        return _push_result(facts, fields)
+        result = _push_result(facts, fields)
+        self._recent.put(
+            payload
+            for payload, outcome in zip(payloads, result.outcomes, strict=True)
+            if outcome.kind is ops.PushKind.QUEUED
+        )
+        return result
 
     async def retry_push(
         self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
@@ -34,7 +40,12 @@ class GroupOps(StoreBase):
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
         """See domain.ports.RunStore.fetch."""
         del run_id  # the keys say it
-        return await self._connection.fetch(payload_keys)
+        found = self._recent.take(payload_keys)
+        missing = [key for key, body in zip(payload_keys, found, strict=True) if body is None]
+        if missing:
+            stored = iter(await self._connection.fetch(missing))
+            found = [next(stored) if body is None else body for body in found]
+        return found
 
 
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from typing import Self
 from buffer_service.store.batch_ops import BatchOps
 from buffer_service.store.connection import StoreConnection
 from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.run_ops import RunOps
 from buffer_service.store.suitability import check_suitable
 from buffer_service.store.task_ops import TaskOps
@@ -19,14 +20,16 @@ class RedisRunStore(TaskOps, BatchOps, RunOps):
     (lua/), so any number of replicas may work on the same run.
     """
 
-    def __init__(self, connection: StoreConnection) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: StoreConnection, recent: RecentPayloads) -> None:
+        super().__init__(connection, recent)
         self.notifications = StoreNotifications(connection.address)
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, store: str, *, timeout_s: float = 30.0) -> Self:
-        """Connect to unix:///path, redis://, rediss:// or valkey://. Raises StoreUnavailable, StoreUnsuitable."""
+    async def connect(cls, store: str, *, timeout_s: float = 30.0, recent_bytes: int = 0) -> Self:
+        """Connect to unix:///path, redis://, rediss:// or valkey://. Payloads that were just pushed here are kept for
+        pulls, up to `recent_bytes`. Raises StoreUnavailable, StoreUnsuitable.
+        """
         connection = StoreConnection(store, timeout_s=timeout_s)
         try:
             await check_suitable(connection)
@@ -34,7 +37,7 @@ class RedisRunStore(TaskOps, BatchOps, RunOps):
         except BaseException:
             await connection.close()
             raise
-        self = cls(connection)
+        self = cls(connection, RecentPayloads(recent_bytes))
         self._listener = asyncio.create_task(self.notifications.listen(), name="store-notifications")
         return self
 
