@@ -35,6 +35,7 @@ _STREAMS = "Push, pull and export streams that one process serves at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
 _QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
 _QUOTAS = "Bounds of every run"
+_RECENT = "Bytes of just pushed payloads that one process keeps for pulls; 0 for none."
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 
 
@@ -54,6 +55,7 @@ def serve(
     max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,
     max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,
     max_run_bytes: Annotated[int | None, typer.Option(help=_QUOTA.format("bytes"), rich_help_panel=_QUOTAS)] = None,
+    recent_bytes: Annotated[int | None, typer.Option(help=_RECENT)] = None,
     drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,

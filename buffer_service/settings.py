@@ -94,6 +94,8 @@ class Settings(BaseSettings):
     """Largest quota_tokens of a run, and the quota of one that sets none; 0: no bound."""
     max_run_bytes: int = Field(default=0, ge=0, le=1 << 50)
     """Largest quota_bytes of a run, and the quota of one that sets none; 0: no bound."""
+    recent_bytes: int = Field(default=128 * MIB, ge=0, le=1 << 40)
+    """Bytes of just pushed payloads that one process keeps for pulls, which then need not read the store; 0: none."""
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
     """How long RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO

@@ -40,7 +40,7 @@ async def serve(assignment: Assignment) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     settings = assignment.settings
-    store = await RedisRunStore.connect(assignment.store)
+    store = await RedisRunStore.connect(assignment.store, recent_bytes=settings.recent_bytes)
     try:
         rpc = build(settings, store, CollectorRegistry())
         rpc.server.add_insecure_port(assignment.address)

@@ -4,7 +4,7 @@ mode, switched on by the supervisor through the environment), which the supervis
 No label names a worker, a task or a sample.
 """
 
-from collections import Counter as Counts
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +13,32 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from buffer_service.domain import ops
 
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+FLUSH_S = 0.5
+
+
+class _Tally:
+    """What is to be added to counters. It is written FLUSH_S later or when an RPC ends, whatever comes first: a write
+    to a file that is shared with the admin page costs as much as handling a small group.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Counter, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, counter: Counter, amount: int) -> None:
+        self._pending[counter] = self._pending.get(counter, 0) + amount
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, {}
+        for counter, amount in pending.items():
+            counter.inc(amount)
 
 
 class RpcMetrics:
@@ -42,6 +68,7 @@ class RpcMetrics:
             registry=registry,
         )
         pushed = Counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"], registry=registry)
+        self._tally = _Tally()
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
@@ -68,21 +95,24 @@ class RpcMetrics:
 
     def ended(self, method: str, code: str, seconds: float) -> None:
         """An RPC ended."""
+        self._tally.flush()
         self._rpcs.labels(method, code).inc()
         self._latency.labels(method).observe(seconds)
 
     def received(self, method: str, size: int) -> None:
         """A message with groups came in."""
-        self._received[method].inc(size)
+        self._tally.add(self._received[method], size)
 
     def sent(self, method: str, size: int) -> None:
         """A message with groups goes out."""
-        self._sent[method].inc(size)
+        self._tally.add(self._sent[method], size)
 
     def pushed(self, outcomes: Sequence[ops.Pushed]) -> None:
         """A push was settled."""
-        for kind, count in Counts(outcome.kind for outcome in outcomes).items():
-            self._pushed[kind].inc(count)
+        kinds = [outcome.kind for outcome in outcomes]
+        for kind, counter in self._pushed.items():
+            if count := kinds.count(kind):
+                self._tally.add(counter, count)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

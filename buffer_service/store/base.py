@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.connection import StoreConnection
 from buffer_service.store.keys import index_key
+from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.replies import Fields, parse
 from buffer_service.store.scripts import load_scripts
 from buffer_wire.errors import StoreOutOfMemory, UnknownRun
@@ -13,8 +14,9 @@ from buffer_wire.errors import StoreOutOfMemory, UnknownRun
 class StoreBase:
     """A connection and the runs that are known to exist on it."""
 
-    def __init__(self, connection: StoreConnection) -> None:
+    def __init__(self, connection: StoreConnection, recent: RecentPayloads) -> None:
         self._connection = connection
+        self._recent = recent
         self._scripts = load_scripts()
         self._known: set[str] = set()
 

@@ -26,7 +26,13 @@ class GroupOps(StoreBase):
             portion = facts[first : first + PORTION]
             arguments = pack(seen_revision, [_pack_group(*pair) for pair in portion], 0)
             stored = payloads[first : first + PORTION]
-            return _push_result(portion, (await self._call_with_payloads("push", run_id, arguments, stored))[1])
+            result = _push_result(portion, (await self._call_with_payloads("push", run_id, arguments, stored))[1])
+            self._recent.put(
+                payload
+                for payload, outcome in zip(stored, result.outcomes, strict=True)
+                if outcome.kind is ops.PushKind.QUEUED
+            )
+            return result
 
         return await self._in_portions(run_id, len(facts), push_portion)
 
@@ -67,7 +73,12 @@ class GroupOps(StoreBase):
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
         """See domain.ports.RunStore.fetch."""
         del run_id  # the keys say it
-        return await self._connection.fetch(payload_keys)
+        found = self._recent.take(payload_keys)
+        missing = [key for key, body in zip(payload_keys, found, strict=True) if body is None]
+        if missing:
+            stored = iter(await self._connection.fetch(missing))
+            found = [next(stored) if body is None else body for body in found]
+        return found
 
 
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from buffer_service.store.connection import StoreConnection
 from buffer_service.store.control_ops import ControlOps
 from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.run_ops import RunOps
 from buffer_service.store.suitability import check_suitable
 from buffer_service.store.task_ops import TaskOps
@@ -21,14 +22,16 @@ class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, Housekeeping):
     number of replicas may work on the same run.
     """
 
-    def __init__(self, connection: StoreConnection) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: StoreConnection, recent: RecentPayloads) -> None:
+        super().__init__(connection, recent)
         self.notifications = StoreNotifications(connection.primary)
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def connect(cls, store: str, *, timeout_s: float = 30.0) -> Self:
-        """Connect to an address (store/address.py). Raises StoreUnavailable, StoreUnsuitable."""
+    async def connect(cls, store: str, *, timeout_s: float = 30.0, recent_bytes: int = 0) -> Self:
+        """Connect to an address (store/address.py). Payloads that were just pushed here are kept for pulls, up to
+        `recent_bytes`. Raises StoreUnavailable, StoreUnsuitable.
+        """
         connection = StoreConnection(store, timeout_s=timeout_s)
         try:
             await check_suitable(connection)
@@ -36,7 +39,7 @@ class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, Housekeeping):
         except BaseException:
             await connection.close()
             raise
-        self = cls(connection)
+        self = cls(connection, RecentPayloads(recent_bytes))
         self._tasks = [
             asyncio.create_task(self.notifications.listen(), name="store-notifications"),
             asyncio.create_task(connection.primary.watch(), name="store-primary"),

@@ -21,7 +21,8 @@ def store() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def rpc(store: StoreServer, tmp_path: Path) -> Iterator[Rpc]:
-    with running_service(tmp_path, store=store.url) as service:
+    # Payloads kept by the service would hide their loss from the store.
+    with running_service(tmp_path, store=store.url, recent_bytes=0) as service:
         client = connect(service.address)
         yield client
         client.channel.close()

@@ -4,7 +4,7 @@
 -- ARGV[1] {seen_revision, epoch, through_step}
 -- Replies {'ok', revision, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'step_ahead', ...}
--- Complexity O(steps), and up to 300 groups beyond retention freed
+-- Complexity O(steps), and up to 256 groups beyond retention freed
 
 -- @include commit
 

@@ -5,13 +5,13 @@
 -- ARGV[1] {begin}: 1 begins to delete, 0 only goes on
 -- Replies {'more'}: empty the trash and call again | {'deleted'}
 --       | {'error', 'unknown_run'}: there is no such run (any more)
--- Complexity O(300 groups and tasks); the last call O(classes + workers)
+-- Complexity O(256 groups and tasks); the last call O(classes + workers)
 
 -- @include reply
 -- @include keys
 
 local request = unpack_msg(ARGV[1])
-local VICTIMS = 300
+local VICTIMS = 256
 -- Positions in a group's record, as in lib/record.lua.
 local PAYLOAD = 4
 

@@ -3,7 +3,7 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
 -- Replies {'ok', more} | {'error', 'unknown_run'}
--- Complexity O(300 groups)
+-- Complexity O(256 groups)
 
 -- @include free
 

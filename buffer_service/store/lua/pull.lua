@@ -20,7 +20,7 @@
 -- @include waiting
 
 -- What one call evicts: few enough that it holds the store up for milliseconds only.
-local VICTIMS = 300
+local VICTIMS = 256
 
 local request = unpack_msg(ARGV[1])
 local seen, epoch, step, rank, world_size, train_version, round, batch_groups = unpack(request, 1, 8)

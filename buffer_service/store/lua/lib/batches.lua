@@ -167,12 +167,10 @@ local function dismantle(step, header, limit, each)
         local field = chunk_field(step, round, rank - 1, chunks - 1)
         local groups = unpack_msg(call('HGET', CHUNKS, field))
         call('HDEL', CHUNKS, field)
-        ranks[rank][2] = chunks - 1
         each(groups)
         done = done + #groups
-      else
-        ranks[rank] = nil
       end
+      ranks[rank] = chunks > 1 and {ranks[rank][1], chunks - 1} or nil
     end
     if #ranks > 0 then
       save_round(step, round, stored)
