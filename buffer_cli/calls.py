@@ -11,6 +11,9 @@ from buffer_wire.errors import RolloutBufferError
 from buffer_wire.status import error_of
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 
+EXPORT_TIMEOUT_S = 3_600.0
+"""Longest time for all of a recording."""
+
 
 class RunCalls:
     """RunService at one address. Every method raises RolloutBufferError."""
@@ -56,6 +59,20 @@ class RunCalls:
     def delete(self, run_id: str) -> None:
         """Delete a run."""
         self._call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=_ref(run_id)))
+
+    @contextmanager
+    def export(
+        self, run_id: str, after: str, *, include_groups: bool
+    ) -> Iterator[Iterator[runs_pb2.ExportRecordsResponse]]:
+        """The events of a run's recording after one of them, to the end of what is there."""
+        request = runs_pb2.ExportRecordsRequest(run=_ref(run_id), after=after, include_groups=include_groups)
+        stream: Any = self._stub.ExportRecords(request, timeout=EXPORT_TIMEOUT_S)
+        try:
+            yield stream
+        except grpc.RpcError as failure:
+            raise self._error(failure) from None
+        finally:
+            stream.cancel()
 
     def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401 - the reply of any method
         try:

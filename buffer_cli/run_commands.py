@@ -1,6 +1,7 @@
 """The `rollout-buffer run` commands and their options. What a command runs is imported when it runs."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -100,6 +101,28 @@ def policy(
     raise typer.Exit(
         runs.perform(address, timeout_s, lambda calls: runs.policy(calls, name, preset, given, as_json=as_json))
     )
+
+
+@run_app.command()
+def record(
+    name: Name,
+    folder: Annotated[
+        Path, typer.Argument(help="Where the tables are; one that holds a part of them is gone on with.")
+    ],
+    groups: Annotated[
+        bool, typer.Option("--groups", help="The tokens of the groups too, as far as they are still stored.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until SIGTERM or Ctrl-C.")] = False,
+    address: AddressOption = SERVICE,
+    timeout_s: TimeoutOption = 60.0,
+) -> None:
+    """Write what happened to a run's groups to Parquet files: lengths, rewards, versions, and what became of each.
+
+    The run's policy must say record_groups=true. Needs the extra rollout-buffer[record]. See docs/recording.md.
+    """
+    from buffer_cli.record import record
+
+    raise typer.Exit(record(address, name, folder, whole=groups, follow=follow, timeout_s=timeout_s))
 
 
 @run_app.command()

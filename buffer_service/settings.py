@@ -72,8 +72,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store, metrics and service.json; locked while the service runs."""
     store: str = ""
-    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of an existing Redis or Valkey; empty: the
-    embedded one."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
+    empty: the embedded one."""
     store_binary: str = ""
     """Path of valkey-server or redis-server for the embedded store.
 

@@ -7,7 +7,8 @@ the rules of environments; only the fields of `_MAY_BE_UNSET` may be unset (-1).
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from buffer_wire.errors import InvalidField, InvalidPolicy
+from buffer_service.domain.liveness import refuse_what_cannot_progress
+from buffer_wire.errors import InvalidField
 
 UNSET = -1
 """Stands for "no bound" in the integer fields that may be unset."""
@@ -171,9 +172,7 @@ class RunPolicy:
             if not low <= value <= high:
                 raise InvalidField(f"policy.{name}", value, f"between {low} and {high}")
         self._check_environments()
-        self._refuse_empty_filters()
-        self._refuse_small_queues()
-        self._refuse_deadlocks()
+        refuse_what_cannot_progress(self)
 
     def _check_environments(self) -> None:
         ordered = tuple(sorted(self.environments, key=lambda rule: rule.environment))
@@ -189,74 +188,6 @@ class RunPolicy:
             if not UNSET <= rule.priority <= MAX_PRIORITY:
                 raise InvalidField(f"{field}.priority", rule.priority, f"between 0 and {MAX_PRIORITY}")
 
-    def _refuse_empty_filters(self) -> None:
-        """A filter that lets nothing through starves the trainer."""
-        if 0 < self.filter_max_response_tokens < self.filter_min_response_tokens:
-            raise InvalidPolicy(
-                "filter_max_response_tokens",
-                f"{self.filter_max_response_tokens} is below filter_min_response_tokens "
-                f"{self.filter_min_response_tokens}: no group passes",
-            )
-        if self.filter_max_mean_reward_milli < self.filter_min_mean_reward_milli:
-            raise InvalidPolicy(
-                "filter_max_mean_reward_milli",
-                f"{self.filter_max_mean_reward_milli} is below filter_min_mean_reward_milli "
-                f"{self.filter_min_mean_reward_milli}: no group passes",
-            )
-
-    def _refuse_small_queues(self) -> None:
-        """The queue must be able to hold what one assembly takes: a batch, or a round of micro-batches."""
-        n = self.micro_batch_groups or self.batch_groups
-        taken = f"a round of {n} groups a rank" if self.micro_batch_groups else f"a batch of {n} groups"
-        if self.micro_batch_groups > self.batch_groups:
-            raise InvalidPolicy(
-                "micro_batch_groups", f"{self.micro_batch_groups} groups are more than batch_groups {self.batch_groups}"
-            )
-        if self.max_queued_groups < n:
-            raise InvalidPolicy("max_queued_groups", f"{self.max_queued_groups} groups can never hold {taken}")
-        if 0 < self.max_queued_tokens < max(n, self.batch_tokens if not self.micro_batch_groups else 0):
-            wanted = f"batch_tokens {self.batch_tokens}" if self.max_queued_tokens >= n else taken
-            raise InvalidPolicy("max_queued_tokens", f"{self.max_queued_tokens} tokens can never hold {wanted}")
-        # A trainer holds up to d prefetched and b unpublished batches while it waits for the next one.
-        batches = self.prefetch_batches + self.batches_per_publish
-        least = {
-            "quota_groups": (batches + 1) * self.batch_groups,
-            "quota_tokens": (batches + 1) * self.max_queued_tokens,
-            "quota_bytes": (batches + 1) * self.max_queued_bytes,
-        }
-        if self.quota_tokens and not self.max_queued_tokens:
-            raise InvalidPolicy("quota_tokens", "needs max_queued_tokens: one batch could fill the whole quota")
-        for name, bound in least.items():
-            quota = getattr(self, name)
-            if 0 < quota < bound:
-                raise InvalidPolicy(
-                    name,
-                    f"{quota} is below {bound}, what {batches} uncommitted batches (prefetch_batches "
-                    f"{self.prefetch_batches} + batches_per_publish {self.batches_per_publish}) and the next one need",
-                )
-
-    def _refuse_deadlocks(self) -> None:
-        if self.cancel_stale_leases and (
-            self.max_staleness == UNSET or self.staleness_measure is not StalenessMeasure.HEAD
-        ):
-            raise InvalidPolicy(
-                "cancel_stale_leases",
-                "needs max_staleness, and staleness_measure head: only a head is known in advance",
-            )
-        if self.max_staleness != UNSET and self.max_staleness < self.least_staleness:
-            raise InvalidPolicy(
-                "max_staleness",
-                f"{self.max_staleness} is below {self.least_staleness}, the staleness that even fresh groups have with "
-                f"prefetch_batches {self.prefetch_batches} and batches_per_publish {self.batches_per_publish}",
-            )
-        if self.max_lookahead != UNSET and self.max_lookahead < self.least_staleness:
-            raise InvalidPolicy(
-                "max_lookahead",
-                f"{self.max_lookahead} lets too few groups exist for the {self.least_staleness} versions that a "
-                f"trainer with prefetch_batches {self.prefetch_batches} and "
-                f"batches_per_publish {self.batches_per_publish} needs",
-            )
-
     @property
     def least_staleness(self) -> int:
         """Staleness, in versions, of a group generated with the newest published weights when its batch is pulled.
@@ -264,7 +195,22 @@ class RunPolicy:
         At most d + b - 1 batches are assembled and not yet covered by a publish (d prefetched, b per publish), so the
         version that trains on the next batch is ahead of the published one by floor((d + b - 1) / b).
         """
-        return (self.prefetch_batches + self.batches_per_publish - 1) // self.batches_per_publish
+        return (self.uncommitted_batches - 1) // self.batches_per_publish
+
+    @property
+    def uncommitted_batches(self) -> int:
+        """Batches that a trainer holds at most before it commits: d prefetched and b that the next publish covers."""
+        return self.prefetch_batches + self.batches_per_publish
+
+    @property
+    def rounds_of_batch(self) -> int:
+        """Rounds of a batch of N groups, at most: for one rank; 1 where batches are whole."""
+        return -(-self.batch_groups // self.micro_batch_groups) if self.micro_batch_groups else 1
+
+    @property
+    def queues_in_quota(self) -> int:
+        """How many full queues a quota must hold: each round of the uncommitted batches and of the next one may be one."""
+        return (self.uncommitted_batches + 1) * self.rounds_of_batch
 
     def to_store(self) -> dict[str, object]:
         """The policy as the store's scripts read it: integers, names, and [name, share, priority] of environments."""

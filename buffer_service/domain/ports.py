@@ -124,8 +124,8 @@ class RunStore(Protocol):
         ...
 
     async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
-        """Store payloads and index them. After a BLOCKED outcome every later group of the call that would be queued is
-        BLOCKED too, so that order is kept. Raises RunPaused, StoreOutOfMemory.
+        """Store payloads and index them. A BLOCKED group stands in the run's line, and so does every later one of the call
+        that would need room. Raises RunPaused, StoreOutOfMemory.
         """
         ...
 

@@ -22,7 +22,10 @@ from buffer_service.store.binary import find_binary
 from buffer_service.store.embedded import die_with
 
 SERVICE = "buffer"
-DOWN_AFTER_MS = 600
+DOWN_AFTER_MS = 1_500
+"""Sentinels send a PING every second, and the first one to a new primary a second after they switched to it: with less
+than that they give up a primary that they have only just promoted.
+"""
 FAILOVER_TIMEOUT_MS = 3_000
 """Sentinels that split their votes try again after twice this time."""
 START_TIMEOUT_S = 30.0

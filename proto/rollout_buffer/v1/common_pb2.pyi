@@ -59,7 +59,7 @@ class WeightVersion(google.protobuf.message.Message):
     epoch: builtins.int
     """Fencing number of the trainer that published it; rises by one at each resume. At least 1."""
     version: builtins.int
-    """Counts publishes; gaps are legal. Version 0 is the weights the engines started with."""
+    """Counts publishes; gaps are legal, at most 2^43 - 1. Version 0 is the weights the engines started with."""
     def __init__(
         self,
         *,

@@ -784,7 +784,7 @@ class Run(google.protobuf.message.Message):
     cursor: builtins.int
     """The feeder's position: items consumed so far."""
     paused: builtins.str
-    """Empty, or why the run is paused: `store_rolled_back`, `operator`, `failure_budget_exceeded`."""
+    """Empty, or why the run is paused: `store_rolled_back`, `resuming`, `operator`, `failure_budget_exceeded`."""
     draining: builtins.bool
     """True after DrainRun."""
     @property

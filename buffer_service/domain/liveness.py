@@ -1,0 +1,131 @@
+"""Which policies are refused because a run could not progress under them, with the reason.
+
+The argument for all others: let d be prefetch_batches and b batches_per_publish. When a trainer waits for a batch, at
+most d + b - 1 assembled ones are not covered by a publish, and at most d + b are not committed. So the version that
+will train on the batch is at most floor((d + b - 1) / b) ahead of the published one, and groups made with the newest
+weights pass every gate that is not refused; the caps of admission, the queue and the quotas leave room for at least one
+batch (one round, where batches are streamed) beside what the trainer holds. Hence while the batch is short, either
+something is queued, leased, pending or still to be submitted, and each lease ends as a group or as freed capacity.
+
+What no policy can know, sizes of groups and acceptance by a filter, a waiting pull names as its reason.
+"""
+
+from typing import TYPE_CHECKING
+
+from buffer_wire.errors import InvalidPolicy
+
+if TYPE_CHECKING:
+    from buffer_service.domain.policy import RunPolicy
+
+
+def refuse_what_cannot_progress(policy: "RunPolicy") -> None:
+    """Raise InvalidPolicy with the field that stands in the way."""
+    _refuse_empty_filters(policy)
+    _refuse_small_queues(policy)
+    _refuse_small_quotas(policy)
+    _refuse_closed_gates(policy)
+    _refuse_short_lookahead(policy)
+
+
+def _refuse_empty_filters(policy: "RunPolicy") -> None:
+    """A filter that lets nothing through starves the trainer."""
+    if 0 < policy.filter_max_response_tokens < policy.filter_min_response_tokens:
+        raise InvalidPolicy(
+            "filter_max_response_tokens",
+            f"{policy.filter_max_response_tokens} is below filter_min_response_tokens "
+            f"{policy.filter_min_response_tokens}: no group passes",
+        )
+    if policy.filter_max_mean_reward_milli < policy.filter_min_mean_reward_milli:
+        raise InvalidPolicy(
+            "filter_max_mean_reward_milli",
+            f"{policy.filter_max_mean_reward_milli} is below filter_min_mean_reward_milli "
+            f"{policy.filter_min_mean_reward_milli}: no group passes",
+        )
+
+
+def _refuse_small_queues(policy: "RunPolicy") -> None:
+    """The queue must be able to hold what one assembly takes: a batch, or a round of micro-batches."""
+    n = policy.micro_batch_groups or policy.batch_groups
+    taken = f"a round of {n} groups a rank" if policy.micro_batch_groups else f"a batch of {n} groups"
+    if policy.micro_batch_groups > policy.batch_groups:
+        raise InvalidPolicy(
+            "micro_batch_groups",
+            f"{policy.micro_batch_groups} groups are more than batch_groups {policy.batch_groups}",
+        )
+    if policy.max_queued_groups < n:
+        raise InvalidPolicy("max_queued_groups", f"{policy.max_queued_groups} groups can never hold {taken}")
+    if 0 < policy.max_queued_tokens < n:
+        raise InvalidPolicy("max_queued_tokens", f"{policy.max_queued_tokens} tokens can never hold {taken}")
+    if not policy.micro_batch_groups and 0 < policy.max_queued_tokens < 2 * policy.batch_tokens:
+        # Below twice the budget, a queue can be too full for the next group and too empty for a batch.
+        raise InvalidPolicy(
+            "max_queued_tokens",
+            f"{policy.max_queued_tokens} is below {2 * policy.batch_tokens}: a queue that has no room for another "
+            f"group may still hold less than batch_tokens {policy.batch_tokens}",
+        )
+
+
+def _refuse_small_quotas(policy: "RunPolicy") -> None:
+    """A quota must leave room for the next batch beside the uncommitted ones that the trainer holds."""
+    if policy.quota_tokens and not policy.max_queued_tokens:
+        raise InvalidPolicy("quota_tokens", "needs max_queued_tokens: one batch could fill the whole quota")
+    batches = policy.uncommitted_batches + 1
+    least = {
+        "quota_groups": batches * policy.batch_groups,
+        "quota_tokens": policy.queues_in_quota * policy.max_queued_tokens,
+        "quota_bytes": policy.queues_in_quota * policy.max_queued_bytes,
+    }
+    of_rounds = f", of up to {policy.rounds_of_batch} rounds each" if policy.micro_batch_groups else ""
+    for name, bound in least.items():
+        quota = getattr(policy, name)
+        if 0 < quota < bound:
+            raise InvalidPolicy(
+                name,
+                f"{quota} is below {bound}, what {batches - 1} uncommitted batches (prefetch_batches "
+                f"{policy.prefetch_batches} + batches_per_publish {policy.batches_per_publish}) and the next one need"
+                + (of_rounds if name != "quota_groups" else ""),
+            )
+
+
+def _refuse_closed_gates(policy: "RunPolicy") -> None:
+    """Groups made with the newest published weights must be fresh enough."""
+    gated = policy.max_staleness >= 0
+    if policy.cancel_stale_leases and not (gated and policy.staleness_measure == "head"):
+        raise InvalidPolicy(
+            "cancel_stale_leases",
+            "needs max_staleness, and staleness_measure head: only a head is known in advance",
+        )
+    if gated and policy.max_staleness < policy.least_staleness:
+        raise InvalidPolicy(
+            "max_staleness",
+            f"{policy.max_staleness} is below {policy.least_staleness}, the staleness that even fresh groups have with "
+            f"prefetch_batches {policy.prefetch_batches} and batches_per_publish {policy.batches_per_publish}",
+        )
+
+
+def _refuse_short_lookahead(policy: "RunPolicy") -> None:
+    """As many batches must be let exist as the trainer holds, and one more."""
+    if 0 <= policy.max_lookahead < policy.least_staleness:
+        raise InvalidPolicy(
+            "max_lookahead",
+            f"{policy.max_lookahead} lets too few groups exist for the {policy.least_staleness} versions that a "
+            f"trainer with prefetch_batches {policy.prefetch_batches} and "
+            f"batches_per_publish {policy.batches_per_publish} needs",
+        )
+
+
+def most_batch_groups(policy: "RunPolicy", most: int) -> int:
+    """The most groups that a pull may ask for as its step's own size, at most `most`, so that it can get them.
+
+    Beside the d + b - 1 assembled batches that no publish covers, max_lookahead k lets (k + 1) * b - (d + b - 1)
+    batches of N groups exist; quotas are meant for batches of N groups, quota_groups for d + b + 1 of any size.
+    """
+    bounds = [most]
+    if policy.max_lookahead >= 0:
+        batches = (policy.max_lookahead + 1) * policy.batches_per_publish - (policy.uncommitted_batches - 1)
+        bounds.append(batches * policy.batch_groups)
+    if policy.quota_groups:
+        bounds.append(policy.quota_groups // (policy.uncommitted_batches + 1))
+    if policy.micro_batch_groups and (policy.quota_tokens or policy.quota_bytes):
+        bounds.append(policy.batch_groups)
+    return min(bounds)

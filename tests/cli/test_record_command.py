@@ -1,0 +1,119 @@
+"""`rollout-buffer run record` against a real service: what happened to a run's groups, as tables."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from tests.support.rpc import Rpc, RunRpc, connect
+from tests.support.service import running_service
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service.address
+
+
+@pytest.fixture(scope="module")
+def rpc(address: str) -> Iterator[Rpc]:
+    client = connect(address)
+    yield client
+    client.channel.close()
+
+
+def command(run: RunRpc, address: str, folder: Path, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "buffer_cli", "run", "record", run.run_id, str(folder), "--address", address, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("RB_")},
+    )
+
+
+def record(run: RunRpc, address: str, folder: Path, *options: str) -> str:
+    process = command(run, address, folder, *options)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, told
+    return told
+
+
+def rows(folder: Path, table: str) -> list[dict[str, Any]]:
+    if not (folder / table).exists():
+        return []
+    read: list[dict[str, Any]] = ds.dataset(folder / table, format="parquet").to_table().to_pylist()
+    return sorted(read, key=lambda row: [int(part) for part in row["event_id"].split("-")])
+
+
+def test_what_happened_to_the_groups_of_a_run(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=3, record_groups=True)
+    pushed = run.fill(4)
+    run.pull(0)
+    run.commit(0)
+    record(run, address, tmp_path)
+
+    groups, events = rows(tmp_path, "groups"), rows(tmp_path, "events")
+    names = [f"{group.header.task_id}/0" for group in pushed]
+    assert [row["group_id"] for row in groups] == names
+    assert all(row["state"] == "queued" for row in groups)
+    sample = pushed[0].header.samples[0]
+    assert groups[0]["response_lengths"][0] == sample.tokens - sample.prompt_len
+    assert [(row["kind"], row["state"], row["group_ids"]) for row in events] == [
+        ("moved", "dropped_overflow", names[:1]),
+        ("round", None, names[1:3]),
+        ("trained", None, []),
+    ]
+    assert (events[1]["step"], events[1]["round"], events[2]["step"]) == (0, 0, 1)
+
+
+def test_a_second_recording_goes_on_and_whole_groups_hold_the_tokens(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(1, "a")
+    record(run, address, tmp_path, "--groups")
+    run.fill(2, "b")
+    assert "3 groups" in record(run, address, tmp_path, "--groups")
+    assert "3 groups" in record(run, address, tmp_path, "--groups")
+    groups = rows(tmp_path, "groups")
+    assert len(groups) == 3
+    assert all(len(row["samples"][0]["token_ids"]) == len(row["samples"][0]["loss_mask"]) for row in groups)
+
+
+def test_a_run_that_keeps_no_events_is_told_how_to(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2)
+    run.fill(1)
+    told = record(run, address, tmp_path)
+    assert f"rollout-buffer run policy {run.run_id} --set record_groups=true" in told
+    assert rows(tmp_path, "groups") == []
+
+
+def test_following_ends_cleanly_on_a_signal(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(2)
+    process = command(run, address, tmp_path, "--follow")
+    deadline = time.monotonic() + WAIT_S
+    while len(rows(tmp_path, "groups")) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert "2 groups, 0 events" in told
+
+
+def test_an_unknown_run_is_an_error(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2)
+    process = command(RunRpc(rpc, "nobody"), address, tmp_path)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "nobody" in told
+    assert run.get().run_id == run.run_id
