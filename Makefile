@@ -152,9 +152,15 @@ proto-breaking: install ## fail on changes that break clients of the last releas
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench
+.PHONY: bench bench-depth bench-streaming
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
+	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
+
+bench-streaming: install ## staleness of whole and of streamed batches on a live service
+	@$(BIN)/python -m bench.streaming $(BENCH_ARGS)
 
 .PHONY: clean distclean
 clean: ## remove caches and what runs left behind

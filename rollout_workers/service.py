@@ -45,8 +45,10 @@ _log = structlog.get_logger()
 
 
 def worth_waiting(error: RolloutBufferError) -> bool:
-    """True for errors that end by themselves, or when a trainer creates or resumes the run."""
-    return error.retryable or isinstance(error, RunPaused | UnknownRun)
+    """True for errors that end by themselves, or when a trainer creates or resumes the run: a server that shuts down
+    cancels what it was doing.
+    """
+    return error.retryable or isinstance(error, RunPaused | UnknownRun) or error.attributes.get("status") == "CANCELLED"
 
 
 def on_whom(error: RolloutBufferError, address: str) -> str:

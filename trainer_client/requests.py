@@ -58,6 +58,9 @@ def note(revisions: Revisions, run_id: str, reply: Message) -> None:
     if isinstance(reply, runs_pb2.DeleteRunResponse):
         revisions.forget(run_id)
         return
+    if isinstance(reply, runs_pb2.GetRunResponse):
+        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet.
+        return
     if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
         revisions.forget(run_id)
     revisions.note(run_id, reply.revision)  # type: ignore[attr-defined]

@@ -209,7 +209,7 @@ class RunPolicy:
 
     @property
     def queues_in_quota(self) -> int:
-        """How many full queues a quota must hold: each round of the uncommitted batches and of the next one may be one."""
+        """Full queues that a quota must hold: each round of the uncommitted batches and of the next may be one."""
         return (self.uncommitted_batches + 1) * self.rounds_of_batch
 
     def to_store(self) -> dict[str, object]:

@@ -50,8 +50,13 @@ class RunStore(Protocol):
         """Hints of changes on this store."""
         ...
 
-    async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
-        """Create a run, or return the existing one when its policy is the same. Raises RunExists."""
+    async def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
+        """Create a run, or return the existing one when its policy is the same. Raises RunExists, NotReady (it is being
+        deleted).
+
+        A new run's revision begins at `revision`. It must be beyond that of any earlier run of the same name, which its
+        callers may remember as seen.
+        """
         ...
 
     async def list_runs(self) -> Sequence[str]:
@@ -124,8 +129,8 @@ class RunStore(Protocol):
         ...
 
     async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
-        """Store payloads and index them. A BLOCKED group stands in the run's line, and so does every later one of the call
-        that would need room. Raises RunPaused, StoreOutOfMemory.
+        """Store payloads and index them. A BLOCKED group stands in the run's line, and so does every later one of the
+        call that would need room. Raises RunPaused, StoreOutOfMemory.
         """
         ...
 
@@ -136,7 +141,7 @@ class RunStore(Protocol):
         ...
 
     async def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
-        """Give up blocked groups: their payloads are deleted."""
+        """Give up blocked groups: their payloads are deleted. Of a run that is gone there are none left."""
         ...
 
     async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:

@@ -1,13 +1,13 @@
 """Named policies: the ways in which known systems pace generation and treat staleness, as fields of a RunPolicy.
 
-A preset is written `name` or `name(number, …)`. Its fields depend on N, the groups of a batch, and on nothing else;
-every field that it does not name keeps its default, and its user may set any field otherwise.
+A preset is written `name` or `name(number, …)`. Its fields depend on its numbers and on N, the groups of a batch, and
+on nothing else; every field that it does not name keeps its default, and its user may set any field otherwise.
+docs/presets.md has them beside the knobs of the systems they come from.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_wire.errors import InvalidField
@@ -17,11 +17,15 @@ Fields = dict[str, object]
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _WRITTEN = re.compile(r"(?P<name>[a-z_]+)(?P<numbers>\( *[0-9]{1,9}(?: *, *[0-9]{1,9})* *\))?")
 
-DEFAULT_BATCH_GROUPS = 32
+MILES_STALENESS = 4
+MILES_DOCS_QUEUE = 1_000
+PRIME_RL_LEVEL = 2
+QUEUE_MAX_BACKLOG = 10
+"""Rollout throughput over train throughput up to which queue_max drops at dequeue alone, never for want of room."""
 
 
 def _paced(batch_groups: int, lookahead: int) -> Fields:
-    """At most `lookahead` batches beyond the next one exist, and room in the queue for all of them."""
+    """Generation runs at most `lookahead` batches ahead, and the queue has room for all that may exist."""
     return {
         "max_lookahead": lookahead,
         "max_staleness": lookahead,
@@ -31,42 +35,40 @@ def _paced(batch_groups: int, lookahead: int) -> Fields:
 
 
 def sync(batch_groups: int) -> Fields:
-    """Generation and training take turns, as in synchronous RL: one batch is generated with each version, then trained.
-
-    The same as `areal(0)`: max_head_offpolicyness 0.
+    """Generation and training take turns, as in synchronous RL: one batch is generated with each version, then trained
+    (AReaL with max_head_offpolicyness 0).
     """
     return _paced(batch_groups, 0)
 
 
 def one_step_off(batch_groups: int) -> Fields:
-    """The next batch is generated while the trainer trains on this one: staleness 0 or 1 (verl's one_step_off_policy,
-    num_steps_async 1 of verifiers' AsyncBatchGenerator).
+    """The next batch is generated while the trainer trains on this one: staleness 1 (verl's one_step_off_policy;
+    num_steps_async 1 of verifiers).
     """
     return _paced(batch_groups, 1)
 
 
 def miles(batch_groups: int) -> Fields:
-    """The fully asynchronous example of Miles: MAX_STALENESS_BATCHES 4, dropped when a batch is taken;
+    """The fully asynchronous example of Miles: MAX_STALENESS_BATCHES 4, staler groups dropped when a batch is taken;
     MAX_INFLIGHT_GROUPS N; QUEUE_CAP_GROUPS (4 + 1) N.
     """
-    staleness = 4
     return {
-        "max_staleness": staleness,
+        "max_staleness": MILES_STALENESS,
         "stale_action": StaleAction.DROP,
         "max_inflight_groups": batch_groups,
-        "max_queued_groups": (staleness + 1) * batch_groups,
+        "max_queued_groups": (MILES_STALENESS + 1) * batch_groups,
         "overflow_action": OverflowAction.BLOCK,
     }
 
 
-def miles_docs(batch_groups: int, staleness: int = 4) -> Fields:
-    """The mode of Miles' documentation: --max-weight-staleness, above which a group's task is started anew; a queue of
-    1,000 groups.
+def miles_docs(batch_groups: int, staleness: int = MILES_STALENESS) -> Fields:
+    """The mode of Miles' documentation: tasks of groups above --max-weight-staleness are started anew; a queue of 1,000
+    groups.
     """
     return {
         "max_staleness": staleness,
         "stale_action": StaleAction.RECYCLE,
-        "max_queued_groups": max(1_000, batch_groups),
+        "max_queued_groups": max(MILES_DOCS_QUEUE, batch_groups),
         "overflow_action": OverflowAction.BLOCK,
     }
 
@@ -78,11 +80,12 @@ def areal(batch_groups: int, staleness: int) -> Fields:
     return _paced(batch_groups, staleness)
 
 
-def prime_rl(batch_groups: int, level: int = 2) -> Fields:
-    """PRIME-RL with max_async_level = level: step n trains on rollouts of policy n - level or newer; rollouts that
-    would be older are cancelled in flight (max_off_policy_steps).
+def prime_rl(batch_groups: int, level: int = PRIME_RL_LEVEL, off_policy_steps: int | None = None) -> Fields:
+    """PRIME-RL with max_async_level = level: step n trains on rollouts of policy max(0, n - level) or newer. Rollouts
+    in flight that would be more than max_off_policy_steps behind (off_policy_steps, else level) are cancelled.
     """
-    return {**_paced(batch_groups, level), "cancel_stale_leases": True}
+    staleness = level if off_policy_steps is None else off_policy_steps
+    return {**_paced(batch_groups, level), "max_staleness": staleness, "cancel_stale_leases": True}
 
 
 def queue_drop(batch_groups: int, factor: int) -> Fields:
@@ -91,20 +94,20 @@ def queue_drop(batch_groups: int, factor: int) -> Fields:
 
 
 def queue_max(batch_groups: int, staleness: int) -> Fields:
-    """What is more than `staleness` versions behind is dropped when a batch is taken; the queue holds ten times what
-    can be fresh, so that this alone decides.
+    """Groups more than staleness versions behind are dropped when a batch is taken; the queue has room for ten times
+    what can be trained in time, so that this alone decides. Trains on shorter responses than it samples.
     """
     return {
         "max_staleness": staleness,
         "stale_action": StaleAction.DROP,
-        "max_queued_groups": 10 * (staleness + 1) * batch_groups,
+        "max_queued_groups": QUEUE_MAX_BACKLOG * (staleness + 1) * batch_groups,
         "overflow_action": OverflowAction.DROP_OLDEST,
     }
 
 
 def streaming(batch_groups: int, groups: int, world_size: int = 1) -> Fields:
-    """Batches in rounds of micro-batches of `groups` a rank, over a queue of two rounds: hardly any time in the queue.
-    A round of more ranks than world_size may not fit.
+    """Batches in rounds of micro-batches of `groups` a rank over a queue of two rounds of world_size ranks, the oldest
+    dropped when it is full: hardly any time in the queue.
     """
     return {
         "micro_batch_groups": groups,
@@ -113,68 +116,88 @@ def streaming(batch_groups: int, groups: int, world_size: int = 1) -> Fields:
     }
 
 
-_ALL: tuple[Callable[..., Fields], ...] = (
-    sync,
-    one_step_off,
-    miles,
-    miles_docs,
-    areal,
-    prime_rl,
-    queue_drop,
-    queue_max,
-    streaming,
-)
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that a preset takes."""
+
+    name: str
+    least: int
+    most: int
+    default: int | None = None
+    optional: bool = False
+
+    @property
+    def written(self) -> str:
+        """Its name and bounds."""
+        default = f", default {self.default}" if self.default is not None else ""
+        return f"{self.name} {self.least:,} to {self.most:,}{default}"
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A preset as people see it."""
 
-    written: str
-    """With its numbers' names, those in brackets may be left out: `streaming(groups[, world_size])`."""
-    description: str
     fields: Callable[..., Fields]
-    least: int
-    most: int
-    """How many numbers it takes."""
+    numbers: tuple[Number, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """How it is called."""
+        return self.fields.__name__
+
+    @property
+    def description(self) -> str:
+        """What it does, and whose knobs it stands for."""
+        return " ".join((self.fields.__doc__ or "").split())
+
+    @property
+    def written(self) -> str:
+        """With its numbers, those in brackets may be left out: `streaming(groups 1 to 65,536[, world_size …])`."""
+        parts = [f"[{', ' if i else ''}{n.written}]" if n.optional else n.written for i, n in enumerate(self.numbers)]
+        return f"{self.name}({''.join(parts)})" if parts else self.name
+
+    def takes(self, numbers: list[int]) -> bool:
+        """Whether it may be written with these numbers."""
+        needed = sum(not number.optional for number in self.numbers)
+        if not needed <= len(numbers) <= len(self.numbers):
+            return False
+        return all(known.least <= given <= known.most for known, given in zip(self.numbers, numbers, strict=False))
 
 
-def _preset(fields: Callable[..., Fields]) -> Preset:
-    numbers = list(signature(fields).parameters.values())[1:]
-    needed = [number.name for number in numbers if number.default is number.empty]
-    optional = [number.name for number in numbers if number.default is not number.empty]
-    written = ", ".join(needed) + "".join(f"[, {name}]" if needed else f"[{name}]" for name in optional)
-    description = " ".join((fields.__doc__ or "").split())
-    return Preset(
-        f"{fields.__name__}({written})" if written else fields.__name__,
-        description,
-        fields,
-        len(needed),
-        len(numbers),
+_MAX_STALENESS = 1_000
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(sync),
+        Preset(one_step_off),
+        Preset(miles),
+        Preset(miles_docs, (Number("staleness", 0, _MAX_STALENESS, MILES_STALENESS, optional=True),)),
+        Preset(areal, (Number("staleness", 0, _MAX_STALENESS),)),
+        Preset(
+            prime_rl,
+            (
+                Number("level", 0, _MAX_STALENESS, PRIME_RL_LEVEL, optional=True),
+                Number("off_policy_steps", 0, _MAX_STALENESS, optional=True),
+            ),
+        ),
+        Preset(queue_drop, (Number("factor", 1, 1_000),)),
+        Preset(queue_max, (Number("staleness", 0, _MAX_STALENESS),)),
+        Preset(streaming, (Number("groups", 1, 65_536), Number("world_size", 1, 4_096, 1, optional=True))),
     )
-
-
-PRESETS: Mapping[str, Preset] = {fields.__name__: _preset(fields) for fields in _ALL}
+}
 
 
 def fields_of(text: str, batch_groups: int | None = None) -> Fields:
-    """RunPolicy fields of a preset, with `preset` as it is written in full. Raises InvalidField.
+    """RunPolicy fields of a preset, and `preset` as it is written in full. Raises InvalidField.
 
     `batch_groups` is N where the policy sets it, None for the default's.
     """
     written = _WRITTEN.fullmatch(text)
     preset = PRESETS.get(written["name"]) if written else None
     numbers = [int(number) for number in _NUMBER.findall(written["numbers"] or "")] if written else []
-    if preset is None or not preset.least <= len(numbers) <= preset.most:
+    if preset is None or not preset.takes(numbers):
         known = ", ".join(preset.written for preset in PRESETS.values())
         raise InvalidField("policy.preset", text, f"one of {known}")
-    name = preset.fields.__name__
-    given = f"{name}({', '.join(map(str, numbers))})" if numbers else name
-    return {"preset": given, **preset.fields(batch_groups or DEFAULT_BATCH_GROUPS, *numbers)}
-
-
-def from_preset(text: str, **overrides: object) -> RunPolicy:
-    """The policy of a preset with some fields set otherwise. Raises InvalidField, InvalidPolicy."""
-    batch_groups = overrides.get("batch_groups")
-    values = fields_of(text, batch_groups if isinstance(batch_groups, int) else None)
-    return RunPolicy(**{**values, **overrides})  # type: ignore[arg-type]
+    given = f"{preset.name}({', '.join(map(str, numbers))})" if numbers else preset.name
+    return {"preset": given, **preset.fields(batch_groups or RunPolicy().batch_groups, *numbers)}

@@ -17,7 +17,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches as convert
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.codec import Delivered, join_pull
-from buffer_wire.errors import BatchNotReady, NotReady
+from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
 from rollout_buffer.v1 import batches_pb2 as pb
 
 MESSAGE_BYTES = 1 << 20
@@ -43,9 +43,15 @@ class PullStream:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + request.wait_ms / 1000
+        reported: set[str] = set()
         while True:
             batch = await self._assembled(run_id, pull, request.run.seen_revision, deadline - loop.time())
-            if await self._send(run_id, batch, int((loop.time() - started) * 1000), context):
+            if reported.intersection(group.group_id for group in batch.shard):
+                raise StoreFault(
+                    f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
+                    "it was; resume at it to have them settled as lost"
+                )
+            if await self._send(run_id, batch, int((loop.time() - started) * 1000), context, reported):
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen_revision: int, wait_s: float) -> ops.Batch:
@@ -68,15 +74,17 @@ class PullStream:
             waits_on=pull_waits_on(Standing.of(view), result.blocked_hint) + _of_round(view.policy, pull, result),
         )
 
-    async def _send(self, run_id: str, batch: ops.Batch, waited_ms: int, context: RawContext) -> bool:
-        """Stream the shard; False when it has to be pulled again and nothing was sent."""
+    async def _send(
+        self, run_id: str, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
+    ) -> bool:
+        """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         chunks = _Chunks(batch)
         async with asyncio.TaskGroup() as tasks:
             keys = chunks.next_keys()
             ahead = tasks.create_task(self._store.fetch(run_id, keys))
             opened = False
             while True:
-                found = await self._settle_lost(run_id, batch, chunks.groups(keys), await ahead)
+                found = await self._settle_lost(run_id, batch, chunks.groups(keys), await ahead, reported)
                 if found is None:
                     if not opened:
                         return False
@@ -96,12 +104,18 @@ class PullStream:
                     return True
 
     async def _settle_lost(
-        self, run_id: str, batch: ops.Batch, groups: Sequence[ops.ShardGroup], bodies: Sequence[ops.Buffer | None]
+        self,
+        run_id: str,
+        batch: ops.Batch,
+        groups: Sequence[ops.ShardGroup],
+        bodies: Sequence[ops.Buffer | None],
+        reported: set[str],
     ) -> list[Delivered] | None:
         """The groups with their bodies, or None after those without one were reported lost."""
         lost = [group.group_id for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
             await self._store.report_lost(run_id, batch.step, lost)
+            reported.update(lost)
             return None
         return [
             Delivered(body, group.sequence, group.head_version, group.tail_version)

@@ -3,6 +3,7 @@
 PushGroups, PushGroup and PullBatch are handed bytes and hand back bytes, so that no payload is parsed by protobuf.
 """
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -54,7 +55,10 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
     async def CreateRun(self, request: runs_pb2.CreateRunRequest, _: Context) -> runs_pb2.CreateRunResponse:
         """Create a run, or find it."""
         view, created = await self.store.create_run(
-            fields.run_id(request.run_id, "run_id"), policies.policy(request.policy, self.bounds)
+            fields.run_id(request.run_id, "run_id"),
+            policies.policy(request.policy, self.bounds),
+            # Microseconds: a deleted run of this name, which workers may remember, has not got as far.
+            revision=time.time_ns() // 1_000,
         )
         return runs_pb2.CreateRunResponse(revision=view.revision, run=runs.to_run(view), created=created)
 

@@ -1,14 +1,15 @@
 """What the operations share: a connection, and calls of scripts that refuse in the contract's errors."""
 
+import contextlib
 from collections.abc import Sequence
 
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.connection import StoreConnection
 from buffer_service.store.keys import index_key
 from buffer_service.store.recent import RecentPayloads
-from buffer_service.store.replies import Fields, parse
+from buffer_service.store.replies import Fields, pack, parse
 from buffer_service.store.scripts import load_scripts
-from buffer_wire.errors import StoreOutOfMemory, UnknownRun
+from buffer_wire.errors import NotReplicated, StoreFault, StoreOutOfMemory, UnknownRun
 
 
 class StoreBase:
@@ -41,6 +42,11 @@ class StoreBase:
         except (UnknownRun, StoreOutOfMemory):
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
+            raise
+        except NotReplicated:
+            # The caller comes again with the same groups under new keys: nobody would come for those that are blocked.
+            with contextlib.suppress(StoreFault):
+                await self._call("abandon", run_id, pack(keys))
             raise
 
     async def _check_exists(self, run_id: str) -> None:

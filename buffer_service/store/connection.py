@@ -234,8 +234,8 @@ class StoreConnection:
         try:
             refusal = await self._claim(connection, run_id)
         except StoreRolledBack:
-            # Those who tidy up have nobody to tell.
-            if script.name not in UNACKNOWLEDGED:
+            # Those who tidy up have nobody to tell, and a resume is what it takes.
+            if script.name not in UNACKNOWLEDGED and script.name != "resume":
                 raise
             refusal = None
         return [refusal] if refusal is not None else await connection.request(commands)

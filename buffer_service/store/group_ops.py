@@ -1,7 +1,7 @@
 """Operations on groups: push, and payloads."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from buffer_service.domain import ops
@@ -22,49 +22,57 @@ class GroupOps(StoreBase):
         payloads = [(new_payload_key(run_id, len(group.body)), group.body) for group in groups]
         facts = [(group.facts, key) for group, (key, _) in zip(groups, payloads, strict=True)]
 
-        async def push_portion(first: int) -> ops.PushResult:
-            portion = facts[first : first + PORTION]
-            arguments = pack(seen_revision, [_pack_group(*pair) for pair in portion], 0)
-            stored = payloads[first : first + PORTION]
-            result = _push_result(portion, (await self._call_with_payloads("push", run_id, arguments, stored))[1])
-            self._recent.put(
-                payload
-                for payload, outcome in zip(stored, result.outcomes, strict=True)
-                if outcome.kind is ops.PushKind.QUEUED
-            )
-            return result
-
-        return await self._in_portions(run_id, len(facts), push_portion)
+        results: list[ops.PushResult] = []
+        try:
+            for first in range(0, max(1, len(facts)), PORTION):
+                portion, stored = facts[first : first + PORTION], payloads[first : first + PORTION]
+                result = await self._push_portion(run_id, portion, stored, 0, seen_revision)
+                self._recent.put(
+                    payload
+                    for payload, outcome in zip(stored, result.outcomes, strict=True)
+                    if outcome.kind is ops.PushKind.QUEUED
+                )
+                results.append(result)
+        except BaseException:
+            # The portions before stay pushed, but nobody would come again for what they left blocked.
+            outcomes = [pushed for result in results for pushed in result.outcomes]
+            if blocked := [pushed.payload_key for pushed in outcomes if pushed.payload_key]:
+                with contextlib.suppress(RolloutBufferError):
+                    await self.abandon_push(run_id, blocked)
+            raise
+        return _joined(results)
 
     async def retry_push(
         self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
     ) -> ops.PushResult:
         """See domain.ports.RunStore.retry_push."""
+        # When a portion fails, what those before it left blocked keeps its place: the groups are of several pushes,
+        # and each comes again for its own or gives it up.
+        return _joined(
+            [
+                await self._push_portion(run_id, groups[first : first + PORTION], (), 1, seen_revision)
+                for first in range(0, max(1, len(groups)), PORTION)
+            ]
+        )
 
-        async def retry_portion(first: int) -> ops.PushResult:
-            portion = groups[first : first + PORTION]
-            arguments = pack(seen_revision, [_pack_group(*pair) for pair in portion], 1)
-            return _push_result(portion, (await self._call("push", run_id, arguments))[1])
-
-        return await self._in_portions(run_id, len(groups), retry_portion)
-
-    async def _in_portions(
-        self, run_id: str, count: int, push: Callable[[int], Awaitable[ops.PushResult]]
+    async def _push_portion(
+        self,
+        run_id: str,
+        portion: Sequence[tuple[ops.GroupFacts, str]],
+        payloads: Sequence[tuple[str, ops.Buffer]],
+        retry: int,
+        seen_revision: int,
     ) -> ops.PushResult:
-        """Push portion after portion. When one fails, those before it stay pushed, and what they left blocked is given
-        up: nobody would come again for it.
-        """
-        result = await push(0)
-        for first in range(PORTION, count, PORTION):
-            try:
-                later = await push(first)
-            except BaseException:
-                if blocked := [pushed.payload_key for pushed in result.outcomes if pushed.payload_key]:
-                    with contextlib.suppress(RolloutBufferError):
-                        await self.abandon_push(run_id, blocked)
-                raise
-            result = replace(later, outcomes=[*result.outcomes, *later.outcomes])
-        return result
+        """One decision of the script, in several calls where much has to be dropped for it."""
+        packed = [_pack_group(*pair) for pair in portion]
+        arguments = pack(seen_revision, packed, retry, 0)
+        _, fields = await self._call_with_payloads("push", run_id, arguments, payloads)
+        outcomes = fields[-1]
+        while left := [i for i, outcome in enumerate(outcomes) if outcome == b"more"]:
+            _, fields = await self._call("push", run_id, pack(seen_revision, [packed[i] for i in left], 1, 1))
+            for i, outcome in zip(left, fields[-1], strict=True):
+                outcomes[i] = outcome
+        return _push_result(portion, [*fields[:-1], outcomes])
 
     async def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
         """See domain.ports.RunStore.abandon_push."""
@@ -119,3 +127,8 @@ def _push_result(groups: Sequence[tuple[ops.GroupFacts, str]], fields: Fields) -
             kind = ops.PushKind(text(outcome))
             pushed.append(ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else ""))
     return ops.PushResult(revision, pushed, ops.WeightVersion(epoch, version))
+
+
+def _joined(results: Sequence[ops.PushResult]) -> ops.PushResult:
+    """Portions of one push, in order."""
+    return replace(results[-1], outcomes=[pushed for result in results for pushed in result.outcomes])

@@ -7,6 +7,7 @@ known to be the primary every connection to the former one is ended, so no two a
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -22,10 +23,14 @@ from buffer_service.store.suitability import fields_of, refuse_eviction
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 CONNECT_TIMEOUT_S = 5.0
-FAILOVER_PATIENCE_S = 3.0
-"""How long a call waits for the Sentinels to name a primary: nothing of it has been sent yet."""
+NAMED_TIMEOUT_S = 2.0
+"""For a connection to the server that the Sentinels name: it may be gone already, and another one be named soon."""
+FAILOVER_PATIENCE_S = 1.0
+"""How long a call, of which nothing has been sent yet, waits for the Sentinels to name a primary. Callers try again by
+themselves, and want to know for what."""
 FAILOVER_PAUSE_S = 0.1
-SENTINEL_TIMEOUT_S = 1.0
+SENTINEL_TIMEOUT_S = 0.5
+"""For one Sentinel's answer; then the next one is asked."""
 WATCH_S = 1.0
 """How often the Sentinels are asked whether the primary is still the same. A host that is gone answers nothing, so the
 connections to it would be waited for much longer."""
@@ -36,8 +41,6 @@ class Primary:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.problem = "nothing was asked yet"
-        """Why the last attempt to connect failed."""
         self._where = ""
         self._connections: WeakSet[RespConnection] = WeakSet()
         self._sentinel = _client(address) if address.sentinels is not None else None
@@ -47,22 +50,21 @@ class Primary:
     async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
         """A new connection that has introduced itself. Raises StoreUnavailable, StoreUnsuitable.
 
-        With Sentinels it waits up to FAILOVER_PATIENCE_S until they name a primary that says it is one.
+        With Sentinels it tries for FAILOVER_PATIENCE_S until they name a primary that says it is one.
         """
         if self._sentinel is None:
             return await self._connect(self.address, on_push)
-        try:
-            async with asyncio.timeout(FAILOVER_PATIENCE_S):
-                while True:
-                    try:
-                        return await self._connect(self.address.at(*await self._named()), on_push)
-                    except StoreUnavailable as error:
-                        self.problem = error.message
-                        await asyncio.sleep(FAILOVER_PAUSE_S)
-        except TimeoutError as error:
-            raise StoreUnavailable(
-                self.address.shown, f"its Sentinels name no primary that works; the last answer: {self.problem}"
-            ) from error
+        until = time.monotonic() + FAILOVER_PATIENCE_S
+        while True:
+            try:
+                return await self._connect(self.address.at(*await self._named()), on_push)
+            except StoreUnavailable as error:
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        self.address.shown,
+                        f"its Sentinels name no primary that works; the last answer: {error.message}",
+                    ) from error
+            await asyncio.sleep(FAILOVER_PAUSE_S)
 
     async def watch(self) -> None:
         """Until cancelled, end the connections to a former primary once the Sentinels name another one."""
@@ -96,7 +98,8 @@ class Primary:
         return str(host), int(port)
 
     async def _connect(self, address: Address, on_push: Callable[[Any], None] | None) -> RespConnection:
-        connection, role = await _open(address, on_push)
+        timeout_s = CONNECT_TIMEOUT_S if self._sentinel is None else NAMED_TIMEOUT_S
+        connection, role = await _open(address, on_push, timeout_s)
         if self._sentinel is not None:
             if role != "master":
                 connection.abort("it is no primary")
@@ -128,7 +131,9 @@ def _client(address: Address) -> Sentinel:
     return Sentinel(list(sentinels.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
 
-async def _open(address: Address, on_push: Callable[[Any], None] | None) -> tuple[RespConnection, str]:
+async def _open(
+    address: Address, on_push: Callable[[Any], None] | None, timeout_s: float
+) -> tuple[RespConnection, str]:
     """A connection that knows its server, and the server's role."""
     loop = asyncio.get_running_loop()
 
@@ -137,7 +142,7 @@ async def _open(address: Address, on_push: Callable[[Any], None] | None) -> tupl
 
     connection: RespConnection | None = None
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             if address.path:
                 # The kernel's small default buffer is right: with 2 MB the store's CPU rose from 0.5 to 0.7 s/GB, for
                 # what is written has then left the caches before it is read.

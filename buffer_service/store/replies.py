@@ -81,6 +81,9 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "equal_shards": lambda _run_id, world_size, groups: errors.InvalidField(
         "world_size", world_size, f"a divisor of batch_groups {groups} (equal_shards)"
     ),
+    "equal_ranks": lambda _run_id, world_size, groups: errors.InvalidField(
+        "world_size", world_size, f"at most batch_groups {groups} (equal_shards)"
+    ),
     "round_size": lambda _run_id, world_size, most: errors.InvalidField(
         "world_size",
         world_size,

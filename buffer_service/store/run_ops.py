@@ -13,10 +13,10 @@ from buffer_wire.errors import RunExists
 class RunOps(GroupOps):
     """Create, view, update, engines."""
 
-    async def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
+    async def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
         """See domain.ports.RunStore.create_run."""
         await self._connection.command("SADD", RUNS, run_id)
-        tag, fields = await self._call("create_run", run_id, pack(policy.to_store()))
+        tag, fields = await self._call("create_run", run_id, pack(policy.to_store(), revision))
         # A sweep may have taken a run of that name off the list before this one was there.
         await self._connection.command("SADD", RUNS, run_id)
         self._known.add(run_id)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
-from buffer_service.store.replies import pack, text
+from buffer_service.store.replies import Fields, pack, text
 
 NO_HEAD = -1
 
@@ -34,20 +34,19 @@ class TaskOps(StoreBase):
 
     async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
         """See domain.ports.RunStore.lease."""
-        _, fields = await self._call(
-            "lease",
-            run_id,
-            pack(
-                seen_revision,
-                ask.worker_id,
-                ask.instance_id,
-                ask.request_id,
-                ask.engine_id,
-                ask.loaded.epoch,
-                ask.loaded.version,
-                ask.max_tasks,
-            ),
+        arguments = pack(
+            seen_revision,
+            ask.worker_id,
+            ask.instance_id,
+            ask.request_id,
+            ask.engine_id,
+            ask.loaded.epoch,
+            ask.loaded.version,
+            ask.max_tasks,
         )
+        tag, fields = "more", Fields()
+        while tag == "more":
+            tag, fields = await self._call("lease", run_id, arguments)
         revision, wait, required, ttl_ms, epoch, version, grants = fields
         continuations = await self._continuations([text(grant[4]) for grant in grants])
         return ops.Leased(

@@ -255,14 +255,26 @@ def test_a_lost_group_of_an_open_step_is_made_up_for_by_a_later_round() -> None:
     assert world.lease_one().lease_id == "a/1/1"
 
 
-def test_a_lost_group_frees_lookahead() -> None:
-    world = streaming(batch_groups=1, max_lookahead=0)
-    world.submit("a", "b")
-    world.push(world.lease_one())
+def test_a_lost_group_of_an_open_step_frees_lookahead() -> None:
+    world = streaming(batch_groups=2, max_lookahead=0)
+    world.submit("a", "b", "c")
+    first, _ = world.lease(2).grants
+    world.push(first)
     world.batch()
     assert world.lease().wait is ops.LeaseWait.AT_CAPACITY
     world.do(world.model.report_lost, 0, ["a/0"])
     assert world.lease_one().lease_id == "a/1/1"
+
+
+def test_a_step_larger_than_the_policys_has_lookahead_for_all_its_groups() -> None:
+    world = streaming(batch_groups=4, max_lookahead=1)
+    world.submit(*"abcdefghij")
+    for grant in world.lease(10).grants:
+        world.push(grant)
+    assert world.batch(world_size=2, batch_groups=8).total_groups == 2
+    for round_ in (1, 2, 3):
+        assert world.batch(0, round_=round_, world_size=2).total_groups == 2 * (round_ + 1)
+    assert world.view.next_step == 1
 
 
 def test_a_lost_group_of_a_complete_step_is_out_of_all_later_totals() -> None:

@@ -45,6 +45,21 @@ def test_the_heads_of_kept_rounds_are_those_of_the_fork() -> None:
     assert world.batch(1, round_=0).train_version == 1, "that of the first round, also in the new timeline"
 
 
+def test_a_kept_open_step_asks_for_no_version_that_the_new_timeline_has_not_reached() -> None:
+    world = World(batch_groups=2, micro_batch_groups=1, max_queued_groups=9, max_staleness=0, batches_per_publish=2)
+    for step in range(2):
+        for round_ in range(2):
+            world.queue(1)
+            world.batch(step, round_=round_)
+    world.publish(1, commit=1)
+    world.queue(1, head=1)
+    assert world.batch(2).train_version == 1
+    assert world.resume(1).version == 0
+    assert world.batch(2).train_version == 0, "steps 1 and 2 are trained before version 1 is published again"
+    world.queue(1, head=0)
+    assert world.batch(2, round_=1).final
+
+
 @pytest.mark.parametrize(("next_step", "queued"), [(1, 2), (0, 5)])
 def test_requeue_takes_the_open_step_apart(next_step: int, queued: int) -> None:
     world = halfway()

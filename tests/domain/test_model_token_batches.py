@@ -104,12 +104,23 @@ def test_what_is_cut_off_cost_no_turn() -> None:
 
 
 def test_with_a_budget_every_rank_gets_one_group_at_least() -> None:
-    world = World(batch_groups=2, max_queued_groups=9, batch_tokens=100, equal_shards=True)
+    world = World(batch_groups=3, max_queued_groups=9, batch_tokens=100, equal_shards=True)
     push(world, 90, 90)
-    assert isinstance(world.pull(world_size=3), ops.Short)
+    assert isinstance(world.pull(world_size=3), ops.Short), "enough tokens, one group too few"
     push(world, 90)
     batch = world.batch(world_size=3)
     assert (batch.total_groups, batch.total_tokens) == (3, 270)
+
+
+def test_more_ranks_than_groups_of_a_batch_are_refused() -> None:
+    world = World(batch_groups=2, batch_tokens=100, equal_shards=True)
+    with pytest.raises(InvalidField) as refused:
+        world.pull(world_size=3)
+    assert refused.value.attributes == {
+        "field": "world_size",
+        "value": "3",
+        "limit": "at most batch_groups 2 (equal_shards)",
+    }
 
 
 def test_a_replay_for_another_world_size_is_as_equal_as_it_can_be() -> None:

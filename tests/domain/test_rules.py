@@ -1,6 +1,6 @@
 import pytest
 
-from buffer_service.domain.admission import capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
 from buffer_service.domain.failures import backoff_ms, over_budget
 from buffer_service.domain.gate import age_milli, aged_out, oldest_useful_version, too_spread, too_stale
 from buffer_service.domain.identity import LeaseId, group_id
@@ -25,7 +25,7 @@ def test_a_malformed_lease_id_has_no_parts(malformed: str) -> None:
 
 
 def test_without_caps_there_is_no_capacity_to_run_out_of() -> None:
-    assert capacity(RunPolicy(), published_version=0, assembled=99, queued=99, leased=99) is None
+    assert capacity(RunPolicy(), unpublished_steps=9, open_step=NO_OPEN_STEP, queued=99, leased=99) is None
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,22 @@ def test_without_caps_there_is_no_capacity_to_run_out_of() -> None:
     [
         ({"max_inflight_groups": 10}, 10 - 3),
         ({"max_queued_groups": 20, "reserve_queue_space": True}, 20 - (5 + 3)),
-        ({"max_lookahead": 2}, (2 + 4 + 1) * 4 - (7 + 5 + 3)),
-        ({"max_lookahead": 2, "batches_per_publish": 3}, (2 + 4 + 1) * 4 * 3 - (7 + 5 + 3)),
-        ({"max_lookahead": 2, "max_inflight_groups": 4}, 4 - 3),
+        ({"max_lookahead": 2}, (2 + 1 - 1) * 4 - (5 + 3)),
+        ({"max_lookahead": 2, "batches_per_publish": 3}, ((2 + 1) * 3 - 1) * 4 - (5 + 3)),
+        ({"max_lookahead": 2, "max_inflight_groups": 3}, 3 - 3),
+        ({"max_lookahead": 1, "max_inflight_groups": 9}, (1 + 1 - 1) * 4 - (5 + 3)),
     ],
 )
 def test_capacity_is_the_smallest_room_under_the_caps_that_are_set(policy: dict[str, int], room: int) -> None:
     rules = RunPolicy(batch_groups=4, **policy)  # type: ignore[arg-type]
-    assert capacity(rules, published_version=4, assembled=7, queued=5, leased=3) == room
+    assert capacity(rules, unpublished_steps=1, open_step=NO_OPEN_STEP, queued=5, leased=3) == room
+
+
+@pytest.mark.parametrize(("target", "size"), [(3, 4), (4, 4), (6, 6)])
+def test_an_open_step_counts_what_it_has_and_is_as_large_as_it_is_to_become(target: int, size: int) -> None:
+    rules = RunPolicy(batch_groups=4, max_lookahead=1)
+    open_step = OpenStep(target, groups=2)
+    assert capacity(rules, unpublished_steps=1, open_step=open_step, queued=1, leased=1) == size - (2 + 1 + 1)
 
 
 @pytest.mark.parametrize(("head", "stale"), [(5, False), (4, False), (3, True)])

@@ -20,7 +20,7 @@ from tests.store.driver import Run, weights
 T = TypeVar("T")
 
 BATCH_GROUPS = 4
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 RETRY_S = 0.05
 
 

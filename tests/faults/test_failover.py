@@ -1,6 +1,7 @@
 """The death of the store's primary under load, with Sentinels that promote its replica."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -8,11 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from buffer_service.domain import ops
+from buffer_service.domain.ports import Topic
+from buffer_service.store.primary import FAILOVER_PATIENCE_S
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import NotReplicated, StoreRolledBack
+from buffer_wire.errors import NotReplicated, StoreRolledBack, StoreUnavailable, StoreUnsuitable
 from tests.faults.load import BATCH_GROUPS, Load
 from tests.store.driver import Run
-from tests.support.sentinels import Deployment, sentinels
+from tests.support.sentinels import SERVICE, Deployment, sentinels
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -58,12 +61,6 @@ async def check_ledger(load: Load) -> ops.RunView:
     return view
 
 
-def cut_off(deployment: Deployment) -> None:
-    """Nothing that is written from now on reaches the replica. To be undone before the Sentinels give it up."""
-    deployment.replica.halt()
-    deployment.primary.ask("CLIENT KILL TYPE replica")
-
-
 async def refused(load: Load, more: int, *busy: asyncio.Task[None]) -> None:
     """Wait until so many more writes were not acknowledged for lack of replicas."""
     enough = load.interruptions.count(NotReplicated.reason) + more
@@ -75,7 +72,7 @@ async def test_with_wait_replicas_a_failover_loses_nothing_and_delivers_nothing_
         workers = [asyncio.create_task(running.work(number)) for number in range(WORKERS)]
         trainer = asyncio.create_task(running.train())
         await running.until(lambda: len(running.acknowledged) > SOME, "a load", *workers, trainer)
-        cut_off(deployment)
+        deployment.cut_off()
         await refused(running, WORKERS, *workers, trainer)
         before = len(running.acknowledged)
         await refused(running, WORKERS, *workers, trainer)
@@ -102,7 +99,7 @@ async def test_without_wait_replicas_what_a_failover_loses_is_reported_and_the_r
         workers = [asyncio.create_task(running.work(number)) for number in range(WORKERS)]
         trainer = asyncio.create_task(running.train())
         await running.until(lambda: len(running.acknowledged) > SOME, "a load", *workers, trainer)
-        cut_off(deployment)
+        deployment.cut_off()
         before = list(running.acknowledged)
         await running.until(lambda: len(running.acknowledged) > len(before) + SOME, "more load", *workers, trainer)
         deployment.primary.kill()
@@ -139,3 +136,95 @@ async def resume_and_finish(running: Load, before: list[str]) -> None:
     assert max(Counter(running.delivered()).values()) == 1
     assert set(running.delivered()) >= promised
     assert (await check_ledger(running)).paused == ""
+
+
+async def test_a_planned_failover_is_followed_and_nothing_is_lost(deployment: Deployment) -> None:
+    async with load(deployment, wait_replicas=1) as running:
+        workers = [asyncio.create_task(running.work(number)) for number in range(WORKERS)]
+        trainer = asyncio.create_task(running.train())
+        await running.until(lambda: len(running.acknowledged) > SOME, "a load", *workers, trainer)
+        assert "+OK" in deployment.sentinels[0].ask(f"SENTINEL FAILOVER {SERVICE}")
+        await deployment.promoted()
+        before = len(running.acknowledged)
+        # The former primary is a replica of the new one by itself.
+        await running.until(lambda: len(running.acknowledged) > before + SOME, "it goes on", *workers, trainer)
+        await finish(running, workers, trainer)
+        assert running.ended_by == []
+        assert sorted(running.delivered()) == sorted(running.acknowledged)
+        assert (await check_ledger(running)).paused == ""
+
+
+async def test_a_primary_that_goes_silent_is_left_as_soon_as_the_sentinels_name_another(
+    deployment: Deployment,
+) -> None:
+    """As when its host is gone: no connection ends, none is answered."""
+    async with load(deployment) as running:
+        run = running.replicas[0]
+        await run.fill("before")
+        notifications = run.store.notifications
+        seen = notifications.ticket(run.run_id, Topic.GROUPS)
+        deployment.primary.halt()
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="the primary is now"):
+            await run.push(run.group("silent"))
+        # The store's own time-out would have been 10 s.
+        assert time.monotonic() - began < 8
+        await deployment.promoted()
+        # Whoever waits checks again.
+        assert await notifications.wait(run.run_id, Topic.GROUPS, seen, 5) > seen
+        await running.push("after")
+        assert await run.ledger() == {"accepted": 2, "queued": 2}
+        seen = notifications.ticket(run.run_id, Topic.GROUPS)
+        await running.push("second")
+        await running.push("third")
+        assert await notifications.wait(run.run_id, Topic.GROUPS, seen, 5) > seen
+        deployment.primary.go_on()
+
+
+async def test_without_a_primary_calls_say_so_in_time(deployment: Deployment) -> None:
+    store = await RedisRunStore.connect(deployment.url, timeout_s=10)
+    for server in (deployment.primary, deployment.replica, *deployment.sentinels):
+        server.kill()
+    with pytest.raises(StoreUnavailable):
+        await store.list_runs()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="Sentinels name no primary that works"):
+        await store.list_runs()
+    assert time.monotonic() - began < 5 * FAILOVER_PATIENCE_S
+    # Everybody who asks meanwhile is told by the same attempt.
+    outcomes = await asyncio.gather(*(store.list_runs() for _ in range(20)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+    assert time.monotonic() - began < 10 * FAILOVER_PATIENCE_S
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await RedisRunStore.connect(deployment.url)
+
+
+async def test_a_sentinel_that_is_silent_is_passed_over(deployment: Deployment) -> None:
+    deployment.sentinels[0].halt()
+    began = time.monotonic()
+    store = await RedisRunStore.connect(deployment.url, timeout_s=10)
+    assert list(await store.list_runs()) == []
+    assert time.monotonic() - began < 5
+    await store.close()
+
+
+async def test_a_promoted_replica_that_evicts_is_refused(deployment: Deployment) -> None:
+    store = await RedisRunStore.connect(deployment.url, timeout_s=10)
+    deployment.replica.ask("CONFIG SET maxmemory-policy allkeys-lru")
+    deployment.primary.kill()
+    await deployment.promoted()
+    with pytest.raises(StoreUnsuitable, match="maxmemory-policy is allkeys-lru"):
+        await until_answered(store)
+    deployment.replica.ask("CONFIG SET maxmemory-policy noeviction")
+    assert await until_answered(store) == []
+    await store.close()
+
+
+async def until_answered(store: RedisRunStore) -> list[str]:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return list(await store.list_runs())
+        except StoreUnavailable:
+            assert time.monotonic() < deadline

@@ -8,13 +8,14 @@ default 30 seconds.
 import os
 from collections import Counter
 from collections.abc import Collection
+from typing import Any
 
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import RunMachine
 from tests.model.moods import MOODS
-from tests.model.pair import Disagreement
+from tests.model.pair import Disagreement, Pair
 from tests.model.shrinking import shrink
 from tests.model.subjects import Subject
 
@@ -34,6 +35,7 @@ def explore(
     operations: int,
     *,
     moods: Collection[str] = MOODS.keys(),
+    kind: type[Pair] = Pair,
     shrink_s: float = SHRINK_S,
     seed: str = "",
 ) -> Counter[str]:
@@ -47,20 +49,21 @@ def explore(
             while (lacking := enough - seen["operations"]) > 0:
                 attempt += 1
                 before = seen.copy()
-                _run(subject, seen, mood, lacking // expected + 1, seed=f"{SEED} {seed} {mood} {attempt}")
+                members = {"subject": subject, "seen": seen, "mood": MOODS[mood], "kind": kind}
+                _run(members, lacking // expected + 1, seed=f"{SEED} {seed} {mood} {attempt}")
                 made = seen - before
                 expected = made["operations"] // made["histories"]
     except Disagreement as found:
         if not shrink_s:
             raise
-        shorter = shrink(subject, found, seconds=shrink_s)
+        shorter = shrink(subject, found, seconds=shrink_s, kind=kind)
     else:
         return seen
     raise shorter
 
 
-def _run(subject: Subject, seen: Counter[str], mood: str, histories: int, *, seed: str) -> None:
-    machine = type("RunMachineOnSubject", (RunMachine,), {"subject": subject, "seen": seen, "mood": MOODS[mood]})
+def _run(members: dict[str, Any], histories: int, *, seed: str) -> None:
+    machine = type("RunMachineOnSubject", (RunMachine,), members)
     settings = hypothesis.settings(
         max_examples=histories,
         stateful_step_count=STEPS,

@@ -35,6 +35,11 @@ class Inside:
         """Environments of tasks by id."""
         return {task_id: task.environment for task_id, task in self._run.tasks.items()} if self._run else {}
 
+    def attempts(self) -> list[tuple[str, int, int]]:
+        """Task, generation and last attempt of every task that waits for a result."""
+        tasks = self._run.tasks.values() if self._run else ()
+        return [(task.task_id, task.generation, task.attempt) for task in tasks if task.is_open]
+
     def line(self) -> frozenset[str]:
         """Payload keys of those who wait for room."""
         return frozenset(key for key, _ in self._run.line) if self._run else frozenset()

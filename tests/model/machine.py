@@ -30,13 +30,14 @@ class RunMachine(OperatorActions, RuleBasedStateMachine):
     subject: ClassVar[Subject]
     mood: ClassVar[Mood]
     seen: ClassVar[Counter[str]]
+    kind: ClassVar[type[Pair]]
 
     @initialize(data=st.data())
     def create(self, data: st.DataObject) -> None:
         self.features = self.mood.features
         self.seen["histories"] += 1
         self.taken = 0
-        self.begin(Pair(self.subject, f"run-{next(_run_numbers)}", self.seen))
+        self.begin(self.kind(self.subject, f"run-{next(_run_numbers)}", self.seen))
         self.pair.create(policy(Draw(data), self.features))
         self.actions = [name for name, weight in self.mood.weights.items() for _ in range(weight)]
 

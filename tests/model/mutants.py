@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.domain.admission import capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, capacity
 from buffer_service.domain.failures import over_budget
 from buffer_service.domain.filters import acceptance_ppm, why_filtered
 from buffer_service.domain.gate import age_milli, aged_out, too_spread, too_stale
-from buffer_service.domain.model import batches, leasing, line, pushing, queue, records, rounds, state, steps
+from buffer_service.domain.model import batches, leasing, line, progress, pushing, queue, records, rounds, state, steps
 from buffer_service.domain.model.leases import LeaseBook
 from buffer_service.domain.model.line import Line
 from buffer_service.domain.model.pending import PendingTasks
@@ -20,9 +20,9 @@ from buffer_service.domain.model.queue import GroupQueue
 from buffer_service.domain.model.records import Group, Payloads, Task
 from buffer_service.domain.model.rounds import Plan
 from buffer_service.domain.model.state import RunState
-from buffer_service.domain.model.steps import Step
+from buffer_service.domain.model.steps import Round, Step
 from buffer_service.domain.order import Mixture
-from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.sharding import shard
 from buffer_service.domain.stride import Stride
 from buffer_service.domain.timeline import Timeline
@@ -56,8 +56,12 @@ def a_version_wider(policy: RunPolicy, *, loaded_version: int, head_version: int
     return too_spread(policy, loaded_version=loaded_version, head_version=head_version + 1)
 
 
-def queued_are_not_counted(policy: RunPolicy, **counts: int) -> int | None:
+def queued_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
     return capacity(policy, **{**counts, "queued": 0})
+
+
+def forming_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(policy, **{**counts, "open_step": NO_OPEN_STEP})
 
 
 def one_failure_more(policy: RunPolicy, failed_tasks: int) -> bool:
@@ -230,6 +234,31 @@ def only_groups_fill(step: Step) -> bool:
     return not step.form.streamed or len(step.groups) >= step.form.target
 
 
+_remove = Round.remove
+
+
+def lost_groups_stay_stale(closed: Round, group: Group) -> None:
+    stale = closed.staleness[group.group_id]
+    _remove(closed, group)
+    closed.staleness[group.group_id] = stale
+
+
+_clamp_group = Group.clamp
+
+
+def only_queued_groups_are_clamped(group: Group, version: int) -> None:
+    if group.state == GroupState.QUEUED:
+        _clamp_group(group, version)
+
+
+def recycled_for_ever(run: RunState, group: Group) -> bool:
+    return run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless
+
+
+def bytes_do_not_count(run: RunState) -> int:
+    return max(run.checkpointed_steps, run.committed_steps - run.policy.retained_steps)
+
+
 def of_the_task(group: Group) -> str:
     return group.task.environment
 
@@ -281,5 +310,12 @@ MUTANTS: dict[str, Defect] = {
     "equal shards are not equal": Defect("even", steps, "shard", never_equal),
     "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
     "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),
+    "forming groups take no lookahead": Defect("streamed", leasing, "capacity", forming_are_not_counted),
+    "a pull may ask for batches that cannot be": Defect("rationed", rounds, "most_batch_groups", lambda _, most: most),
+    "rounds stay as they were split": Defect("streamed", Round, "split", lambda *_, **__: None),
+    "lost groups count as stale": Defect("streamed", Round, "remove", lost_groups_stay_stale),
+    "groups of steps are not clamped by a resume": Defect("resumed", Group, "clamp", only_queued_groups_are_clamped),
+    "generations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
+    "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),
     "groups count for their task's environment": Defect("shared", Group, "environment", property(of_the_task)),
 }

@@ -51,6 +51,8 @@ EXPECTED = frozenset(
         "retry_push:blocked",
         "retry_push:closed",
         "retry_push:filtered",
+        "retry_push:refused",
+        "push:unknown_attempt",
         *(f"blocked:by_{why}" for why in ("caps", "quota", "line")),
         "line:lapsed",
         "rejected:by_quota",
@@ -100,6 +102,9 @@ EXPECTED = frozenset(
             f"error:invalid_field:{field}"
             for field in ("tasks[].task_id", "rank", "train_version", "round", "batch_groups", "world_size")
         ),
+        "error:invalid_field:round of a complete step",
+        "error:invalid_field:round of a new step",
+        "error:invalid_field:train_version of a later round",
         "error:invalid_policy:staleness_measure",
         "error:stale_epoch",
         "error:cursor_conflict",
@@ -156,6 +161,7 @@ def observe(
     """Count what has just happened. `args`: the model's."""
     if isinstance(reply, RolloutBufferError):
         _count_error(seen, reply)
+        seen["retry_push:refused"] += entry.operation == "retry_push" and before.view is not None
     if before.view is None or after is None:
         seen["run:deleted"] += before.view is not None
         return
@@ -163,6 +169,7 @@ def observe(
         case ops.PushResult():
             _count_push(
                 seen,
+                inside,
                 entry,
                 [group.facts if isinstance(group, ops.NewGroup) else group[0] for group in args[0]],
                 reply,
@@ -195,6 +202,10 @@ def _count_error(seen: Counter[str], refusal: RolloutBufferError) -> None:
     seen[name] += 1
     if detail := refusal.attributes.get("field") or (refusal.reason == "run_paused" and refusal.attributes.get("why")):
         seen[f"{name}:{''.join(c for c in detail if not c.isdigit())}"] += 1
+        if detail == "round":
+            seen[f"{name}:{detail} of a {'complete' if 'below' in refusal.attributes['limit'] else 'new'} step"] += 1
+        if "first round" in refusal.attributes.get("limit", ""):
+            seen[f"{name}:{detail} of a later round"] += 1
 
 
 def _shared(policy: RunPolicy) -> bool:
@@ -202,10 +213,17 @@ def _shared(policy: RunPolicy) -> bool:
 
 
 def _count_push(
-    seen: Counter[str], entry: Entry, facts: Sequence[ops.GroupFacts], pushed: ops.PushResult, after: ops.RunView
+    seen: Counter[str],
+    inside: Inside,
+    entry: Entry,
+    facts: Sequence[ops.GroupFacts],
+    pushed: ops.PushResult,
+    after: ops.RunView,
 ) -> None:
-    for outcome in pushed.outcomes:
+    for group, outcome in zip(facts, pushed.outcomes, strict=True):
         seen[f"{entry.operation}:{outcome.kind}"] += 1
+        if outcome.kind is PushKind.UNKNOWN_LEASE:
+            seen["push:unknown_attempt"] += group.task_id in inside.environments()
         if outcome.kind is PushKind.INVALID:
             seen[f"push:invalid:{outcome.field}"] += 1
     if not pushed.outcomes:

@@ -103,7 +103,7 @@ class Pair:
             self._sweep()
             return None
         reply = self._mine(entry.operation, mine, kwargs)
-        answer, view = self.subject.call(entry.operation, self.run_id, theirs, kwargs, entry.replica)
+        answer, view = self._theirs(entry.operation, theirs, kwargs, entry.replica)
         self._compare("reply", reply, answer)
         if isinstance(reply, ops.Batch):
             self._compare_bodies(reply, answer)
@@ -125,6 +125,12 @@ class Pair:
             return refusal
         except Exception as defect:
             raise self._disagreement(f"the model's {operation} is defective: {defect!r}") from defect
+
+    def _theirs(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int = 0) -> tuple[Any, Any]:
+        try:
+            return self.subject.call(operation, self.run_id, args, kwargs, replica)
+        except Exception as defect:
+            raise self._disagreement(f"the subject's {operation} is defective: {defect!r}") from defect
 
     def _advance(self, by_ms: int) -> None:
         """Time passes, or goes back."""
@@ -158,14 +164,14 @@ class Pair:
     def _compare_now(self, operation: str, *args: Any) -> None:
         """An operation that changes nothing."""
         self.seen[f"op:{operation}"] += 1
-        answer, _ = self.subject.call(operation, self.run_id, args, {}, 0)
+        answer, _ = self._theirs(operation, args, {})
         self._compare(operation, self._mine(operation, args, {}), answer)
 
     def _compare_bodies(self, mine: ops.Batch, other: Any) -> None:
         keys = [group.payload_key for group in mine.shard], [group.payload_key for group in other.shard]
         if keys[0]:
             self.seen["op:fetch"] += 1
-            answer, _ = self.subject.call("fetch", self.run_id, (keys[1],), {}, 0)
+            answer, _ = self._theirs("fetch", (keys[1],), {})
             self._compare("bodies of the batch", list(self.model.fetch(self.run_id, keys[0])), list(answer))
 
     def _compare(self, what: str, mine: Any, other: Any) -> None:

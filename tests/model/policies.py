@@ -22,7 +22,7 @@ from tests.model.universe import ENVIRONMENTS, MIB
 
 Values = dict[str, Any]
 
-ORDERS = tuple(Order)
+ORDERS = (*Order, Order.LIFO, Order.PRIORITY)
 MEASURES = (*StalenessMeasure, StalenessMeasure.MEAN)
 OVERFLOWS = tuple(OverflowAction)
 STALES = tuple(StaleAction)
@@ -156,17 +156,19 @@ def _streamed(draw: Draw, values: Values) -> Values:
 
 
 def _limited(draw: Draw, values: Values) -> Values:
-    """Quotas, as tight as they may be; `_possible` raises them to that."""
+    """Quotas, mostly as tight as they may be: `_possible` raises them to that."""
+    which = draw.integer(1, 7)
     return {
-        "quota_groups": draw.integer(0, 1) * draw.integer(1, 8),
-        "quota_tokens": draw.integer(0, 1) * draw.integer(1, 60),
-        "quota_bytes": draw.integer(0, 1) * draw.integer(1, 4) * MIB,
+        "quota_groups": (which & 1) * draw.pick((1, 1, 6)),
+        "quota_tokens": (which >> 1 & 1) * draw.pick((1, 1, 60)),
+        "quota_bytes": (which >> 2) * draw.pick((1, 1, 4)) * MIB,
         "max_queued_groups": values["max_queued_groups"] + 2,
+        "overflow_action": draw.pick((OverflowAction.DROP_OLDEST, OverflowAction.DROP_OLDEST, OverflowAction.REJECT)),
     }
 
 
 def _blocking(draw: Draw, values: Values) -> Values:
-    groups = values["batch_groups"]
+    groups = values["batch_groups"] if draw.rarely(2) else values["max_queued_groups"]
     return {"overflow_action": OverflowAction.BLOCK, "max_queued_groups": groups, "lease_ttl_ms": 20_000}
 
 
@@ -188,9 +190,9 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "by tokens": _by_tokens,
     "equal": _equal,
     "streamed": _streamed,
-    "blocking": _blocking,
     "shared": _shared,
     "limited": _limited,
+    "blocking": _blocking,
     "forgetting": _forgetting,
     "recording": _recording,
 }
@@ -207,17 +209,18 @@ def _possible(values: Values) -> Values:
     needed = micro or values["batch_groups"]
     values = values | {"micro_batch_groups": micro, "max_queued_groups": max(needed, values["max_queued_groups"])}
     if values["max_queued_tokens"]:
-        least_tokens = max(needed, 0 if micro else values.get("batch_tokens", 0))
+        least_tokens = max(needed, 0 if micro else 2 * values.get("batch_tokens", 0))
         values["max_queued_tokens"] = max(values["max_queued_tokens"], least_tokens)
     if values.get("cancel_stale_leases"):
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))
     batches = values["prefetch_batches"] + values["batches_per_publish"] + 1
-    for name, each in {
-        "quota_groups": values["batch_groups"],
-        "quota_tokens": values["max_queued_tokens"],
-        "quota_bytes": values["max_queued_bytes"],
+    rounds = -(-values["batch_groups"] // micro) if micro else 1
+    for name, least in {
+        "quota_groups": batches * values["batch_groups"],
+        "quota_tokens": batches * rounds * values["max_queued_tokens"],
+        "quota_bytes": batches * rounds * values["max_queued_bytes"],
     }.items():
         if values.get(name):
-            values[name] = max(values[name], batches * each) if each else 0
+            values[name] = max(values[name], least) if least else 0
     return values

@@ -20,14 +20,14 @@ from tests.model.subjects import Subject
 History = Sequence[Entry]
 
 
-def replay(subject: Subject, history: History) -> None:
+def replay(subject: Subject, history: History, kind: type[Pair] = Pair) -> None:
     """Do all of it on a new run. Raises Disagreement."""
-    pair = Pair(subject, "replayed", Counter())
+    pair = kind(subject, "replayed", Counter())
     for entry in history:
         pair.do(entry)
 
 
-def shrink(subject: Subject, found: Disagreement, *, seconds: float) -> Disagreement:
+def shrink(subject: Subject, found: Disagreement, *, seconds: float, kind: type[Pair] = Pair) -> Disagreement:
     """The disagreement of the shortest history that was found in that time."""
     until = time.monotonic() + seconds
     best = found
@@ -37,11 +37,12 @@ def shrink(subject: Subject, found: Disagreement, *, seconds: float) -> Disagree
         if time.monotonic() > until:
             return False
         try:
-            replay(subject, history)
+            replay(subject, history, kind)
         except Disagreement as smaller:
-            # What comes after the disagreement does not matter.
-            best = smaller
-            return True
+            # What comes after the disagreement does not matter. Another one is another history.
+            if _kind(smaller) == _kind(found):
+                best = smaller
+                return True
         return False
 
     if try_out(found.history):
@@ -49,6 +50,11 @@ def shrink(subject: Subject, found: Disagreement, *, seconds: float) -> Disagree
         _simplify(lambda: best.history, try_out)
         _remove(lambda: best.history, try_out)
     return best
+
+
+def _kind(found: Disagreement) -> tuple[str, str]:
+    """What disagreed, over which operation."""
+    return found.history[-1].operation, found.what.partition(":")[0]
 
 
 def _remove(present: Callable[[], History], try_out: Callable[[History], bool]) -> None:

@@ -5,14 +5,22 @@ A subject runs one operation to its end, synchronously, at the time that the mac
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, cast
 
 from buffer_service.domain.model import ReferenceModel
+from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
 
 REPLICAS = 2
+
+
+class _Marker(StrEnum):
+    """A topic of its own: when it is heard, everything before it was."""
+
+    HERE = "here"
 
 
 class Subject(Protocol):
@@ -77,6 +85,10 @@ class StoreSubject:
         found = [*self._command("KEYS", f"rb:p:{run_id}:*"), *self._command("KEYS", index_key(run_id, "*"))]
         return sorted({bytes(key).decode() for key in found} - {index_key(run_id, "test_now")})
 
+    def tickets(self, run_id: str) -> dict[Topic, int]:
+        """How many hints of each topic there were, including those of every operation before this call."""
+        return self._loop.run_until_complete(self._tickets(run_id))
+
     def forget(self) -> None:
         self._command("FLUSHALL")
 
@@ -91,6 +103,13 @@ class StoreSubject:
         reply = await _attempt(getattr(self._replicas[replica], operation)(run_id, *args, **kwargs))
         # Another replica's view: whatever one keeps in memory must not matter.
         return reply, await _attempt(self._replicas[replica - 1].view(run_id))
+
+    async def _tickets(self, run_id: str) -> dict[Topic, int]:
+        notifications = self._replicas[0].notifications
+        seen = notifications.ticket(run_id, cast("Topic", _Marker.HERE))
+        await self._replicas[0]._connection.command("PUBLISH", index_key(run_id, "notify"), _Marker.HERE.value)
+        assert await notifications.wait(run_id, cast("Topic", _Marker.HERE), seen, 10) > seen
+        return {topic: notifications.ticket(run_id, topic) for topic in Topic}
 
     def _command(self, *words: str | int) -> Any:
         return self._loop.run_until_complete(self._replicas[0]._connection.command(*words))

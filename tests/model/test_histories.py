@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model.hints import HintedPair
 from tests.model.keep import HISTORIES
 from tests.model.notation import Entry, entry
 from tests.model.shrinking import replay
@@ -21,7 +22,7 @@ def read(path: Path) -> list[Entry]:
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_valkey_does_what_the_model_does(valkey: StoreSubject, path: Path) -> None:
-    replay(valkey, read(path))
+    replay(valkey, read(path), HintedPair)
 
 
 @pytest.mark.redis7

@@ -13,7 +13,8 @@ from tests.model.pair import Disagreement
 from tests.model.shrinking import replay, shrink
 from tests.model.subjects import ModelSubject
 
-OPERATIONS = 8_000
+OPERATIONS = 40_000
+"""At most; most are found within a few hundred."""
 
 
 class Mutant(ModelSubject):
@@ -47,8 +48,8 @@ def test_a_history_that_fails_is_shortened_and_can_be_stored() -> None:
     with pytest.raises(Disagreement) as found:
         explore(subject, OPERATIONS, moods=["steady"], shrink_s=0)
     shorter = shrink(subject, found.value, seconds=20)
-    # A run, two groups or three of which one is dropped, and what shows which.
-    assert len(shorter.history) <= 4 < len(found.value.history)
+    # A run, pushes of which one drops a group, and what shows which.
+    assert len(shorter.history) <= 6 < len(found.value.history)
     written = [line(one) for one in shorter.history]
     assert all(text in str(shorter) for text in written)
     with pytest.raises(Disagreement):

@@ -27,8 +27,8 @@ class TrainerActions(WorkerActions):
         number = closed
         if closed and draw.rarely(2):
             number = draw.integer(0, closed - 1)
-        elif draw.rarely(12):
-            number = closed + 1
+        elif draw.rarely(6):
+            number = closed + draw.integer(0, 1)
         elif step < next_step:
             number = max(0, closed - 1)
         version = self.view.published.version
@@ -42,11 +42,14 @@ class TrainerActions(WorkerActions):
         """All ranks pull the next round, unless it is not ready."""
         step, world_size = self.view.next_step, self.world_size(draw)
         number = self.pair.inside.rounds_of(step)
-        train_version = None if number or draw.rarely(2) else self.view.published.version + ahead
+        train_version = (
+            None if draw.rarely(2) or (number and not draw.rarely(4)) else self.view.published.version + ahead
+        )
         pulled: ops.Batch | ops.Short | None = None
+        groups = draw.integer(1, 4) if draw.rarely(10) else None
         first = draw.integer(0, world_size - 1)
         for rank in [*range(first, world_size), *range(first)]:
-            request = ops.Pull(self.view.epoch, step, rank, world_size, train_version, number)
+            request = ops.Pull(self.view.epoch, step, rank, world_size, train_version, number, batch_groups=groups)
             pulled = self.pair.both("pull", request)
             if not isinstance(pulled, ops.Batch):
                 break
@@ -69,8 +72,8 @@ class TrainerActions(WorkerActions):
             self.retry_blocked(draw)
 
     def train(self, draw: Draw) -> None:
-        """A whole step: fill and pull until it is complete, and unless it prefetches publish and commit."""
-        for _ in range(ROUNDS_OF_A_STEP):
+        """A whole step: fill and pull mostly until it is complete, and unless it prefetches publish and commit."""
+        for _ in range(draw.pick((ROUNDS_OF_A_STEP, ROUNDS_OF_A_STEP, 2))):
             self.fill(draw)
             pulled = self.next_round(draw)
             if not isinstance(pulled, ops.Batch) or pulled.final:
@@ -103,12 +106,23 @@ class TrainerActions(WorkerActions):
             self.pair.seen["publish:new" if done.published not in self.versions else "publish:repeated"] += 1
             self.versions.append(done.published)
 
+    def publish_some(self, count: int) -> None:
+        """The next versions, one after another."""
+        for _ in range(count):
+            self.publish_once(ops.Publish(self.view.epoch, self.view.published.version + 1, b"", None))
+
+    def interrupt_and_lease_again(self, draw: Draw) -> None:
+        """A continuation with an old head meets an engine with new weights."""
+        self.lease(draw)
+        if self.grants:
+            self.keep(draw, draw.recent(self.versions))
+        self.publish_some(draw.integer(0, 2))
+        self.lease_with_the_newest(4)
+
     def outdate(self, draw: Draw) -> None:
         """The trainer leaves leases behind, whose holder then asks for them."""
         self.lease(draw)
-        for _ in range(draw.integer(1, 3)):
-            version = self.view.published.version + 1
-            self.publish_once(ops.Publish(self.view.epoch, version, b"", None))
+        self.publish_some(draw.integer(1, 3))
         if self.grants:
             self.extend(draw)
             self.extend(draw)
@@ -153,6 +167,8 @@ class TrainerActions(WorkerActions):
         if resumed.epoch > before.epoch:
             self.pair.seen["resume:regenerated"] += resumed.next_step < before.checkpointed_steps
             self.pair.seen["resume:behind"] += before.committed_steps < resumed.next_step
+        if draw.rarely(4):
+            self.next_round(draw, ahead=draw.integer(0, 3))
         if resumed.next_step < resumed.next_unassembled_step:
             self.read_again(draw, resumed.next_step)
         elif self.pair.inside.rounds_of(resumed.next_step):
@@ -172,7 +188,7 @@ class TrainerActions(WorkerActions):
         self.submit(draw)
         self.lease(draw)
         if self.grants:
-            self._keep(draw, self.versions[-1])
+            self.keep(draw, self.versions[-1])
         self.resume(draw)
 
     def report_lost(self, draw: Draw) -> None:

@@ -70,14 +70,7 @@ class WorkerActions(History):
             returns.append(ops.LeaseReturn(lease_id, kind, error, body, head, len(body)))
         self.pair.both("give_back", worker, instance, returns)
 
-    def interrupt_and_lease_again(self, draw: Draw) -> None:
-        """A continuation with an old head meets an engine with new weights."""
-        self.lease(draw)
-        if self.grants:
-            self._keep(draw, draw.recent(self.versions))
-        self.lease(draw)
-
-    def _keep(self, draw: Draw, head: ops.WeightVersion) -> None:
+    def keep(self, draw: Draw, head: ops.WeightVersion) -> None:
         """A lease comes back with a continuation."""
         worker, instance, grant = self.holder(draw)
         kept = ops.LeaseReturn(grant.lease_id, ops.ReturnKind.INTERRUPTED, "", b"kept", head, 4)
@@ -118,16 +111,16 @@ class WorkerActions(History):
             for _ in range(count)
         ]
         self.pair.both("submit", ops.Submit(self.view.epoch, self.request_id(), cursor, cursor, b"", tasks))
-        grants = self._lease_with_the_newest(count)
+        grants = self.lease_with_the_newest(count)
         if grants and draw.rarely(3):
             failed = [ops.LeaseReturn(g.lease_id, ops.ReturnKind.FAILED, "failed", b"", None, 0) for g in grants[:2]]
             self.pair.both("give_back", WORKERS[0], self.instances[WORKERS[0]], failed)
             self.pair.do(Entry("time", (100,)))
-            grants = [*grants[2:], *self._lease_with_the_newest(2)]
+            grants = [*grants[2:], *self.lease_with_the_newest(2)]
         if grants:
             self.push_grants(draw, grants)
 
-    def _lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
+    def lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
         """What an engine is given that has the published weights."""
         worker = WORKERS[0]
         ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], self.versions[-1], count)
@@ -145,14 +138,17 @@ class WorkerActions(History):
         self.send(draw, [draw.recent(self.pushes)])
 
     def push_forged(self, draw: Draw) -> None:
-        task_id = draw.pick(TASKS)
-        generation, attempt = draw.integer(0, 2), draw.integer(1, 4)
+        """Leases that were never given, of tasks that there are and of others."""
+        open_tasks = self.pair.inside.attempts()
+        task_id, generation, attempt = draw.pick(open_tasks) if open_tasks else (draw.pick(TASKS), 0, 1)
+        generation = max(0, generation + draw.pick((0, 0, 1, -1)))
         forged = (
-            f"{task_id}/{generation}/{attempt}",
-            f"{task_id}/0/0",
+            f"{task_id}/{generation}/{attempt + 1}",
+            f"{task_id}/{generation}/{max(1, attempt)}",
+            f"{task_id}/{generation}/0",
             f"z/{generation}/1",
             "malformed",
-            f"{task_id}/01/1",
+            f"{task_id}/0{generation}/1",
         )
         self.send(draw, [self.facts(draw, task_id, generation, draw.pick(forged))])
 

@@ -253,3 +253,17 @@ def test_the_revision_of_an_act_is_one_to_send_back(rpc: Rpc) -> None:
     request = run.lease_request()
     request.run.CopyFrom(ref)
     assert rpc.tasks.LeaseTasks(request, timeout=TIMEOUT_S).leases
+
+
+def test_a_run_of_a_deleted_ones_name_is_not_behind_what_workers_remember(rpc: Rpc) -> None:
+    old = rpc.create(batch_groups=1)
+    old.fill(1)
+    remembered = old.publish(1).revision
+    delete(old)
+    policy = runs_pb2.RunPolicy(batch_groups=1)
+    created = rpc.runs.CreateRun(runs_pb2.CreateRunRequest(run_id=old.run_id, policy=policy), timeout=TIMEOUT_S)
+    assert created.created
+    request = old.lease_request()
+    request.run.seen_revision = remembered
+    assert rpc.tasks.LeaseTasks(request, timeout=TIMEOUT_S).wait == tasks_pb2.LEASE_WAIT_NO_TASKS
+    assert old.get().paused == ""

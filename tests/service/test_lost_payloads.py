@@ -77,3 +77,16 @@ def test_a_loss_found_in_the_middle_of_a_stream_ends_it_for_a_retry(rpc: Rpc, st
     assert (error.reason, error.retryable) == ("not_ready", True)
     assert "step 0" in error.message
     assert names(run, 0) == ["x0", "x1", "x2"]
+
+
+def test_a_trained_step_with_lost_payloads_cannot_be_pulled_again(rpc: Rpc, store: StoreServer) -> None:
+    run = rpc.create(batch_groups=2)
+    groups = run.fill(2)
+    run.pull(0)
+    run.commit(0)
+    lose(store, groups[0])
+    error = failure(lambda: run.pull(0))
+    assert (error.reason, error.retryable) == ("store_fault", False)
+    assert "step 0" in error.message
+    # What was trained stays so.
+    assert run.get().groups.trained.groups == 2

@@ -479,17 +479,18 @@ def _report(**fields: Any) -> weights_pb2.EngineReport:
 
 def test_a_store_behind_what_was_acknowledged_pauses_the_run_until_it_is_resumed(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=1)
-    ahead = common_pb2.RunRef(run_id=run.run_id, seen_revision=1_000)
+    acknowledged = run.submit([make_task()]).revision + 1_000
+    ahead = common_pb2.RunRef(run_id=run.run_id, seen_revision=acknowledged)
     request = batches_pb2.CommitRequest(run=ahead, epoch=1, through_step=0)
     error = failure(lambda: rpc.batches.Commit(request, timeout=TIMEOUT_S))
-    assert (error.reason, error.attributes["seen_revision"]) == ("store_rolled_back", "1000")
+    assert (error.reason, error.attributes["seen_revision"]) == ("store_rolled_back", str(acknowledged))
     assert run.get().paused == "store_rolled_back"
     for call in (lambda: run.submit([make_task()]), lambda: run.push([make_group("x")]), lambda: run.pull(0)):
         paused = refused(run, call, "run_paused")
         assert "store_rolled_back" in paused.attributes["why"]
     assert run.lease().wait == tasks_pb2.LEASE_WAIT_PAUSED
     assert run.resume().epoch == 2
-    assert run.submit([make_task()]).revision > 1_000
+    assert run.submit([make_task()]).revision > acknowledged
 
 
 def test_too_many_failed_tasks_stop_the_trainer_with_the_last_error(rpc: Rpc) -> None:

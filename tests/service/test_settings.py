@@ -78,6 +78,10 @@ def test_settings_do_not_change() -> None:
         ("redis://:secret@host", "redis://:***@host"),
         ("unix:///tmp/store.sock", "unix:///tmp/store.sock"),
         ("redis://host:6379", "redis://host:6379"),
+        (
+            "redis+sentinel://u:secret@one:1,two:2/s?sentinel_password=other&sentinel_username=x",
+            "redis+sentinel://u:***@one:1,two:2/s?sentinel_password=***&sentinel_username=x",
+        ),
         ("redis://user:p@ss:w@rd@host:6379", "redis://user:***@host:6379"),
     ],
 )

@@ -89,6 +89,22 @@ async def test_a_drained_run_waits_for_blocked_pushes(run: Run) -> None:
         await run.pull(0)
 
 
+async def test_a_drained_run_does_not_wait_for_pushes_that_nobody_comes_for(run: Run) -> None:
+    await run.create(overflow_action=OverflowAction.BLOCK)
+    await run.fill("a", "b")
+    (blocked,) = await run.push(run.group("c"))
+    await run.store.drain_run(run.run_id)
+    await run.batch(0)
+    await run.pass_ms(10_000)
+    assert (await run.short(1)).queued == 0
+    await run.pass_ms(1)
+    with pytest.raises(RunPaused, match="drained"):
+        await run.pull(1)
+    assert await run.members("waiting") == []
+    await run.store.abandon_push(run.run_id, [blocked.payload_key])
+    await run.check()
+
+
 async def test_eviction_by_the_pull_that_finds_a_run_drained_stays(run: Run) -> None:
     await run.create(max_staleness=1, stale_action=StaleAction.RECYCLE)
     await run.submit("a")

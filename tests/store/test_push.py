@@ -1,12 +1,14 @@
 """Pushing groups: identity, caps, overflow, blocked pushes."""
 
 import asyncio
+import re
 
 import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
+from buffer_service.store.replies import text
 from tests.store.driver import Run, weights
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
@@ -278,3 +280,20 @@ async def test_a_live_policy_change_applies_to_the_next_push(run: Run) -> None:
     assert await run.push_kinds(run.group("c")) == ["rejected_full"]
     await run.store.update_policy(run.run_id, RunPolicy(batch_groups=2, max_queued_groups=3, overflow_action=REJECT))
     assert await run.push_kinds(run.group("c")) == ["queued"]
+
+
+async def test_what_must_be_dropped_for_a_group_is_dropped_in_portions_within_one_push(run: Run) -> None:
+    await run.create(batch_groups=1, max_queued_groups=1_000, overflow_action=DROP)
+    for first in range(0, 1_000, 250):
+        await run.push(*(run.group(f"t{index}") for index in range(first, first + 250)))
+    revision = await run.store.update_policy(run.run_id, RunPolicy(batch_groups=1, max_queued_groups=2))
+    await run.command("CONFIG", "RESETSTAT")
+    pushed = await run.store.push(run.run_id, [run.group("a"), run.group("t999"), run.group("b"), run.group("c")])
+    stats = text(await run.command("INFO", "commandstats"))
+    assert [outcome.kind.value for outcome in pushed.outcomes] == ["queued", "duplicate", "queued", "queued"]
+    assert pushed.revision == revision + 1
+    assert await run.queue() == ["b/0", "c/0"]
+    assert await run.ledger() == {"accepted": 1_003, "queued": 2, "dropped_overflow": 1_001}
+    # 1,001 groups by at most 128 a call.
+    assert re.search(r"cmdstat_evalsha:calls=(\d+)", stats)[1] == "8"  # type: ignore[index]
+    await run.check()

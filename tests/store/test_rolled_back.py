@@ -1,13 +1,17 @@
 """A store that is behind what it has acknowledged."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.store.redis_store import RedisRunStore
+from buffer_service.store.resp import ConnectionLost
 from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.store.driver import Run
+from tests.support.store_server import StoreServer, store_server
 
 
 async def test_a_caller_who_has_seen_more_pauses_the_run(run: Run) -> None:
@@ -103,3 +107,102 @@ async def test_a_refused_retry_gives_up_what_was_blocked_but_not_what_was_queued
 async def _key(run: Run, group_id: str) -> str:
     key: bytes = (await run.record("groups", group_id))[3]
     return key.decode()
+
+
+async def restarted(server: StoreServer, *runs: Run) -> None:
+    """Kill the store and start it again; every process has noticed that its connections are gone."""
+    server.kill()
+    server.start()
+    for run in runs:
+        for link in ("_control", "_writes"):
+            connection = getattr(run.store._connection, link)._connection
+            if connection is not None:
+                with contextlib.suppress(ConnectionLost):
+                    await connection.request([("PING",)])
+
+
+@pytest.mark.faults
+async def test_a_lost_tail_is_noticed_however_far_others_have_moved_the_run_on() -> None:
+    """One process has acknowledged what the store lost; another one, that has not, is the first to come back."""
+    with store_server() as server:
+        ahead, behind = [await RedisRunStore.connect(server.url, timeout_s=10) for _ in range(2)]
+        run, other = Run(ahead), Run(behind)
+        await run.create()
+        await run.fill("a")
+        await other.fill("b")
+        server.save()
+        await run.fill("lost-1", "lost-2")
+        acknowledged = (await run.view()).revision
+        await restarted(server, run, other)
+        await other.fill("c", "d", "e")
+        survived = acknowledged - 2
+        assert (await other.view()).revision > acknowledged
+        with pytest.raises(StoreRolledBack) as behind_it:
+            await run.fill("f")
+        assert behind_it.value.attributes["seen_revision"] == str(acknowledged)
+        assert behind_it.value.attributes["revision"] == str(survived)
+        with pytest.raises(RunPaused):
+            await other.fill("g")
+        await run.resume()
+        other.epoch = run.epoch
+        await run.fill("f")
+        await other.fill("g")
+        assert (await run.ledger())["accepted"] == 7
+        await run.check()
+        for store in (ahead, behind):
+            await store.close()
+
+
+@pytest.mark.faults
+async def test_a_store_that_lost_nothing_is_not_suspected() -> None:
+    with store_server("--appendonly", "yes", "--appendfsync", "no") as server:
+        stores = [await RedisRunStore.connect(server.url, timeout_s=10) for _ in range(2)]
+        runs = [Run(store) for store in stores]
+        await runs[0].create()
+        for round_ in range(3):
+            for number, run in enumerate(runs):
+                await run.fill(f"{round_}-{number}")
+            await restarted(server, *runs)
+            await runs[round_ % 2].store.sweep()
+        for run in runs:
+            assert (await run.view()).paused == ""
+            await run.fill(f"last-{id(run)}")
+        await runs[0].check()
+        for store in stores:
+            await store.close()
+
+
+@pytest.mark.faults
+async def test_what_a_resume_has_settled_is_not_held_against_the_run_again() -> None:
+    with store_server() as server:
+        stores = [await RedisRunStore.connect(server.url, timeout_s=10) for _ in range(2)]
+        run, other = (Run(store) for store in stores)
+        await run.create()
+        server.save()
+        await run.fill("lost-1")
+        await other.fill("lost-2")
+        await restarted(server, run, other)
+        # The trainer resumes through the process that knows of the loss; it need not be told twice.
+        await run.resume()
+        other.epoch = run.epoch
+        await other.fill("a")
+        await run.fill("b")
+        view = await run.view()
+        assert (view.paused, view.groups["queued"].groups) == ("", 2)
+        await run.check()
+        for store in stores:
+            await store.close()
+
+
+@pytest.mark.faults
+async def test_the_sweep_of_a_process_that_knows_more_pauses_the_run() -> None:
+    with store_server() as server:
+        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        run = Run(store)
+        await run.create()
+        server.save()
+        await run.fill("lost")
+        await restarted(server, run)
+        await store.sweep()
+        assert (await run.view()).paused == "store_rolled_back"
+        await store.close()

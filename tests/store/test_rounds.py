@@ -1,5 +1,6 @@
 """Streaming: steps that are closed round by round."""
 
+import itertools
 from typing import Any
 
 import msgpack
@@ -264,6 +265,20 @@ async def test_a_replayed_open_step_goes_on_where_it_stood(run: Run) -> None:
     assert (await run.batch(0)).shard == first.shard
     assert ids(await run.batch(0, 1)) == ["t1/0"]
     await run.check()
+
+
+async def test_a_kept_open_step_asks_for_no_version_that_the_new_timeline_has_not_reached(run: Run) -> None:
+    await run.create(batch_groups=2, micro_batch_groups=1, max_queued_groups=9, max_staleness=0, batches_per_publish=2)
+    for step, round_ in itertools.product(range(2), range(2)):
+        await run.fill(f"t{step}{round_}")
+        await run.batch(step, round_)
+    await run.publish(1, commit_through=1)
+    await run.fill("open", head=1)
+    assert (await run.batch(2)).train_version == 1
+    assert (await run.resume(1)).version == 0
+    assert (await run.batch(2)).train_version == 0
+    await run.fill("fresh", head=0)
+    assert (await run.batch(2, 1)).final
 
 
 async def test_another_world_size_takes_an_open_step_over(run: Run) -> None:

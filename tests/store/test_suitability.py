@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.store.address import Address
+from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.binary import find_binary
 from buffer_service.store.keys import SCHEMA
 from buffer_service.store.redis_store import RedisRunStore
@@ -59,6 +59,46 @@ def test_tcp_addresses(scheme: str) -> None:
 def test_the_default_port_and_no_greeting() -> None:
     address = Address.parse("redis://host")
     assert (address.port, address.greeting(), address.shown) == (6379, [], "redis://host")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey", "rediss", "valkeys"])
+def test_addresses_of_sentinels(scheme: str) -> None:
+    url = (
+        f"{scheme}+sentinel://user:pa%20ss@one:1,two,[::1]:3/my%20buffer/4?sentinel_username=s&sentinel_password=p%26w"
+    )
+    address = Address.parse(url)
+    assert address.sentinels == Sentinels((("one", 1), ("two", 26379), ("::1", 3)), "my buffer", "s", "p&w")
+    assert address.greeting() == [("AUTH", "user", "pa ss"), ("SELECT", 4)]
+    assert address.tls == (scheme in {"rediss", "valkeys"})
+    for secret in ("pa%20ss", "pa ss", "p%26w", "p&w"):
+        assert secret not in address.shown
+    primary = address.at("10.0.0.1", 5)
+    assert (primary.host, primary.port, primary.sentinels) == ("10.0.0.1", 5, None)
+    assert primary.greeting() == address.greeting()
+
+
+def test_sentinels_without_credentials() -> None:
+    address = Address.parse("redis+sentinel://one/buffer")
+    assert address.sentinels == Sentinels((("one", 26379),), "buffer")
+    assert (address.greeting(), address.shown) == ([], "redis+sentinel://one/buffer")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://one:1",
+        "redis+sentinel://one:1/",
+        "redis+sentinel:///buffer",
+        "redis+sentinel://one,/buffer",
+        "redis+sentinel://one:x/buffer",
+        "redis+sentinel://one/buffer/x",
+        "redis+sentinel://one/buffer?sentinel_pasword=x",
+        "unix+sentinel://one/buffer",
+    ],
+)
+def test_what_is_no_address_of_sentinels_is_refused(url: str) -> None:
+    with pytest.raises(StoreUnsuitable, match=r"redis\+sentinel://host:port"):
+        Address.parse(url)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
+from buffer_service.store.replies import text
 from buffer_wire.errors import (
     CursorConflict,
     FailureBudgetExceeded,
@@ -301,8 +302,8 @@ async def test_a_resume_brings_the_heads_of_leases_into_the_new_timeline(run: Ru
     lease = await run.one_lease(loaded=weights(5))
     await run.resume(0)
     assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [LIVE]
-    # Step 0 is assembled, so step 1 is expected to be trained by version 3.
-    await run.publish(2)
+    # Trained on step 0, by a publish that says nothing else: step 1 is expected to be trained by version 3.
+    await run.publish(3)
     assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [CANCELLED]
 
 
@@ -383,3 +384,34 @@ async def test_time_never_goes_back(run: Run) -> None:
     await run.at(run.now - 400_000)
     await run.store.extend(run.run_id, "w", "i", [lease.lease_id])
     assert await run.command("ZSCORE", index_key(run.run_id, "leases"), "000000000000001a") == b"1001500"
+
+
+async def test_a_new_process_of_a_worker_that_held_much_returns_it_in_portions(run: Run) -> None:
+    await run.create(max_pending_tasks=600)
+    await run.submit(*(f"t{index}" for index in range(600)))
+    for _ in range(3):
+        await run.lease(200)
+    await run.command("CONFIG", "RESETSTAT")
+    (grant,) = (await run.lease(1, instance="after")).grants
+    stats = text(await run.command("INFO", "commandstats"))
+    assert grant.lease_id == "t0/0/2"
+    # 600 leases by at most 256 a call.
+    assert "cmdstat_evalsha:calls=3," in stats
+    assert await run.tasks() == {"submitted": 600, "pending": 599, "leased": 1}
+    assert (await run.view()).statistics["leases_returned"] == 600
+    await run.check()
+
+
+async def test_a_call_ends_so_many_back_offs_as_it_leases_at_least(run: Run) -> None:
+    await run.create(max_pending_tasks=600, retry_backoff_ms=100)
+    await run.submit(*(f"t{index}" for index in range(600)))
+    for _ in range(3):
+        await run.give_back(*(await run.lease(200)).grants, kind=ops.ReturnKind.FAILED)
+    await run.pass_ms(100)
+    leased = await run.lease(400)
+    assert [grant.task_id for grant in leased.grants] == [f"t{index}" for index in range(400)]
+    assert leased.wait is None
+    leased = await run.lease(400)
+    assert [grant.task_id for grant in leased.grants] == [f"t{index}" for index in range(400, 600)]
+    assert leased.wait is ops.LeaseWait.NO_TASKS
+    await run.check()

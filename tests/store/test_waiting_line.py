@@ -180,6 +180,37 @@ async def test_a_bundle_that_fails_in_the_middle_leaves_nobody_in_the_line(
     assert again == ["duplicate"] * 60 + ["blocked"] * 40
 
 
+async def test_a_retry_that_fails_in_the_middle_leaves_everybody_in_the_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.create(batch_groups=1, overflow_action=BLOCK)
+    await run.fill("x")
+    groups = [run.group(f"t{index}") for index in range(70)]
+    outcomes = await run.push(*groups)
+    waiting = [(group.facts, outcome.payload_key) for group, outcome in zip(groups, outcomes, strict=True)]
+    places = await run.members("waiting")
+    assert places == [key for _, key in waiting]
+    calls: list[str] = []
+    run_script = run.store._connection.run
+
+    async def fail_at_the_second(*given: Any) -> ops.Buffer:
+        calls.append(given[0].name)
+        if len(calls) == 2:
+            raise StoreOutOfMemory("the store")
+        return await run_script(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.store._connection, "run", fail_at_the_second)
+        with pytest.raises(StoreOutOfMemory):
+            await run.store.retry_push(run.run_id, waiting)
+    assert calls == ["push", "push"]
+    assert await run.members("waiting") == places
+    await run.batch(0)
+    again = await run.store.retry_push(run.run_id, waiting)
+    assert [outcome.kind.value for outcome in again.outcomes] == ["queued"] + ["blocked"] * 69
+    await run.check()
+
+
 async def test_a_quota_counts_what_is_delivered_until_it_is_trained(run: Run) -> None:
     await run.create(batch_groups=2, max_queued_groups=9, quota_groups=4, overflow_action=BLOCK)
     await run.fill("a", "b")

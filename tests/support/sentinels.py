@@ -19,16 +19,17 @@ from functools import partial
 from pathlib import Path
 
 from buffer_service.store.binary import find_binary
-from buffer_service.store.embedded import die_with
+from tests.support.mortal import mortal
 
 SERVICE = "buffer"
-DOWN_AFTER_MS = 1_500
-"""Sentinels send a PING every second, and the first one to a new primary a second after they switched to it: with less
-than that they give up a primary that they have only just promoted.
-"""
+DOWN_AFTER_MS = 1_000
 FAILOVER_TIMEOUT_MS = 3_000
 """Sentinels that split their votes try again after twice this time."""
-START_TIMEOUT_S = 30.0
+PERIODS_MS = {"ping-period": 200, "info-period": 500, "publish-period": 300, "ask-period": 200, "tilt-period": 1_000}
+"""Shorter than a Sentinel's own: they find each other sooner, have asked a new primary several times before
+DOWN_AFTER_MS, and do not look on for half a minute after the machine stood still for two seconds.
+"""
+START_TIMEOUT_S = 60.0
 POLL_S = 0.02
 QUORUM = 2
 
@@ -67,15 +68,18 @@ class Server:
         """host:port."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """Address of this server alone."""
+        return f"redis://{self.host}"
+
     def launch(self, *more: str) -> None:
         """Start it with these further settings. From the main thread alone: the server dies with the one it is from."""
         self.process = subprocess.Popen(
-            [*self.command, *more],
+            mortal([*self.command, *more]),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # Not even a killed test leaves a server behind.
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the tests' main thread starts it
         )
 
     def start(self) -> None:
@@ -83,9 +87,13 @@ class Server:
         self.launch()
         self.until(lambda: self.ask("PING").startswith("+PONG"), "it answers")
 
-    def is_in_step(self) -> bool:
-        """A replica that has its primary's data."""
-        return "master_link_status:up" in self.ask("INFO replication")
+    def follows(self, primary: "Server") -> bool:
+        """True for a replica that has all that the primary has, by the word of both: each may be early."""
+        return "master_link_status:up" in self.ask("INFO replication") and primary.reaches_one()
+
+    def reaches_one(self) -> bool:
+        """True for a primary when a replica acknowledges what it writes."""
+        return self.ask("PUBLISH nobody nothing\r\nWAIT 1 100").endswith(":1\r\n+PONG\r\n")
 
     def until(self, met: Callable[[], bool], what: str) -> None:
         """Poll until `met()`; the error quotes the log."""
@@ -100,12 +108,13 @@ class Server:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             connection.sendall(f"{command}\r\nPING\r\n".encode())
             answer = b""
-            while not answer.endswith((b"+PONG\r\n", b"-LOADING", b"\n-NOAUTH")):
+            # The answer to the PING is the end, also where it is a refusal.
+            while not (answer.endswith(b"\r\n") and answer.splitlines()[-1].startswith((b"+PONG", b"-"))):
                 received = connection.recv(1 << 16)
                 if not received:
                     break
                 answer += received
-            return answer.decode().removesuffix("+PONG\r\n") or answer.decode()
+            return answer.decode()
         return ""
 
     def kill(self) -> None:
@@ -131,12 +140,39 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Deployment:
-    """One service known to three Sentinels. `primary` and `replica` are what they were at the start."""
+class Pair:
+    """A primary and its replica; what they were at the start."""
 
     def __init__(self, binary: Path, *settings: str) -> None:
         self.primary = Server(binary, *settings)
         self.replica = Server(binary, "--replicaof", "127.0.0.1", str(self.primary.port), *settings)
+
+    def start(self) -> None:
+        """Start both, and wait until the replica is in step."""
+        self.primary.start()
+        self.replica.start()
+        self.replica.until(self.is_in_step, "the replica is in step")
+
+    def is_in_step(self) -> bool:
+        """The replica has all that the primary has."""
+        return self.replica.follows(self.primary)
+
+    def cut_off(self) -> None:
+        """Nothing that is written from now on reaches the replica, until it goes on."""
+        self.replica.halt()
+        self.primary.ask("CLIENT KILL TYPE replica")
+
+    def end(self) -> None:
+        """End both."""
+        for server in (self.replica, self.primary):
+            server.end()
+
+
+class Deployment(Pair):
+    """A pair, known to three Sentinels as one service."""
+
+    def __init__(self, binary: Path, *settings: str) -> None:
+        super().__init__(binary, *settings)
         monitor = f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.port} {QUORUM}"
         config = f"{monitor}\nsentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
         config += f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
@@ -149,11 +185,11 @@ class Deployment:
 
     def start(self) -> None:
         """Start all, and wait until the replica is in step and the Sentinels know each other."""
-        self.primary.start()
-        self.replica.start()
-        self.replica.until(self.replica.is_in_step, "the replica is in step")
+        super().start()
         for sentinel in self.sentinels:
             sentinel.start()
+            periods = " ".join(f"{name} {period}" for name, period in PERIODS_MS.items())
+            assert "+OK" in sentinel.ask(f"SENTINEL DEBUG {periods}")
         for sentinel in self.sentinels:
             sentinel.until(partial(self._sees_all, sentinel), "a Sentinel knows the others")
 
@@ -165,12 +201,13 @@ class Deployment:
     async def primary_back(self) -> None:
         """Start the killed primary again as a replica of the promoted one, and wait until it is in step."""
         self.primary.launch("--replicaof", "127.0.0.1", str(self.replica.port))
-        await asyncio.to_thread(self.primary.until, self.primary.is_in_step, "it is in step")
+        await asyncio.to_thread(self.primary.until, partial(self.primary.follows, self.replica), "it is in step")
 
     def end(self) -> None:
         """End all."""
-        for server in (*self.sentinels, self.replica, self.primary):
-            server.end()
+        for sentinel in self.sentinels:
+            sentinel.end()
+        super().end()
 
     def _has_promoted(self, sentinel: Server) -> bool:
         return str(self.replica.port) in sentinel.ask(f"SENTINEL get-master-addr-by-name {SERVICE}")
@@ -182,10 +219,25 @@ class Deployment:
         return (facts.get("num-other-sentinels"), facts.get("num-slaves")) == ("2", "1")
 
 
+def _binary() -> Path:
+    return find_binary(os.environ.get("RB_TEST_STORE_BINARY"))
+
+
 @contextlib.contextmanager
-def sentinels(*settings: str, binary: Path | None = None) -> Iterator[Deployment]:
+def pair(*settings: str) -> Iterator[Pair]:
+    """A running primary and replica; `settings` are of both."""
+    servers = Pair(_binary(), *settings)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.end()
+
+
+@contextlib.contextmanager
+def sentinels(*settings: str) -> Iterator[Deployment]:
     """A running deployment; `settings` are of the primary and the replica."""
-    deployment = Deployment(binary or find_binary(os.environ.get("RB_TEST_STORE_BINARY")), *settings)
+    deployment = Deployment(_binary(), *settings)
     try:
         deployment.start()
         yield deployment

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 from buffer_service.store.binary import find_binary
-from buffer_service.store.embedded import die_with
+from tests.support.mortal import mortal
 
 
 class StoreServer:
@@ -32,29 +32,40 @@ class StoreServer:
 
     def start(self) -> Self:
         """Start and wait until it answers."""
+        self.launch()
+        self._until(lambda answer: answer != b"" and not answer.startswith(b"-LOADING"))
+        return self
+
+    def launch(self) -> None:
+        """Start it. From the main thread alone: the server dies with the one it is from."""
         command = [
             str(self.binary), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
             "--save", "", "--loglevel", "warning", *self.settings,
         ]  # fmt: skip
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            # Not even a killed test leaves a server behind.
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 - the tests' main thread starts it
-        )
+        self.process = subprocess.Popen(mortal(command), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+
+    def until_loading(self) -> None:
+        """Wait until it answers that it is loading its data."""
+        self._until(lambda answer: answer.startswith(b"-LOADING"))
+
+    def _until(self, met: Callable[[bytes], bool]) -> None:
         deadline = time.monotonic() + 20
-        while (answer := self._ask("PING")) == b"" or answer.startswith(b"-LOADING"):
-            if self.process.poll() is not None or time.monotonic() > deadline:
+        while not met(self._ask("PING")):
+            if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.binary} did not start")
             time.sleep(0.01)
-        return self
 
     def flush(self) -> None:
         """Delete everything."""
         answer = self._ask("FLUSHALL")
         if answer != b"+OK\r\n":
             raise RuntimeError(f"FLUSHALL was answered {answer!r}")
+
+    def save(self) -> None:
+        """Write out what there is: a server without an append-only file starts with it the next time."""
+        answer = self._ask("SAVE")
+        if answer != b"+OK\r\n":
+            raise RuntimeError(f"SAVE was answered {answer!r}")
 
     def _ask(self, command: str) -> bytes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

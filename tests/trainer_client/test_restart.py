@@ -72,6 +72,45 @@ def test_the_loop_goes_on_and_trains_on_every_group_once(tmp_path: Path, prefetc
     assert (run.committed_steps, run.published.version, run.cursor) == (STEPS, STEPS, STEPS * BATCH)
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path, prefetch: int) -> None:
+    policy = Policy(
+        batch_groups=BATCH,
+        micro_batch_groups=1,
+        max_queued_groups=2 * BATCH,
+        overflow_action="block",
+        lease_ttl_ms=5_000,
+    )
+    options = SessionOptions(pull_timeout_s=90, max_pending_tasks=8, chunk_tasks=4)
+    places: list[tuple[int, int, bool]] = []
+    trained: list[str] = []
+    with (
+        running_service(tmp_path) as service,
+        BufferClient(service.address, ClientOptions(timeout_s=90)) as client,
+    ):
+        killer = Killer(service)
+        with (
+            PushingWorker(service.address, "r", patience_s=90),
+            client.session("r", policy=policy, tasks=tasks(), prefetch=prefetch, options=options) as session,
+        ):
+            for micro in session.rounds():
+                places.append((micro.step, micro.round, micro.final))
+                trained += [group.task_id for group in micro.groups]
+                if micro.step in (5, 12) and micro.round == 1:
+                    killer.join()
+                    killer.strike()
+                if micro.final:
+                    assert micro.info.total_groups == BATCH
+                    session.publish()
+        killer.join()
+        run = client.run("r")
+    assert places == [(step, round_, round_ == BATCH - 1) for step in range(STEPS) for round_ in range(BATCH)]
+    assert len(trained) == len(set(trained)) == STEPS * BATCH
+    assert run.ledger.balanced
+    assert (run.ledger.groups.trained.groups, run.committed_steps) == (STEPS * BATCH, STEPS)
+
+
 @pytest.mark.timeout(120)
 def test_a_trainer_and_a_service_that_die_together_are_resumed_exactly(tmp_path: Path) -> None:
     """Both ends are gone at once: nothing but the store and the trainer's checkpoint is left."""

@@ -44,7 +44,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     if rounds.is_ready(run, plan):
         run.world_size = request.world_size
         return _reply(run, request, rounds.close(run, request.world_size, plan, step), replayed=False)
-    if run.draining and not run.leases and not run.line:
+    if run.draining and not run.leases and run.line.is_empty(run.now):
         run.settle()
         raise RunPaused(run.run_id, DRAINED)
     return Short(
@@ -73,7 +73,6 @@ def report_lost(run: RunState, step: int, group_ids: Collection[str]) -> None:
                 one.remove(group)
                 run.move_group(group, GroupState.LOST)
                 run.end_group(group)
-                run.assembled_now -= 1
     run.settle()
 
 

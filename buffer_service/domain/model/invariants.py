@@ -158,7 +158,7 @@ def _steps(run: RunState) -> Iterator[str]:
 def _rounds(step: Step) -> Iterator[str]:
     if not step.rounds or (len(step.rounds) > 1 and not step.form.streamed):
         yield f"step {step.step} has {len(step.rounds)} rounds"
-    if step.form.streamed and len(step.groups) > step.form.target:
+    if len(step.groups) > step.form.target:
         yield f"step {step.step} has {len(step.groups)} groups of {step.form.target}"
     for index, one in enumerate(step.rounds):
         if one.max_staleness != UNSET and one.stalest_milli > one.max_staleness * MILLI:

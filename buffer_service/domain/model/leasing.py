@@ -6,7 +6,7 @@ that fails counts towards max_attempts, one that is interrupted or cancelled doe
 
 from collections.abc import Sequence
 
-from buffer_service.domain.admission import capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
 from buffer_service.domain.failures import backoff_ms
 from buffer_service.domain.gate import oldest_useful_version, too_spread, too_stale
 from buffer_service.domain.model.records import Continuation, Lease, Task, Worker
@@ -47,8 +47,8 @@ def lease(run: RunState, ask: LeaseAsk) -> Leased:
         return _reply(run, [], refusal, required)
     room = capacity(
         run.policy,
-        published_version=run.published.version,
-        assembled=run.assembled_now,
+        unpublished_steps=run.unpublished_steps,
+        open_step=_open_step(run),
         queued=len(run.queue),
         leased=len(run.leases),
     )
@@ -124,6 +124,11 @@ def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
     if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
         return LeaseWait.ENGINE_STALE
     return None
+
+
+def _open_step(run: RunState) -> OpenStep:
+    step = run.steps.get(run.next_step)
+    return OpenStep(step.form.target, len(step.groups)) if step else NO_OPEN_STEP
 
 
 def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:

@@ -26,11 +26,12 @@ class Line:
         self.tickets = 0
         self._waiters: OrderedDict[str, Waiter] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._waiters)
-
     def __iter__(self) -> Iterator[tuple[str, Waiter]]:
         return iter(self._waiters.items())
+
+    def is_empty(self, now: int) -> bool:
+        """Whether nobody waits, after those at the head that have lapsed are taken out."""
+        return self.admits("", now)
 
     def admits(self, payload_key: str, now: int) -> bool:
         """Whether it is this push's turn, after those at the head that have lapsed are taken out."""

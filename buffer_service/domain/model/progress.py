@@ -35,6 +35,9 @@ def publish(run: RunState, request: Publish) -> Published:
         run.published = WeightVersion(request.epoch, request.version)
         run.manifest = request.manifest
         run.published_steps = run.committed_steps
+        if request.commit_through is None:
+            # Weights without a word on what they include: everything but the batches that may be prefetched.
+            run.published_steps = max(run.committed_steps, run.next_step - run.policy.prefetch_batches)
         run.publishes = [p for p in run.publishes if p.committed_steps < run.committed_steps]
         run.publishes.append(PublishedAt(run.committed_steps, request.version, request.manifest))
         run.changed = True

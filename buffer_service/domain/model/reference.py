@@ -27,12 +27,12 @@ class ReferenceModel:
 
     # ── runs ──
 
-    def create_run(self, run_id: str, policy: RunPolicy) -> tuple[ops.RunView, bool]:
+    def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
         """Create a run, or return the existing one when its policy is the same."""
         run = self._runs.get(run_id)
         if run is None:
             now = self._now_ms()
-            run = self._runs[run_id] = RunState(run_id, policy, created_ms=now, now=now)
+            run = self._runs[run_id] = RunState(run_id, policy, created_ms=now, now=now, revision=revision)
             return view.view(run), True
         if run.policy != policy:
             theirs, ours = policy.to_store(), run.policy.to_store()
@@ -133,8 +133,10 @@ class ReferenceModel:
             raise
 
     def abandon_push(self, run_id: str, payload_keys: Sequence[str]) -> None:
-        """Give up blocked groups."""
-        run = self._known(run_id)
+        """Give up blocked groups; of a run that is gone there are none left."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return
         for key in payload_keys:
             run.payloads.trash(key)
             run.line.leave(key)

@@ -30,9 +30,9 @@ def resume(run: RunState, request: Resume) -> Resumed:
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
     if regenerate:
         run.checkpointed_steps = next_step
-        run.assembled_now = next_step * run.policy.batch_groups
     run.committed_steps = min(run.committed_steps, next_step)
     run.published_steps = next_step
+    _rewind_open_step(run)
     run.world_size = 0
     run.retained_bytes = sum(run.steps[step].bytes for step in range(run.checkpointed_steps, run.committed_steps))
     if run.rolled_back:
@@ -62,6 +62,13 @@ def _rewind_clock(run: RunState, next_step: int) -> None:
         task.clamp(fork.version)
 
 
+def _rewind_open_step(run: RunState) -> None:
+    """An open step that is kept must not ask for groups of versions that the abandoned timeline alone had."""
+    step = run.steps.get(run.next_step)
+    if step is not None:
+        step.form = replace(step.form, train_version=min(step.form.train_version, run.train_version))
+
+
 def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:
     """Batches from next_step on are replayed, requeued or discarded; the open step is one of them."""
     again = [step for step in run.steps.values() if step.step >= next_step]
@@ -74,7 +81,6 @@ def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:
     for step in again:
         del run.steps[step.step]
     run.next_step = next_step
-    run.assembled_now -= len(groups)
     if mode is ResumeMode.DISCARD:
         for group in groups:
             run.move_group(group, GroupState.DISCARDED)

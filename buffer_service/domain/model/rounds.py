@@ -8,10 +8,12 @@ step's form is that of its first round.
 from dataclasses import dataclass
 
 from buffer_service.domain.gate import MILLI
+from buffer_service.domain.liveness import most_batch_groups
 from buffer_service.domain.model.records import Group
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.model.steps import Form, Round, Step, split
 from buffer_service.domain.ops import Pull
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.transitions import GroupState
 from buffer_wire.errors import InvalidField
 
@@ -37,6 +39,8 @@ def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
     if form.equal and groups % world_size and (form.streamed or form.token_budget == 0):
         raise InvalidField("world_size", world_size, f"a divisor of batch_groups {groups} (equal_shards)")
     if not form.streamed:
+        if form.equal and groups < world_size:
+            raise InvalidField("world_size", world_size, f"at most batch_groups {groups} (equal_shards)")
         return Plan(form, groups, world_size if form.equal else 1)
     size = min(world_size * form.micro_groups, groups - (len(step.groups) if step else 0))
     if size > run.policy.max_queued_groups:
@@ -61,7 +65,6 @@ def close(run: RunState, world_size: int, round_plan: Plan, step: Step | None) -
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
     step.rounds.append(closed)
-    run.assembled_now += len(groups)
     for group in groups:
         run.move_group(group, GroupState.FORMING if form.streamed else GroupState.DELIVERED)
     if step.is_full:
@@ -79,10 +82,15 @@ def _first_form(run: RunState, request: Pull) -> Form:
     if train_version < run.published.version:
         limit = f"at least the published version {run.published.version}"
         raise InvalidField("train_version", train_version, limit)
-    groups = policy.batch_groups if request.batch_groups is None else request.batch_groups
-    most = MAX_STREAMED_GROUPS if policy.micro_batch_groups else policy.max_queued_groups
-    if not 1 <= groups <= most:
-        raise InvalidField("batch_groups", groups, f"1 to {most}")
+    if request.batch_groups is None:
+        return _form(policy, train_version, policy.batch_groups)
+    most = most_batch_groups(policy, MAX_STREAMED_GROUPS if policy.micro_batch_groups else policy.max_queued_groups)
+    if not 1 <= request.batch_groups <= most:
+        raise InvalidField("batch_groups", request.batch_groups, f"1 to {most}")
+    return _form(policy, train_version, request.batch_groups)
+
+
+def _form(policy: RunPolicy, train_version: int, groups: int) -> Form:
     return Form(train_version, groups, policy.micro_batch_groups, policy.batch_tokens, policy.equal_shards)
 
 
@@ -93,7 +101,7 @@ def _take(run: RunState, round_plan: Plan, world_size: int) -> list[Group]:
     turns = run.queue_turns.copy()
     picked: list[Group] = []
     tokens = 0
-    while len(picked) < max(round_plan.needed, round_plan.minimum):
+    while len(picked) < round_plan.needed:
         group = run.queue.pick(run.mixture, policy.staleness_measure, turns)
         if group is None:
             break

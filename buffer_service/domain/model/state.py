@@ -95,9 +95,7 @@ class RunState:
     committed_steps: int = 0
     checkpointed_steps: int = 0
     published_steps: int = 0
-    """committed_steps as of the last publish."""
-    assembled_now: int = 0
-    """Groups of the steps below next_step, and of the open one."""
+    """Steps that the last publish covered."""
     world_size: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
     """From checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all closed."""
@@ -202,10 +200,14 @@ class RunState:
     # ── clock ──
 
     @property
+    def unpublished_steps(self) -> int:
+        """Assembled steps that the last publish did not cover."""
+        return self.next_step - self.published_steps
+
+    @property
     def train_version(self) -> int:
         """Estimate of the version that will train on the next unassembled step."""
-        unpublished = self.next_step - self.published_steps
-        return next_train_version(self.published.version, unpublished, self.policy.batches_per_publish)
+        return next_train_version(self.published.version, self.unpublished_steps, self.policy.batches_per_publish)
 
     # ── tasks ──
 

@@ -126,14 +126,16 @@ def _fit_queue(values: dict[str, Any], unit: str, quota: int) -> None:
     """A quota that its policy did not ask for must not refuse it: the queue's cap, if not set either, follows."""
     defaults = RunPolicy()
     cap = f"max_queued_{unit}"
-    # As many batches as the domain wants a quota to hold.
+    # As many full queues as the domain wants a quota to hold.
     batches = 1 + sum(
         values.get(field, getattr(defaults, field)) for field in ("prefetch_batches", "batches_per_publish")
     )
+    micro = values.get("micro_batch_groups", 0)
+    queues = batches * -(-values.get("batch_groups", defaults.batch_groups) // micro) if micro else batches
     if unit == "tokens" and not values.get(cap):
-        values[cap] = quota // batches
+        values[cap] = quota // queues
     if unit == "bytes" and cap not in values:
-        values[cap] = min(defaults.max_queued_bytes, quota // batches)
+        values[cap] = min(defaults.max_queued_bytes, quota // queues)
 
 
 def to_policy(effective: RunPolicy) -> pb.RunPolicy:

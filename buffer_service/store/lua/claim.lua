@@ -3,7 +3,8 @@
 -- one to come finds the revision as the server got it, and the others are compared with that, however far the run has
 -- moved on by then.
 --
--- KEYS[1] rb:{R}:run; its fields server and survived (the revision that the run had when that server came to it)
+-- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
+--         survived_epoch (its epoch then: a resume has settled since what was lost)
 -- ARGV[1] {server, seen (highest revision that the process has acknowledged, 0 for none)}
 -- Replies {'claimed'} | {'error', 'unknown_run'} | {'error', 'store_rolled_back', ...}, the run is then paused
 -- Complexity O(1)
@@ -15,14 +16,14 @@ local server, seen = request[1], request[2]
 if not load_run() then
   return refuse('unknown_run')
 end
-local known = call('HMGET', RUN, 'server', 'survived')
-local survived = tonumber(known[2] or 0)
+local known = call('HMGET', RUN, 'server', 'survived', 'survived_epoch')
+local survived, epoch = tonumber(known[2] or 0), tonumber(known[3] or 0)
 if known[1] ~= server then
-  survived = state.revision
+  survived, epoch = state.revision, state.epoch
   relieve()
-  call('HSET', RUN, 'server', server, 'survived', format('%d', survived))
+  call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_epoch', format('%d', epoch))
 end
-if seen > survived then
+if seen > survived and state.epoch == epoch then
   open_run(math.max(seen, state.revision + 1))
   return refuse('store_rolled_back', seen, survived)
 end

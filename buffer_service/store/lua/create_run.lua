@@ -1,7 +1,8 @@
 -- Creates a run.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {policy}: a map of integers, names, and environments {{name, share, priority}, ...}
+-- ARGV[1] {policy, revision to begin with}; policy: a map of integers, names, and environments {{name, share,
+--         priority}, ...}
 -- Replies {'created'} | {'exists', policy} | {'error', 'deleting'}
 -- Complexity O(1)
 
@@ -16,7 +17,8 @@ elseif call('EXISTS', key('deleting')) == 1 then
   return refuse('deleting')
 end
 
-policy = request[1]
+local revision
+policy, revision = unpack(request, 1, 2)
 read_clock()
 ledger = {groups = {}, tasks = {}, statistics = {}}
 for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
@@ -35,10 +37,9 @@ for _, name in ipairs({
 end
 ledger.statistics.recent_acceptance_ppm = 1000000
 state = {
-  revision = 1, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
+  revision = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
   epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
-  assembled_now = 0,
   sequence = 0, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,
 }
 call('HSET', RUN, 'policy', pack(policy), 'now', format('%d', now))

@@ -4,6 +4,7 @@
 -- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks}
 -- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants}; a grant is
 --         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
+--       | {'more'}: much of what the worker's former process held was returned; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(environments + (max_tasks + due) * log tasks)
 
@@ -13,6 +14,10 @@
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
 local loaded_epoch, loaded_version, max_tasks = request[6], request[7], request[8]
+
+-- Leases that one call ends, and tasks whose back-off it ends: few enough that it holds the store up for milliseconds
+-- only.
+local PORTION = 256
 
 relieve()
 local refusal = open_run(seen)
@@ -42,12 +47,18 @@ end
 if worker[1] ~= instance_id then
   local members = call('SMEMBERS', held)
   table.sort(members)
+  local returned = 0
   for _, member in ipairs(members) do
     local task_id = entry_task_id(member)
     local task = load_task(task_id)
     if live_expiry(task_id, task, task.generation, task.attempt) then
       stat('leases_returned', 1)
       reopen_task(task_id, task, now)
+      returned = returned + 1
+      if returned == PORTION then
+        close_run()
+        return reply('more')
+      end
     end
   end
   worker = {instance_id, '', {}}
@@ -90,8 +101,13 @@ if policy.reserve_queue_space ~= 0 then
   capacity = math.min(capacity, policy.max_queued_groups - (queued + leased))
 end
 if policy.max_lookahead >= 0 then
-  local groups = (policy.max_lookahead + state.version + 1) * policy.batch_groups * policy.batches_per_publish
-  capacity = math.min(capacity, groups - (state.assembled_now + queued + leased))
+  local steps = (policy.max_lookahead + 1) * policy.batches_per_publish - (state.next_step - state.published_steps)
+  local size, forming = policy.batch_groups, 0
+  if state.rounds > 0 then
+    local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
+    size, forming = math.max(size, open.target), open.groups
+  end
+  capacity = math.min(capacity, steps * size - (forming + queued + leased))
 end
 capacity = math.max(0, capacity)
 
@@ -106,7 +122,7 @@ local function check_continuation(task)
   end
 end
 
-promote_due()
+promote_due(math.max(PORTION, max_tasks))
 local members = {}
 if capacity > 0 then
   members = pick_pending(math.min(capacity, max_tasks))

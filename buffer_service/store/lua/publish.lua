@@ -43,6 +43,10 @@ if not is_repeat then
   end
   state.version = version
   state.published_steps = state.committed_steps
+  if commit_through < 0 then
+    -- Weights without a word on what they include: everything but the batches that may be prefetched.
+    state.published_steps = math.max(state.committed_steps, state.next_step - policy.prefetch_batches)
+  end
   changed = true
   topics.weights, topics.tasks, topics.groups = true, true, true
 end

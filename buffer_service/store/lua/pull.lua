@@ -13,7 +13,8 @@
 --       | {'more'}: much was evicted; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' |
 --         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
---         'step_train_version' | 'batch_groups' | 'equal_shards' | 'round_size', ...}
+--         'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
+--         'round_size', ...}
 -- Complexity O(evicted * log queued + groups of the round * log queued); a replay O(shard)
 
 -- @include rounds
@@ -57,6 +58,23 @@ local function answer(header, stored, replayed)
     stored.ranks[rank + 1][1], replayed, queued_count(), state.forks, chunks)
 end
 
+-- The most groups that a step of its own size may have, as domain/liveness.py argues.
+local function most_batch_groups()
+  local most = policy.micro_batch_groups > 0 and 65536 or policy.max_queued_groups
+  local uncommitted = policy.prefetch_batches + policy.batches_per_publish
+  if policy.max_lookahead >= 0 then
+    local batches = (policy.max_lookahead + 1) * policy.batches_per_publish - (uncommitted - 1)
+    most = math.min(most, batches * policy.batch_groups)
+  end
+  if policy.quota_groups > 0 then
+    most = math.min(most, floor(policy.quota_groups / (uncommitted + 1)))
+  end
+  if policy.micro_batch_groups > 0 and (policy.quota_tokens > 0 or policy.quota_bytes > 0) then
+    most = math.min(most, policy.batch_groups)
+  end
+  return most
+end
+
 local is_open = step == state.next_step and state.rounds > 0
 local header = (is_open or step < state.next_step) and load_step(step) or nil
 local closed = header and header.rounds or 0
@@ -88,7 +106,7 @@ else
   elseif train_version < state.version then
     return refuse('train_version', train_version, state.version)
   end
-  local most = policy.micro_batch_groups > 0 and 65536 or policy.max_queued_groups
+  local most = most_batch_groups()
   if batch_groups == -1 then
     batch_groups = policy.batch_groups
   elseif batch_groups < 1 or batch_groups > most then
@@ -102,6 +120,9 @@ train_version = header.train_version
 local is_streamed, is_equal = header.micro > 0, header.equal == 1
 if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
   return refuse('equal_shards', world_size, header.target)
+end
+if is_equal and not is_streamed and header.target < world_size then
+  return refuse('equal_ranks', world_size, header.target)
 end
 local size, budget, multiple = header.target, header.budget, is_equal and world_size or 1
 if is_streamed then
@@ -136,14 +157,14 @@ end
 local queued = queued_count()
 local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
 if is_enough and queued >= multiple then
-  local groups = take(math.max(size, multiple), budget, multiple)
+  local groups = take(size, budget, multiple)
   return answer(header, close_round(header, groups, world_size), 0)
 end
 
 local leased = call('ZCARD', LEASES)
-if state.draining and leased == 0 and not somebody_waits() then
+if state.draining and leased == 0 and not head_of_line() then
   close_run(again)
   return refuse('run_paused', 'drained')
 end
-want_groups(math.max(size, multiple))
+want_groups(size)
 return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))

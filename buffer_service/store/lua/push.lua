@@ -1,16 +1,17 @@
 -- Accepts groups whose payloads are already stored and staged.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, groups, retry (1 or 0)}; retry: the groups were blocked before. A group is {task_id,
---         generation, lease_id ('' for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens,
---         loss_tokens, bytes, spans (1 or 0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli,
---         min_response_tokens, max_response_tokens, response_lengths, rewards}
+-- ARGV[1] {seen_revision, groups, retry (1 or 0), again (1 or 0)}; retry: the groups are staged already; again: a later
+--         call of the same push, for those that it answered with 'more'. A group is {task_id, generation, lease_id (''
+--         for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or
+--         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
+--         max_response_tokens, response_lengths, rewards}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
---         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease', or for what can never be accepted
---         {field, value, limit}
+--         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
+--         for it), or for what can never be accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
--- Complexity O(classes + groups * log queued), plus the same for each group dropped
+-- Complexity O(classes + (groups + 128 dropped) * log queued)
 
 -- @include groups
 -- @include environments
@@ -18,7 +19,9 @@
 -- @include waiting
 
 local request = unpack_msg(ARGV[1])
-local groups, retry = request[2], request[3] == 1
+local groups, retry, again = request[2], request[3] == 1, request[4] == 1
+-- Groups that this call may still drop: few enough that it holds the store up for milliseconds only.
+local drops_left = 128
 
 local refusal = open_run(request[1])
 if not refusal then
@@ -126,7 +129,15 @@ local function make_room(group, task, attempt)
   elseif action == 'reject' then
     return not fits(1, tokens, bytes) and 'rejected_full' or nil
   end
-  return not drop_oldest_until_fits(1, tokens, bytes) and 'rejected_full' or nil
+  while not fits(1, tokens, bytes) do
+    if drops_left == 0 then
+      return 'more'
+    elseif not drop_oldest() then
+      return 'rejected_full'
+    end
+    drops_left = drops_left - 1
+  end
+  return nil
 end
 
 -- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
@@ -205,12 +216,15 @@ local function push(group)
   return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
 end
 
-local outcomes, settled, room_taken = {}, {}, false
+local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
 for index, group in ipairs(groups) do
-  local outcome, is_repeat = push(group)
   local payload = group[4]
+  -- The order of the groups is kept: those behind one that has to come again come with it.
+  if outcome ~= 'more' then
+    outcome, is_repeat = push(group)
+  end
   outcomes[index] = outcome
-  if outcome ~= 'blocked' then
+  if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
     if counters[outcome] then
       stat(counters[outcome], 1)
@@ -218,13 +232,13 @@ for index, group in ipairs(groups) do
     if outcome ~= 'queued' and not is_repeat then
       trash(payload)
     end
-    if retry and leave_line(payload) and (outcome == 'queued' or outcome == 'filtered') then
-      room_taken = true
+    if retry then
+      leave_line(payload)
     end
   end
 end
-if room_taken and somebody_waits() then
+if line_moved and somebody_waits() then
   topics.space = true
 end
 unstage(settled)
-return reply('pushed', close_run(), state.epoch, state.version, outcomes)
+return reply('pushed', close_run(again), state.epoch, state.version, outcomes)

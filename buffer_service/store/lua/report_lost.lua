@@ -62,7 +62,6 @@ if header then
   end
   if lost > 0 then
     save_step(step, header)
-    state.assembled_now = state.assembled_now - lost
   end
 end
 return reply('ok', close_run(), lost)

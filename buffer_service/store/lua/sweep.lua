@@ -14,9 +14,9 @@ relieve()
 if not begin_run() then
   return refuse('unknown_run')
 end
-local expired = expire_leases(1000)
+local expired = expire_leases(VICTIMS)
 close_run()
 local more = free_some()
 local stale = call('ZRANGEBYSCORE', key('staging'), '-inf', format('%d', now - request[1]), 'LIMIT', 0, 1000)
 discard_staged(stale)
-return reply('swept', expired + #stale, (more or expired == 1000 or #stale == 1000) and 1 or 0)
+return reply('swept', expired + #stale, (more or expired == VICTIMS or #stale == 1000) and 1 or 0)

@@ -92,13 +92,3 @@ local function drop_oldest()
   end_group(group, 'queued', 'dropped_overflow')
   return true
 end
-
--- Drops the oldest queued groups until (groups, tokens, bytes) more fit; false when they do not fit an empty queue.
-local function drop_oldest_until_fits(groups, tokens, bytes)
-  while not fits(groups, tokens, bytes) do
-    if not drop_oldest() then
-      return false
-    end
-  end
-  return true
-end

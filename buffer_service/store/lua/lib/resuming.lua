@@ -60,7 +60,6 @@ local function take_back(step, mode, limit)
         queue_group(clamp(group), from)
       end
     end
-    state.assembled_now = state.assembled_now - #groups
   end)
   local is_empty = header.rounds == 0
   if is_empty then
@@ -126,10 +125,15 @@ local function end_resume()
   local request_id, step, _, regenerate = unpack(state.resuming)
   if regenerate == 1 then
     state.checkpointed_steps, state.freed_steps, state.next_step = step, step, step
-    state.assembled_now = step * policy.batch_groups
   end
   state.committed_steps = math.min(state.committed_steps, step)
   state.published_steps = step
+  if state.rounds > 0 then
+    -- The open step must not ask for groups of versions that the abandoned timeline alone had.
+    local open = load_step(state.next_step)
+    open.train_version = math.min(open.train_version, next_train_version())
+    save_step(state.next_step, open)
+  end
   state.resuming = nil
   if state.paused == 'store_rolled_back' then
     state.paused = ''

@@ -34,7 +34,6 @@ local function count_assembled(groups, own, train_version)
   stat('in_queue_staleness_sum', in_queue)
   stat('assembled_groups_spanning_versions', spanning)
   statistics.staleness_max = math.max(statistics.staleness_max, own.staleness_max)
-  state.assembled_now = state.assembled_now + #groups
 end
 
 -- A step that is about to get its first round.

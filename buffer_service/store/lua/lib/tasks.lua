@@ -77,17 +77,13 @@ local function queue_task(task_id, task, not_before)
   topics.tasks = true
 end
 
--- Tasks whose back-off is over join the order of leasing.
-local function promote_due()
-  local portion
-  repeat
-    portion = call('ZRANGEBYSCORE', DELAYED, '-inf', format('%d', now), 'LIMIT', 0, 1000)
-    for _, member in ipairs(portion) do
-      local task_id = entry_task_id(member)
-      call('ZREM', DELAYED, member)
-      queue_task(task_id, load_task(task_id), now)
-    end
-  until #portion == 0
+-- Tasks whose back-off is over join the order of leasing, at most `limit` of them.
+local function promote_due(limit)
+  for _, member in ipairs(call('ZRANGEBYSCORE', DELAYED, '-inf', format('%d', now), 'LIMIT', 0, limit)) do
+    local task_id = entry_task_id(member)
+    call('ZREM', DELAYED, member)
+    queue_task(task_id, load_task(task_id), now)
+  end
 end
 
 -- Takes an open task out of the indexes of its state.

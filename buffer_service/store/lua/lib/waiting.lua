@@ -10,6 +10,8 @@ local TICKET_MS = 10000
 local WAITING = key('waiting')
 -- Payload at the head: nil when not known, false when nobody waits.
 local line_head
+-- Whether somebody has left the line, so that others may be next.
+local line_moved = false
 
 local function head_of_line()
   while line_head == nil do
@@ -19,6 +21,7 @@ local function head_of_line()
       line_head = first or false
     else
       call('ZREM', WAITING, first)
+      line_moved = true
     end
   end
   return line_head
@@ -40,13 +43,10 @@ local function wait_in_line(payload)
   end
 end
 
--- Leaves the line; true when the payload was in it.
 local function leave_line(payload)
-  if call('ZREM', WAITING, payload) == 0 then
-    return false
+  if call('ZREM', WAITING, payload) == 1 then
+    line_head, line_moved = nil, true
   end
-  line_head = nil
-  return true
 end
 
 local function somebody_waits()

@@ -1,0 +1,235 @@
+"""`rollout-buffer plan`: closed forms, with the simulator near balance, for one setting or for a budget of GPUs."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from buffer_cli.exits import exit_code
+from buffer_cli.lengths_file import read_lengths
+from buffer_cli.staleness_output import as_options, figures, progress, result_values
+from buffer_service.staleness import closed_forms, planner
+from buffer_service.staleness.closed_forms import Prediction
+from buffer_service.staleness.lengths import Empirical
+from buffer_service.staleness.planner import Budget, Choice, Setting
+from buffer_service.staleness.simulator import SimulationResult
+from buffer_service.staleness.simulator.grid import simulate_all
+from buffer_wire.errors import InvalidField
+
+ROUGH = (
+    "near balance (0.8 < ρ < 1.2) the closed form is rough: in-queue staleness jumps there from 1 to q; "
+    "go by the simulated figures"
+)
+ROUGH_ADMISSION = (
+    "under admission the closed form of staleness is that without a gate, and that of the period a lower bound; "
+    "go by the simulated figures"
+)
+_BUDGET = ("gpus", "rollout_tps_per_gpu", "train_tps_per_gpu")
+
+
+def run(given: dict[str, Any]) -> int:
+    """Plan as the options say; returns the exit code."""
+    return exit_code(lambda: as_options(lambda: _plan(given)))
+
+
+def _plan(given: dict[str, Any]) -> int:
+    lengths = read_lengths(given["lengths"]) if given["lengths"] else None
+    setting = _setting(given, lengths)
+    named = [name for name in _BUDGET if given[name] is not None]
+    if named and len(named) < len(_BUDGET):
+        missing = next(name for name in _BUDGET if given[name] is None)
+        raise InvalidField(missing, "unset", f"set together with {named[0]}")
+    return _for_budget(given, setting, lengths) if named else _for_setting(given, setting, lengths)
+
+
+def _setting(given: dict[str, Any], lengths: Empirical | None) -> Setting:
+    tailness = given["tailness"]
+    if (tailness is None) == (lengths is None):
+        raise InvalidField("tailness", tailness or "unset", "given, or --lengths instead")
+    return Setting(
+        concurrency=given["concurrency"],
+        groups_per_batch=given["groups_per_batch"],
+        group_size=given["group_size"],
+        rho=given["rho"],
+        tailness=lengths.tailness(given["group_size"]) if lengths else tailness,
+        queue_factor=given["queue_factor"],
+        policy=given["policy"],
+        micro_batch=given["micro_batch"],
+        max_staleness=given["max_staleness"],
+    )
+
+
+def _simulated(given: dict[str, Any], settings: list[Setting], lengths: Empirical | None) -> list[SimulationResult]:
+    told = {"steps": given["steps"], "warmup": given["warmup"], "seed": given["seed"]}
+    simulations = [planner.simulation_of(setting, lengths, **told) for setting in settings]
+    with progress(len(simulations), "simulating") as done:
+        return simulate_all(simulations, done=done)
+
+
+# ── one setting ──────────────────────────────────────────────────────────────
+
+
+def _for_setting(given: dict[str, Any], setting: Setting, lengths: Empirical | None) -> int:
+    prediction = planner.predict(setting)
+    rough = setting.closed_form_is_rough
+    simulated = _simulated(given, [setting], lengths)[0] if rough else None
+    if given["plot"]:
+        from buffer_cli.staleness_plot import plot_plan
+
+        plot_plan(setting, simulated, given["plot"])
+    if given["as_json"]:
+        values = {**_values(prediction), "tailness": setting.tailness, "policy": setting.policy}
+        values |= {"token_staleness": planner.token_staleness(setting, lengths), "rho": setting.rho}
+        values["closed_form_rough"] = rough
+        if simulated is not None:
+            values |= {"note": _note(setting), "simulated": result_values(simulated)}
+        print(json.dumps(values, indent=2))
+        return 0
+    console = Console(highlight=False)
+    console.print(_prediction_table(setting, prediction, simulated))
+    if simulated is not None:
+        console.print(
+            f"{_note(setting)} ({simulated.steps} steps after {simulated.warmup} of warm-up, seed {simulated.seed})"
+        )
+    table = Table("lever", "PQS", "IQS", "staleness", "change", "period / ideal", title="what would change it")
+    for name, other in planner.levers(setting):
+        change = other.staleness - prediction.staleness
+        table.add_row(
+            name, *figures(other.pqs, other.iqs, other.staleness), f"{change:+.2f}", f"{other.train_period_ratio:.2f}"
+        )
+    console.print(table)
+    return 0
+
+
+def _note(setting: Setting) -> str:
+    return ROUGH if closed_forms.is_rough(setting.rho) else ROUGH_ADMISSION
+
+
+def _values(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "pqs": prediction.pqs,
+        "iqs": prediction.iqs,
+        "staleness": prediction.staleness,
+        "train_period_ratio": prediction.train_period_ratio,
+    }
+
+
+def _prediction_table(setting: Setting, prediction: Prediction, simulated: SimulationResult | None) -> Table:
+    title = (
+        f"{setting.policy}: C {setting.concurrency}, B {setting.batch_rollouts}, ρ {setting.rho:g}, "
+        f"M {setting.tailness:.3g}"
+    )
+    columns = ["staleness, in versions", "closed form", *(["simulated"] if simulated else [])]
+    table = Table(*columns, title=title)
+    names = {
+        "pre-queue (generation)": "pqs",
+        "in-queue": "iqs",
+        "staleness": "staleness",
+        "train period / ideal": "train_period_ratio",
+    }
+    for shown, name in names.items():
+        measured = [getattr(simulated, name)] if simulated else []
+        table.add_row(shown, *figures(getattr(prediction, name), *measured))
+    return table
+
+
+# ── a budget ─────────────────────────────────────────────────────────────────
+
+
+def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | None) -> int:
+    mean = given["length_mean"] or (lengths.mean if lengths else None)
+    if mean is None:
+        raise InvalidField("length_mean", "unset", "given, or --lengths instead: it makes seconds of tokens")
+    budget = Budget(mean_length=mean, **{name: given[name] for name in _BUDGET})
+    n, c = setting.groups_per_batch, setting.concurrency
+    batches = _numbers(given, "batches") or sorted({max(1, n // 2), n, 2 * n, 4 * n})
+    concurrencies = _numbers(given, "concurrencies") or sorted({max(1, c // 2), c, 2 * c})
+    front = _settled_frontier(given, planner.choices(budget, setting, batches, concurrencies), lengths)
+    best = planner.recommended(front, given["staleness_limit"])
+    side = planner.side_in_words(budget, 1.0 if setting.queue_factor is None else setting.queue_factor)
+    if given["plot"]:
+        from buffer_cli.staleness_plot import plot_frontier
+
+        plot_frontier(front, best, given["plot"])
+    if given["as_json"]:
+        wins = closed_forms.train_bound_wins(budget.kappa, setting.queue_factor or 1.0)
+        values = {
+            "kappa": budget.kappa,
+            "kappa_threshold": closed_forms.kappa_threshold(setting.queue_factor or 1.0),
+            "train_bound_wins": wins,
+            "side": side,
+            "tailness": setting.tailness,
+            "frontier": [_choice_values(choice) for choice in front],
+            "recommended": _choice_values(best),
+        }
+        print(json.dumps(values, indent=2))
+        return 0
+    console = Console(highlight=False)
+    table = Table(
+        *("", "GPUs rollout + train", "ρ", "N", "C", "PQS", "IQS", "staleness", "period s", "period/√B", ""),
+        title=f"splits of {budget.gpus} GPUs that none beats in staleness and in period/√B",
+    )
+    for choice in front:
+        at, predicted = choice.setting, choice.prediction
+        table.add_row(
+            "→" if choice is best else "",
+            f"{choice.rollout_gpus} + {choice.train_gpus}",
+            f"{at.rho:.2f}",
+            str(at.groups_per_batch),
+            str(at.concurrency),
+            *figures(predicted.pqs, predicted.iqs, predicted.staleness),
+            f"{choice.period_s:.4g}",
+            f"{choice.noise_adjusted_s:.4g}",
+            "simulated" if choice.simulated else "",
+        )
+    console.print(table)
+    console.print(
+        f"→ recommended: {best.rollout_gpus} rollout and {best.train_gpus} train GPUs, "
+        f"N {best.setting.groups_per_batch}, C {best.setting.concurrency}: "
+        f"the fastest in period/√B up to staleness {given['staleness_limit']:g}"
+        + ("" if best.prediction.staleness <= given["staleness_limit"] else ", which none keeps: the least stale one")
+    )
+    console.print(side)
+    console.print("throughputs per GPU are taken to be the same at every batch and concurrency")
+    return 0
+
+
+def _settled_frontier(given: dict[str, Any], found: list[Choice], lengths: Empirical | None) -> list[Choice]:
+    """The frontier with every choice near balance on it simulated; what that displaces is looked at again."""
+    while True:
+        front = planner.frontier(found)
+        rough = [choice for choice in front if choice.needs_simulation]
+        if not rough:
+            return front
+        results = _simulated(given, [choice.setting for choice in rough], lengths)
+        known = {
+            (c.rollout_gpus, c.setting): planner.settled(c, Prediction(r.pqs, r.iqs, r.train_period_ratio))
+            for c, r in zip(rough, results, strict=True)
+        }
+        found = [known.get((choice.rollout_gpus, choice.setting), choice) for choice in found]
+
+
+def _choice_values(choice: Choice) -> dict[str, Any]:
+    setting = choice.setting
+    return {
+        "rollout_gpus": choice.rollout_gpus,
+        "train_gpus": choice.train_gpus,
+        "rho": setting.rho,
+        "groups_per_batch": setting.groups_per_batch,
+        "concurrency": setting.concurrency,
+        **_values(choice.prediction),
+        "period_s": choice.period_s,
+        "noise_adjusted_s": choice.noise_adjusted_s,
+        "simulated": choice.simulated,
+    }
+
+
+def _numbers(given: dict[str, Any], name: str) -> list[int]:
+    try:
+        numbers = [int(number) for number in given[name].split(",") if number.strip()]
+    except ValueError:
+        raise InvalidField(name, given[name], "whole numbers with commas between") from None
+    if any(number < 1 for number in numbers):
+        raise InvalidField(name, given[name], "numbers of at least 1")
+    return sorted(set(numbers))

@@ -1,0 +1,184 @@
+"""`rollout-buffer plan` and `rollout-buffer simulate` and their options. What they run is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from buffer_cli.run_commands import JsonOption, SetOption
+
+_WORKLOAD = "Workload"
+_LENGTHS = "Lengths of responses"
+_POLICY = "Policy"
+_SIMULATION = "Simulation"
+_BUDGET = "A budget of GPUs"
+
+Concurrency = Annotated[
+    int,
+    typer.Option(metavar="C", help="Slots: responses decoded at once, over all engines.", rich_help_panel=_WORKLOAD),
+]
+GroupsPerBatch = Annotated[int, typer.Option(metavar="N", help="Groups of a train batch.", rich_help_panel=_WORKLOAD)]
+GroupSize = Annotated[int, typer.Option(metavar="G", help="Responses of a group.", rich_help_panel=_WORKLOAD)]
+Rho = Annotated[
+    float,
+    typer.Option(
+        metavar="ρ", help="Utilization: rollout over train throughput, from busy time.", rich_help_panel=_WORKLOAD
+    ),
+]
+QueueFactor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="q",
+        help="Queue capacity over the batch. Default: the policy's, 1 for queue_drop.",
+        rich_help_panel=_POLICY,
+    ),
+]
+MaxStaleness = Annotated[
+    int | None,
+    typer.Option(metavar="η", help="Versions that a group may be behind: queue_max, areal.", rich_help_panel=_POLICY),
+]
+MicroBatch = Annotated[
+    int | None,
+    typer.Option(metavar="n", help="Groups of a micro-batch: streaming. Default: an eighth.", rich_help_panel=_POLICY),
+]
+LengthsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help="Recorded lengths: a recording's folder or Parquet file, or a text file with a number a line.",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_help_panel=_SIMULATION)]
+Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
+Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it (needs matplotlib).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command()(plan)
+    app.command()(simulate)
+
+
+def plan(
+    concurrency: Concurrency = 128,
+    groups_per_batch: GroupsPerBatch = 16,
+    group_size: GroupSize = 8,
+    queue_factor: QueueFactor = None,
+    rho: Rho = 0.8,
+    tailness: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="Longest response of a group over the mean one.", rich_help_panel=_LENGTHS),
+    ] = None,
+    lengths: LengthsFile = None,
+    length_mean: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TOKENS", help="Mean response, for seconds. Default: of --lengths.", rich_help_panel=_LENGTHS
+        ),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(metavar="POLICY", help="queue_drop, streaming or areal.", rich_help_panel=_POLICY)
+    ] = "queue_drop",
+    max_staleness: MaxStaleness = None,
+    micro_batch: MicroBatch = None,
+    gpus: Annotated[int | None, typer.Option(metavar="n", help="GPUs to split.", rich_help_panel=_BUDGET)] = None,
+    rollout_tps_per_gpu: Annotated[
+        float | None, typer.Option(metavar="r", help="Tokens/s that one GPU generates.", rich_help_panel=_BUDGET)
+    ] = None,
+    train_tps_per_gpu: Annotated[
+        float | None, typer.Option(metavar="t", help="Tokens/s that one GPU trains.", rich_help_panel=_BUDGET)
+    ] = None,
+    batches: Annotated[
+        str, typer.Option(metavar="N,N", help="Batches to try. Default: N/2, N, 2N, 4N.", rich_help_panel=_BUDGET)
+    ] = "",
+    concurrencies: Annotated[
+        str, typer.Option(metavar="C,C", help="Concurrencies to try. Default: C/2, C, 2C.", rich_help_panel=_BUDGET)
+    ] = "",
+    staleness_limit: Annotated[
+        float, typer.Option(help="Recommend the fastest split up to this staleness.", rich_help_panel=_BUDGET)
+    ] = 2.0,
+    steps: Steps = 400,
+    warmup: Warmup = 100,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+    plot: Plot = None,
+) -> None:
+    """Predict staleness before a run: what it will be, what each lever changes, how to split GPUs.
+
+    Near balance (0.8 < ρ < 1.2) the closed form is rough, so the simulator runs too. With --gpus, and
+    --rollout-tps-per-gpu and --train-tps-per-gpu, prints the splits, batches and concurrencies that none beats.
+
+    Example: rollout-buffer plan --concurrency 120 --groups-per-batch 15 --rho 0.67 --tailness 1.42
+    """
+    # First, while the locals are the options.
+    given: dict[str, Any] = dict(locals())
+    from buffer_cli.plan import run
+
+    raise typer.Exit(run(given))
+
+
+def simulate(
+    concurrency: Concurrency = 128,
+    groups_per_batch: GroupsPerBatch = 16,
+    group_size: GroupSize = 8,
+    queue_factor: QueueFactor = None,
+    rho: Rho = 0.8,
+    length_mean: Annotated[
+        float, typer.Option(metavar="TOKENS", help="Mean response, cap included.", rich_help_panel=_LENGTHS)
+    ] = 1_000.0,
+    length_sigma: Annotated[
+        float, typer.Option(metavar="σ", help="Of the logarithm of lengths; 0: all alike.", rich_help_panel=_LENGTHS)
+    ] = 0.5,
+    length_cap: Annotated[
+        int, typer.Option(metavar="TOKENS", help="Longest response; 0 for no cap.", rich_help_panel=_LENGTHS)
+    ] = 0,
+    lengths: LengthsFile = None,
+    turn_tokens: Annotated[
+        int, typer.Option(metavar="TOKENS", help="Response tokens of a turn; 0: one turn.", rich_help_panel=_WORKLOAD)
+    ] = 0,
+    turn_latency: Annotated[
+        float,
+        typer.Option(
+            metavar="TOKENS", help="Wait between turns, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
+        ),
+    ] = 0.0,
+    reload_pause: Annotated[
+        float,
+        typer.Option(
+            metavar="TOKENS", help="Pause at a publish, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
+        ),
+    ] = 0.0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="queue_drop, queue_max, streaming, or a preset as it is written, areal(2).",
+            rich_help_panel=_POLICY,
+        ),
+    ] = "queue_drop",
+    max_staleness: MaxStaleness = None,
+    micro_batch: MicroBatch = None,
+    assignments: SetOption = None,
+    steps: Steps = 400,
+    warmup: Warmup = 100,
+    seed: Seed = 0,
+    on_model: Annotated[
+        bool,
+        typer.Option(
+            "--reference-model", help="Play the whole reference model: the same, slower.", rich_help_panel=_SIMULATION
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+    plot: Plot = None,
+) -> None:
+    """Simulate a loop event by event, with the service's own rules: staleness, period, what is dropped, length bias.
+
+    Example: rollout-buffer simulate --rho 1.1 --policy queue_max --max-staleness 2 --length-sigma 0.8
+    """
+    given: dict[str, Any] = dict(locals())
+    from buffer_cli.simulate import run
+
+    raise typer.Exit(run(given))

@@ -1,0 +1,55 @@
+"""What `plan` and `simulate` share: how results are shown, progress, and errors that name an option."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from buffer_service.staleness.simulator import SimulationResult
+from buffer_wire.errors import InvalidField
+
+_OPTIONS = frozenset(
+    {
+        *("concurrency", "groups_per_batch", "group_size", "rho", "turn_tokens", "turn_latency", "reload_pause"),
+        *("tailness", "length_mean", "length_sigma", "length_cap"),
+        *("policy", "queue_factor", "max_staleness", "micro_batch"),
+        *("gpus", "rollout_tps_per_gpu", "train_tps_per_gpu", "batches", "concurrencies"),
+        *("steps", "warmup"),
+    }
+)
+
+
+def as_options(command: Callable[[], int]) -> int:
+    """What the command returns; a value that it refuses is named as the option that it came from."""
+    try:
+        return command()
+    except InvalidField as error:
+        field, value, limit = (str(error.attributes[name]) for name in ("field", "value", "limit"))
+        name = {"mean_length": "length_mean", "policy.preset": "policy"}.get(field, field)
+        if name not in _OPTIONS:
+            raise
+        raise InvalidField(f"--{name.replace('_', '-')}", value.strip("'"), limit) from error
+
+
+def figures(*values: float) -> list[str]:
+    """Versions, as tables show them."""
+    return [f"{value:.2f}" for value in values]
+
+
+def result_values(result: SimulationResult) -> dict[str, Any]:
+    """A simulation's result as JSON values."""
+    return {**asdict(result), "length_bias": result.length_bias}
+
+
+@contextmanager
+def progress(total: int, word: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, and nothing elsewhere; called with how many are done."""
+    console = Console(stderr=True)
+    columns = TextColumn(word), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=total < 2 or not sys.stderr.isatty()) as bar:
+        task = bar.add_task(word, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,86 @@
+"""Pictures of plans and simulations. They need matplotlib, and neither a display nor its global state."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buffer_service.staleness import planner
+from buffer_service.staleness.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
+from buffer_service.staleness.planner import Choice, Setting
+from buffer_service.staleness.simulator import SimulationResult
+from buffer_wire.errors import InvalidField
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BLUE, _RED, _GREY = "#0b6e99", "#d1603d", "#999999"
+
+
+def plot_plan(setting: Setting, simulated: SimulationResult | None, path: Path) -> None:
+    """Closed form over utilization, the setting's point, and the simulated one where there is one."""
+    figure = _figure()
+    axes = figure.subplots()
+    rhos = [0.3 + 0.01 * i for i in range(171)]
+    predictions = [planner.predict(replace(setting, rho=rho)) for rho in rhos]
+    axes.plot(rhos, [p.staleness for p in predictions], color=_BLUE, label="staleness")
+    axes.plot(rhos, [p.pqs for p in predictions], color=_BLUE, linestyle="--", linewidth=1, label="pre-queue")
+    axes.plot(rhos, [p.iqs for p in predictions], color=_RED, linestyle="--", linewidth=1, label="in-queue")
+    axes.axvspan(ROUGH_ABOVE, ROUGH_BELOW, color=_GREY, alpha=0.15, label="closed form rough")
+    axes.plot([setting.rho], [planner.predict(setting).staleness], "o", color=_BLUE)
+    if simulated is not None:
+        axes.plot([setting.rho], [simulated.staleness], "s", color=_RED, label="simulated")
+    axes.set_xlabel("utilization ρ")
+    axes.set_ylabel("versions")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    _save(figure, path)
+
+
+def plot_frontier(front: Sequence[Choice], best: Choice, path: Path) -> None:
+    """Staleness over period/√B of the choices that none beats."""
+    figure = _figure()
+    axes = figure.subplots()
+    axes.plot([c.noise_adjusted_s for c in front], [c.prediction.staleness for c in front], "o-", color=_BLUE)
+    axes.plot([best.noise_adjusted_s], [best.prediction.staleness], "o", color=_RED, label="recommended", markersize=10)
+    for choice in front:
+        text = f"{choice.rollout_gpus}+{choice.train_gpus}, N {choice.setting.groups_per_batch}"
+        at = (choice.noise_adjusted_s, choice.prediction.staleness)
+        axes.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.set_xlabel("period / √B, seconds")
+    axes.set_ylabel("staleness, versions")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    _save(figure, path)
+
+
+def plot_simulation(result: SimulationResult, title: str, path: Path) -> None:
+    """Trained groups by staleness."""
+    figure = _figure()
+    axes = figure.subplots()
+    total = sum(result.staleness_counts)
+    axes.bar(range(len(result.staleness_counts)), [n / total for n in result.staleness_counts], color=_BLUE)
+    axes.axvline(result.staleness, color=_RED, label=f"mean {result.staleness:.2f}")
+    axes.set_title(f"{title}: length bias {result.length_bias:+.1%}, period {result.train_period_ratio:.2f} of ideal")
+    axes.set_xlabel("staleness, versions")
+    axes.set_ylabel("share of trained groups")
+    axes.legend()
+    _save(figure, path)
+
+
+def _figure() -> "Figure":
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidField("--plot", "a picture", "drawn only with matplotlib (pip install matplotlib)") from error
+    figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InvalidField("--plot", str(path), f"a file that can be written ({error})") from error

@@ -1,0 +1,237 @@
+"""Plans: what a setting will cost in staleness, what each lever would change, and how to split a budget of GPUs.
+
+Predictions are the closed forms; whoever asks near balance has them simulated as well (`simulation_of`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from buffer_service.staleness import closed_forms
+from buffer_service.staleness.closed_forms import Prediction
+from buffer_service.staleness.lengths import Lengths, Lognormal, token_tailness
+from buffer_service.staleness.queue_policies import QUEUE_DROP, STREAMING, queue_policy
+from buffer_service.staleness.simulator import Simulation, Workload
+from buffer_wire.errors import InvalidField
+
+AREAL = "areal"
+POLICIES = (QUEUE_DROP, STREAMING, AREAL)
+"""Those with a closed form."""
+
+DEFAULT_LOOKAHEAD = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What staleness depends on."""
+
+    concurrency: int
+    groups_per_batch: int
+    group_size: int
+    rho: float
+    tailness: float
+    queue_factor: float | None = None
+    """Unset: 1, for streaming two micro-batches."""
+    policy: str = QUEUE_DROP
+    micro_batch: int | None = None
+    """Groups; unset: an eighth of a batch."""
+    max_staleness: int | None = None
+    """AReaL's η; unset: 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "groups_per_batch", "group_size"):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "at least 1")
+        if not 1 <= self.tailness <= self.group_size:
+            raise InvalidField("tailness", self.tailness, f"1 to the group size, {self.group_size}")
+
+    @property
+    def closed_form_is_rough(self) -> bool:
+        """Whether the simulator should be asked: near balance, and for the period under admission."""
+        return closed_forms.is_rough(self.rho) or self.policy == AREAL
+
+    @property
+    def batch_rollouts(self) -> int:
+        """B."""
+        return self.groups_per_batch * self.group_size
+
+    @property
+    def concurrency_ratio(self) -> float:
+        """C/B."""
+        return self.concurrency / self.batch_rollouts
+
+    @property
+    def micro_groups(self) -> int:
+        """Groups of a micro-batch."""
+        return self.micro_batch or max(1, self.groups_per_batch // 8)
+
+
+def predict(setting: Setting) -> Prediction:
+    """The closed form of a setting. Raises InvalidField, also for a policy that has none."""
+    ratio, rho, tailness = setting.concurrency_ratio, setting.rho, setting.tailness
+    if setting.policy == QUEUE_DROP:
+        return closed_forms.queue_drop(
+            ratio, 1.0 if setting.queue_factor is None else setting.queue_factor, rho, tailness
+        )
+    if setting.policy == STREAMING:
+        share = setting.micro_groups / setting.groups_per_batch
+        queue = 2.0 if setting.queue_factor is None else setting.queue_factor / share
+        return closed_forms.streaming(ratio, share, queue, rho, tailness)
+    if setting.policy == AREAL:
+        lookahead = DEFAULT_LOOKAHEAD if setting.max_staleness is None else setting.max_staleness
+        at_once = min(setting.batch_rollouts, setting.concurrency)
+        slowest = Lognormal.with_tailness(tailness, setting.group_size).tailness(at_once) if lookahead == 0 else 1.0
+        return closed_forms.admission_limited(ratio, lookahead, rho, tailness, slowest)
+    raise InvalidField("policy", setting.policy, f"one of {', '.join(POLICIES)}; others can only be simulated")
+
+
+def token_staleness(setting: Setting, lengths: Lengths | None) -> float:
+    """The closed form of the mean over tokens; lognormal lengths with the setting's tailness where none are given."""
+    known = lengths or Lognormal.with_tailness(setting.tailness, setting.group_size)
+    of_tokens = token_tailness(known, setting.group_size)
+    prediction = predict(setting)
+    return closed_forms.token_staleness(prediction, setting.concurrency_ratio, setting.rho, of_tokens, known.variation)
+
+
+def simulation_of(setting: Setting, lengths: Lengths | None, *, steps: int, warmup: int, seed: int) -> Simulation:
+    """The simulation of a setting; lognormal lengths with its tailness where none are given."""
+    name, eta = setting.policy, setting.max_staleness
+    if name == AREAL:
+        name, eta = f"{AREAL}({DEFAULT_LOOKAHEAD if eta is None else eta})", None
+    policy = queue_policy(
+        name,
+        setting.groups_per_batch,
+        queue_factor=setting.queue_factor if setting.policy != AREAL else None,
+        max_staleness=eta if setting.policy != QUEUE_DROP else None,
+        micro_batch=setting.micro_batch,
+    )
+    drawn = lengths or Lognormal.with_tailness(setting.tailness, setting.group_size)
+    workload = Workload(setting.concurrency, setting.group_size, setting.rho, drawn)
+    return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
+
+
+def levers(setting: Setting) -> list[tuple[str, Prediction]]:
+    """What each lever alone would make of it, by name; those that change nothing are left out."""
+    n = setting.groups_per_batch
+    changes = [
+        ("rollout-bound, ρ 0.8", replace(setting, rho=0.8)),
+        ("queue factor 1", replace(setting, policy=QUEUE_DROP, queue_factor=1.0)),
+        ("twice the batch", replace(setting, groups_per_batch=2 * n)),
+        ("half the concurrency", replace(setting, concurrency=max(1, setting.concurrency // 2))),
+        ("shorter tail, M - 1 halved", replace(setting, tailness=1 + (setting.tailness - 1) / 2)),
+        ("streaming", replace(setting, policy=STREAMING, queue_factor=None)),
+        ("admission, η 1 (period: at least)", replace(setting, policy=AREAL, max_staleness=1)),
+    ]
+    present = predict(setting)
+    predictions = [(name, predict(changed)) for name, changed in changes]
+    return [(name, prediction) for name, prediction in predictions if prediction != present]
+
+
+# ── a fixed budget of GPUs ───────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """GPUs and what each makes of either work."""
+
+    gpus: int
+    rollout_tps_per_gpu: float
+    train_tps_per_gpu: float
+    mean_length: float
+    """L̄, tokens."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 2:
+            raise InvalidField("gpus", self.gpus, "at least 2: one to generate, one to train")
+        for name in ("rollout_tps_per_gpu", "train_tps_per_gpu", "mean_length"):
+            if not getattr(self, name) > 0:
+                raise InvalidField(name, getattr(self, name), "above 0")
+
+    @property
+    def kappa(self) -> float:
+        """κ = t/r: rollout GPUs for each train GPU at ρ = 1."""
+        return self.train_tps_per_gpu / self.rollout_tps_per_gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to use the budget."""
+
+    rollout_gpus: int
+    train_gpus: int
+    setting: Setting
+    prediction: Prediction
+    period_s: float
+    simulated: bool = False
+    """Whether `prediction` was simulated, because the closed form is rough there."""
+
+    @property
+    def noise_adjusted_s(self) -> float:
+        """Period over √B."""
+        return closed_forms.noise_adjusted(self.period_s, self.setting.batch_rollouts)
+
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether the closed form does not settle it."""
+        return self.setting.closed_form_is_rough and not self.simulated
+
+
+def choices(budget: Budget, setting: Setting, batches: Sequence[int], concurrencies: Sequence[int]) -> list[Choice]:
+    """Every split of the GPUs with every batch (groups) and concurrency; throughputs are taken to be the same."""
+    found = []
+    for rollout_gpus in range(1, budget.gpus):
+        train_gpus = budget.gpus - rollout_gpus
+        rollout, train = rollout_gpus * budget.rollout_tps_per_gpu, train_gpus * budget.train_tps_per_gpu
+        for groups in batches:
+            for concurrency in concurrencies:
+                tried = replace(setting, rho=rollout / train, groups_per_batch=groups, concurrency=concurrency)
+                prediction = predict(tried)
+                ideal = tried.batch_rollouts * budget.mean_length / min(rollout, train)
+                found.append(
+                    Choice(
+                        rollout_gpus=rollout_gpus,
+                        train_gpus=train_gpus,
+                        setting=tried,
+                        prediction=prediction,
+                        period_s=ideal * prediction.train_period_ratio,
+                    )
+                )
+    return found
+
+
+def frontier(found: Iterable[Choice]) -> list[Choice]:
+    """The choices that no other beats in staleness and in period/√B; fastest first."""
+    best: list[Choice] = []
+    for choice in sorted(found, key=lambda c: (c.noise_adjusted_s, c.prediction.staleness)):
+        if not best or choice.prediction.staleness < best[-1].prediction.staleness - 1e-9:
+            best.append(choice)
+    return best
+
+
+def settled(choice: Choice, prediction: Prediction) -> Choice:
+    """The choice with a simulated prediction."""
+    ideal = choice.period_s / choice.prediction.train_period_ratio
+    return replace(choice, prediction=prediction, period_s=ideal * prediction.train_period_ratio, simulated=True)
+
+
+def recommended(front: Sequence[Choice], staleness_limit: float) -> Choice:
+    """The fastest in period/√B whose staleness is within the limit; the least stale one when none is."""
+    if not front:
+        raise InvalidField("gpus", 0, "enough for one choice")
+    within = [choice for choice in front if choice.prediction.staleness <= staleness_limit]
+    if within:
+        return min(within, key=lambda choice: choice.noise_adjusted_s)
+    return min(front, key=lambda choice: choice.prediction.staleness)
+
+
+def side_in_words(budget: Budget, queue_factor: float) -> str:
+    """Which side of balance is less stale at the same period, and when the train-bound one is."""
+    kappa, threshold = budget.kappa, closed_forms.kappa_threshold(queue_factor)
+    wins = closed_forms.train_bound_wins(kappa, queue_factor)
+    rule = f"κ = t/r = {kappa:.3g}, threshold {threshold:.3g} at q = {queue_factor:g}"
+    if wins is None:
+        return f"{rule}: rollout-bound splits (ρ < 1) are less stale than train-bound ones of the same period"
+    low, high = wins
+    return (
+        f"{rule}: below it the train-bound side wins: where the rollout-bound twin has ρ between {low:.2f} and "
+        f"{high:.2f}, the train-bound split of the same period is less stale"
+    )

@@ -1,0 +1,66 @@
+"""What the simulation asks of a buffer; one run, one trainer of one rank, tasks without end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.staleness.simulator.groups import SimulatedGroup
+from buffer_wire.errors import InvalidField
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Groups that were generated for nothing, so far."""
+
+    overflow: int = 0
+    stale: int = 0
+    recycled: int = 0
+    tokens: int = 0
+    """Of all of them."""
+
+    @property
+    def dropped(self) -> int:
+        """Groups whose tasks ended with them."""
+        return self.overflow + self.stale
+
+
+class Buffer(Protocol):
+    """The buffer's side of the simulation. Every call happens at the simulation's present moment."""
+
+    def lease(self, group: SimulatedGroup) -> bool:
+        """Whether the group may be started."""
+
+    def push(self, group: SimulatedGroup) -> bool:
+        """A group is complete: whether it was queued; else it waits in line."""
+
+    def retry(self) -> int:
+        """Queue what waits in line as far as there is room; how many wait still."""
+
+    def pull(self, step: int, number: int, train_version: int) -> tuple[Sequence[SimulatedGroup], bool] | None:
+        """Round `number` of a step, and whether it is its last; None when too little is queued."""
+
+    def finish(self, step: int, version: int | None) -> None:
+        """A step is trained; `version` is published with it, None: nothing."""
+
+    def losses(self) -> Losses:
+        """What was lost so far."""
+
+
+def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
+    """Raise InvalidField for what the simulation has no answer to."""
+    only = {
+        "overflow_action": ("block or drop_oldest", policy.overflow_action is not OverflowAction.REJECT),
+        "cancel_stale_leases": ("false", not policy.cancel_stale_leases),
+        "environments": ("none", not policy.environments),
+        "batch_tokens": ("0", policy.batch_tokens == 0),
+        "max_queued_tokens": ("0", policy.max_queued_tokens == 0),
+        "quota_groups": ("0", policy.quota_groups == 0),
+        "quota_tokens": ("0", policy.quota_tokens == 0),
+        "quota_bytes": ("0", policy.quota_bytes == 0),
+    }
+    for name, (limit, simulated) in only.items():
+        if not simulated:
+            raise InvalidField(f"policy.{name}", str(getattr(policy, name)), f"{limit}, to be simulated")
+    if policy.prefetch_batches and policy.micro_batch_groups:
+        raise InvalidField("policy.prefetch_batches", policy.prefetch_batches, "0 with micro-batches, to be simulated")

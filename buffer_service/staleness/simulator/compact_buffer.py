@@ -1,0 +1,140 @@
+"""The buffer's rules on as little state as a simulation needs: counts, and an index of what is queued.
+
+Every decision is made by the functions that the reference model asks too: `capacity` and `too_stale` at a lease,
+`within_caps` and the oldest group at a push, `aged_out` and the order's first group at a pull. What is left out cannot
+happen in a simulation: leases that expire, repeats, other ranks, resumes. Tests compare every decision with the model.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
+from buffer_service.domain.gate import aged_out, too_stale
+from buffer_service.domain.ops import Amount
+from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy, StaleAction
+from buffer_service.domain.quota import within_caps
+from buffer_service.domain.timeline import next_train_version
+from buffer_service.staleness.simulator.buffer import Losses
+from buffer_service.staleness.simulator.groups import SimulatedGroup
+from buffer_service.staleness.simulator.queue import Queue
+
+_Task = tuple[int, int]
+"""Number of a task, in order of submission, and its generation."""
+
+
+class CompactBuffer:
+    """A Buffer."""
+
+    def __init__(self, policy: RunPolicy) -> None:
+        self._policy = policy
+        self._queue = Queue(policy.order, policy.staleness_measure)
+        self._line: deque[SimulatedGroup] = deque()
+        self._tasks = 0
+        self._again: list[_Task] = []
+        """Recycled tasks, which are leased before new ones; lowest number first."""
+        self._leased = 0
+        self._published = 0
+        self._next_step = 0
+        self._published_steps = 0
+        self._in_step = 0
+        """Groups of the open step."""
+        self._overflow = self._stale = self._recycled = self._lost_tokens = 0
+
+    def lease(self, group: SimulatedGroup) -> bool:
+        """Whether the group may be started."""
+        policy = self._policy
+        unpublished = self._next_step - self._published_steps
+        train_version = next_train_version(self._published, unpublished, policy.batches_per_publish)
+        if too_stale(policy, train_version=train_version, head_version=self._published):
+            return False
+        room = capacity(
+            policy,
+            unpublished_steps=unpublished,
+            open_step=OpenStep(policy.batch_groups, self._in_step) if self._in_step else NO_OPEN_STEP,
+            queued=len(self._queue),
+            leased=self._leased,
+        )
+        if room is not None and room <= 0:
+            return False
+        if self._again:
+            group.lease = heapq.heappop(self._again)
+        else:
+            self._tasks += 1
+            group.lease = (self._tasks, 0)
+        self._leased += 1
+        return True
+
+    def push(self, group: SimulatedGroup) -> bool:
+        """Whether the complete group was queued."""
+        if self._policy.overflow_action is OverflowAction.BLOCK:
+            if self._line or not self._has_room():
+                self._line.append(group)
+                return False
+        else:
+            while not self._has_room():
+                oldest = self._queue.oldest()
+                self._queue.remove(oldest)
+                self._overflow += 1
+                self._lost_tokens += oldest.tokens
+        self._accept(group)
+        return True
+
+    def retry(self) -> int:
+        """Queue what waits in line; how many wait still."""
+        while self._line and self._has_room():
+            self._accept(self._line.popleft())
+        return len(self._line)
+
+    def pull(self, step: int, number: int, train_version: int) -> tuple[Sequence[SimulatedGroup], bool] | None:  # noqa: ARG002
+        """A round of a step, and whether it is the last."""
+        policy = self._policy
+        if policy.max_staleness != UNSET:
+            self._evict(train_version)
+        wanted = policy.batch_groups - self._in_step
+        if policy.micro_batch_groups:
+            wanted = min(wanted, policy.micro_batch_groups)
+        if len(self._queue) < wanted:
+            return None
+        taken = self._queue.take(wanted)
+        self._in_step += wanted
+        last = self._in_step == policy.batch_groups
+        if last:
+            self._in_step = 0
+            self._next_step += 1
+        return taken, last
+
+    def finish(self, step: int, version: int | None) -> None:
+        """A step is trained, and perhaps published."""
+        if version is not None:
+            self._published = version
+            self._published_steps = step + 1
+
+    def losses(self) -> Losses:
+        """What was lost so far."""
+        return Losses(self._overflow, self._stale, self._recycled, self._lost_tokens)
+
+    def _has_room(self) -> bool:
+        return within_caps(self._policy, Amount(groups=len(self._queue) + 1))
+
+    def _accept(self, group: SimulatedGroup) -> None:
+        self._leased -= 1
+        self._queue.add(group)
+
+    def _evict(self, train_version: int) -> None:
+        policy = self._policy
+        measure = policy.staleness_measure
+        while len(self._queue):
+            group = self._queue.stalest()
+            if not aged_out(policy, train_version=train_version, age_milli=group.age_milli(measure)):
+                return
+            self._queue.remove(group)
+            self._lost_tokens += group.tokens
+            number, generation = cast("_Task", group.lease)
+            exhausted = 0 < policy.max_generations <= generation + 1
+            if policy.stale_action is StaleAction.RECYCLE and not exhausted:
+                heapq.heappush(self._again, (number, generation + 1))
+                self._recycled += 1
+            else:
+                self._stale += 1

@@ -1,0 +1,56 @@
+"""A group on its way through the simulation."""
+
+from buffer_service.domain.gate import age_milli
+from buffer_service.domain.policy import StalenessMeasure
+
+
+class SimulatedGroup:
+    """A group that is being generated, or waits for the trainer. Slots, for there are many of them.
+
+    `sequence`, `age_milli` and the versions are what the domain's indexes and rules ask of a group.
+    """
+
+    __slots__ = (
+        "head",
+        "lease",
+        "longest",
+        "mean_milli",
+        "number",
+        "pending",
+        "running",
+        "sequence",
+        "tail",
+        "tokens",
+        "total_duration",
+        "version_time",
+    )
+
+    def __init__(self, number: int, head: int, durations: list[float], tokens: int, longest: int) -> None:
+        self.number = number
+        """In order of starts, from 0."""
+        self.head = head
+        self.tail = head
+        self.mean_milli = head * 1_000
+        self.pending = durations
+        """Of the responses that wait for a slot, last one first."""
+        self.running = 0
+        """Responses in slots."""
+        self.tokens = tokens
+        """Of all responses."""
+        self.longest = longest
+        self.total_duration = sum(durations)
+        self.version_time = 0.0
+        """∫ version dt over its responses' times in slots."""
+        self.sequence = 0
+        """In order of arrivals at the queue; set when it is queued."""
+        self.lease: object = None
+        """The buffer's own."""
+
+    def complete(self, version: int) -> None:
+        """Its last response ended under that version."""
+        self.tail = version
+        self.mean_milli = min(version * 1_000, max(0, int(self.version_time / self.total_duration * 1_000 + 1e-6)))
+
+    def age_milli(self, measure: StalenessMeasure) -> int:
+        """The version by which it is measured, in milli-versions."""
+        return age_milli(measure, head=self.head, tail=self.tail, mean_milli=self.mean_milli)

@@ -1,0 +1,146 @@
+"""The simulation itself: whatever comes next, the end of a group or of a training, then what follows from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.staleness.simulator.buffer import Buffer, refuse_what_is_not_simulated
+from buffer_service.staleness.simulator.compact_buffer import CompactBuffer
+from buffer_service.staleness.simulator.groups import SimulatedGroup
+from buffer_service.staleness.simulator.measures import Measures, Moment
+from buffer_service.staleness.simulator.model_buffer import ModelBuffer
+from buffer_service.staleness.simulator.result import SimulationResult
+from buffer_service.staleness.simulator.slots import Slots
+from buffer_service.staleness.simulator.trainer import Trainer
+from buffer_service.staleness.simulator.workload import Workload
+from buffer_wire.errors import InvalidField, InvalidPolicy
+
+Trace = Callable[[str, int, int], None]
+"""Told of every decision: its kind (leased, refused, queued, blocked, taken), the group's number, and the step or 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A simulation to be run. Picklable."""
+
+    policy: RunPolicy
+    workload: Workload
+    steps: int = 400
+    """Train steps that are measured."""
+    warmup: int = 100
+    """Train steps before them that are not."""
+    seed: int = 0
+    on_model: bool = False
+    """Play the buffer on the reference model, ten times slower, instead of on the compact state."""
+
+
+def simulate(simulation: Simulation, trace: Trace | None = None) -> SimulationResult:
+    """Run a simulation. Raises InvalidField for what is not simulated, InvalidPolicy when nothing can go on."""
+    if simulation.steps < 1 or simulation.warmup < 0:
+        raise InvalidField("steps", simulation.steps, "at least 1, and a warm-up of 0 or more")
+    refuse_what_is_not_simulated(simulation.policy)
+    return _Run(simulation, trace).result()
+
+
+class _Run:
+    def __init__(self, simulation: Simulation, trace: Trace | None) -> None:
+        policy, workload = simulation.policy, simulation.workload
+        self._simulation = simulation
+        self._trace = trace
+        self._buffer: Buffer = ModelBuffer(policy) if simulation.on_model else CompactBuffer(policy)
+        self._blocked = 0
+        """Pushes that wait in line; their workers ask for no more leases meanwhile."""
+        responses = policy.batch_groups * workload.group_size
+        rollout_time = responses * workload.mean_duration(simulation.seed) / workload.concurrency
+        self._ideal_period = rollout_time * max(1.0, workload.rho)
+        self._measures = Measures()
+        self._slots = Slots(workload, simulation.seed, self._lease)
+        self._trainer = Trainer(policy, rollout_time * workload.rho, self._buffer, self._take)
+
+    def result(self) -> SimulationResult:
+        """Run, and measure."""
+        slots, trainer, measures = self._slots, self._trainer, self._measures
+        warmup, last = self._simulation.warmup, self._simulation.warmup + self._simulation.steps
+        slots.fill()
+        while trainer.trained_steps < last:
+            if measures.begun is None and trainer.trained_steps >= warmup:
+                measures.begun = self._moment()
+            group = slots.advance(trainer.done_at)
+            if group is not None:
+                self._push(group)
+            elif trainer.done_at == inf:
+                raise InvalidPolicy("max_lookahead", "nothing is in flight and too little is queued for a batch")
+            else:
+                self._finish_training()
+            slots.fill()
+        return self._measured()
+
+    def _lease(self, group: SimulatedGroup) -> bool:
+        leased = not self._blocked and self._buffer.lease(group)
+        self._tell("leased" if leased else "refused", group, 0)
+        return leased
+
+    def _push(self, group: SimulatedGroup) -> None:
+        self._measures.sampled(group)
+        queued = self._buffer.push(group)
+        self._blocked += not queued
+        self._tell("queued" if queued else "blocked", group, 0)
+        if queued:
+            self._pull(self._slots.wall())
+
+    def _finish_training(self) -> None:
+        wall = self._trainer.done_at
+        if self._trainer.finish():
+            self._slots.publish(wall)
+        self._pull(wall)
+
+    def _pull(self, wall: float) -> None:
+        """Pull, and let pushes that wait in line into the room that it made, as long as either brings anything on."""
+        while self._trainer.pull(wall) and self._blocked:
+            self._blocked = self._buffer.retry()
+
+    def _take(self, group: SimulatedGroup, step: int, train_version: int) -> None:
+        self._tell("taken", group, step)
+        if step >= self._simulation.warmup:
+            self._measures.trained(group, train_version)
+
+    def _tell(self, kind: str, group: SimulatedGroup, step: int) -> None:
+        if self._trace is not None:
+            self._trace(kind, group.number, step)
+
+    def _moment(self) -> Moment:
+        slots, trainer = self._slots, self._trainer
+        return Moment(slots.wall(), trainer.idle_time, slots.now, slots.idle_time, self._buffer.losses())
+
+    def _measured(self) -> SimulationResult:
+        simulation, now = self._simulation, self._moment()
+        m, workload = self._measures, simulation.workload
+        begun = m.begun or now
+        lost, lost_before = now.losses, begun.losses
+        responses, trained = m.sampled_groups * workload.group_size, m.trained_groups * workload.group_size
+        sampled_mean = m.sampled_tokens / responses
+        return SimulationResult(
+            pqs=m.pqs / m.trained_groups,
+            iqs=m.iqs / m.trained_groups,
+            staleness=(m.pqs + m.iqs) / m.trained_groups,
+            token_staleness=m.token_staleness / m.trained_tokens,
+            staleness_p95=m.quantile(0.95),
+            staleness_max=max(m.staleness),
+            tailness=m.sampled_longest / m.sampled_groups / sampled_mean,
+            train_period_ratio=(now.wall - begun.wall) / simulation.steps / self._ideal_period,
+            sampled_mean_length=sampled_mean,
+            trained_mean_length=m.trained_tokens / trained,
+            sampled_max_length=m.sampled_max,
+            trained_max_length=m.trained_max,
+            dropped_groups=lost.dropped - lost_before.dropped,
+            recycled_groups=lost.recycled - lost_before.recycled,
+            wasted_token_share=(lost.tokens - lost_before.tokens) / m.sampled_tokens,
+            trainer_idle_share=(now.trainer_idle - begun.trainer_idle) / (now.wall - begun.wall),
+            slot_idle_share=(now.slots_idle - begun.slots_idle)
+            / (workload.concurrency * (now.slot_time - begun.slot_time)),
+            steps=simulation.steps,
+            warmup=simulation.warmup,
+            seed=simulation.seed,
+            staleness_counts=tuple(m.staleness[versions] for versions in range(max(m.staleness) + 1)),
+        )

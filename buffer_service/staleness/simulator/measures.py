@@ -1,0 +1,61 @@
+"""What is counted while a simulation runs. Nothing counts before the warm-up is over."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from buffer_service.staleness.simulator.buffer import Losses
+from buffer_service.staleness.simulator.groups import SimulatedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Running totals at one moment; times in token times."""
+
+    wall: float
+    trainer_idle: float
+    slot_time: float
+    slots_idle: float
+    """Summed over the slots."""
+    losses: Losses
+
+
+class Measures:
+    """Sums over the groups that count."""
+
+    def __init__(self) -> None:
+        self.begun: Moment | None = None
+        """When the warm-up was over."""
+        self.sampled_groups = self.sampled_tokens = self.sampled_longest = self.sampled_max = 0
+        self.trained_groups = self.trained_tokens = self.trained_max = 0
+        self.pqs = self.iqs = 0
+        self.token_staleness = 0.0
+        """Tokens times their staleness."""
+        self.staleness: Counter[int] = Counter()
+
+    def sampled(self, group: SimulatedGroup) -> None:
+        """A group was generated."""
+        if self.begun is None:
+            return
+        self.sampled_groups += 1
+        self.sampled_tokens += group.tokens
+        self.sampled_longest += group.longest
+        self.sampled_max = max(self.sampled_max, group.longest)
+
+    def trained(self, group: SimulatedGroup, train_version: int) -> None:
+        """A group is to be trained by that version, in a step that counts."""
+        self.trained_groups += 1
+        self.trained_tokens += group.tokens
+        self.trained_max = max(self.trained_max, group.longest)
+        self.pqs += group.tail - group.head
+        self.iqs += train_version - group.tail
+        self.token_staleness += group.tokens * (train_version - group.version_time / group.total_duration)
+        self.staleness[train_version - group.head] += 1
+
+    def quantile(self, share: float) -> int:
+        """The staleness that this share of the trained groups does not exceed."""
+        left = share * self.trained_groups
+        for versions in sorted(self.staleness):
+            left -= self.staleness[versions]
+            if left <= 0:
+                return versions
+        return max(self.staleness, default=0)

@@ -1,0 +1,141 @@
+"""Slots: which response each one decodes, and when it ends.
+
+Slot time stands still while engines reload, so it lags behind the wall clock by the pauses so far; ends are kept in
+slot time. Invariants: a slot is idle only when no group may be started; of a group that was started every response gets
+a slot before any of the next group's.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from math import inf
+
+import numpy as np
+
+from buffer_service.staleness.simulator.groups import SimulatedGroup
+from buffer_service.staleness.simulator.workload import Workload
+
+_GROUPS_DRAWN = 512
+"""Groups whose lengths are drawn at once; a detail, but one that fixes what a seed means."""
+
+_Drawn = tuple[list[float], int, int]
+"""Durations, tokens and longest response of a group."""
+
+
+class Slots:
+    """The decoding side. `start` asks for a lease of the next group, and says whether there was one."""
+
+    def __init__(self, workload: Workload, seed: int, start: Callable[[SimulatedGroup], bool]) -> None:
+        self._start = start
+        self._drawn = _draws(workload, seed)
+        self._pause = workload.reload_pause
+        self._ends: list[tuple[float, int, SimulatedGroup]] = []
+        self._tickets = 0
+        self._idle = workload.concurrency
+        self._current: SimulatedGroup | None = None
+        self._next: _Drawn | None = None
+        self._started = 0
+        self.now = 0.0
+        """Slot time of the last event."""
+        self._lag = 0.0
+        """Wall time - slot time."""
+        self._paused_until = 0.0
+        self.version = 0
+        self._version_base = 0.0
+        """∫ version dt up to slot time t is version * t - this."""
+        self.idle_time = 0.0
+        """Slots times token times in which they were idle."""
+
+    def __len__(self) -> int:
+        """Responses in slots."""
+        return len(self._ends)
+
+    def wall(self) -> float:
+        """Wall time of the last event."""
+        return self.now + self._lag
+
+    def advance(self, until: float) -> SimulatedGroup | None:
+        """Go on to the next end of a group not after `until` (wall time); None: there is none.
+
+        The slot that ended the group is idle until `fill`.
+        """
+        limit = until - self._lag
+        ends, version, base, current = self._ends, self.version, self._version_base, self._current
+        replace, tickets = heapq.heapreplace, self._tickets
+        while ends and ends[0][0] <= limit:
+            end, _, group = ends[0]
+            group.version_time += version * end - base
+            group.running -= 1
+            if not group.running and not group.pending:
+                heapq.heappop(ends)
+                self._tickets = tickets
+                self._pass(end)
+                self._idle += 1
+                group.complete(version)
+                return group
+            if current is not None and current.pending:
+                tickets += 1
+                current.running += 1
+                current.version_time -= version * end - base
+                replace(ends, (end + current.pending.pop(), tickets, current))
+            else:
+                heapq.heappop(ends)
+                self._tickets = tickets
+                self._pass(end)
+                self._idle += 1
+                self.fill()
+                tickets, current = self._tickets, self._current
+        self._tickets = tickets
+        if limit < inf:
+            self._pass(max(self.now, limit))
+        return None
+
+    def fill(self) -> None:
+        """Start responses in idle slots, as far as groups may be started."""
+        now, version = self.now, self.version
+        stamp = version * now - self._version_base
+        while self._idle:
+            group = self._current
+            if group is None or not group.pending:
+                group = self._begin()
+                if group is None:
+                    return
+            self._idle -= 1
+            self._tickets += 1
+            group.running += 1
+            group.version_time -= stamp
+            heapq.heappush(self._ends, (now + group.pending.pop(), self._tickets, group))
+
+    def publish(self, wall: float) -> None:
+        """New weights at that wall time; engines pause and go on with them."""
+        slot = max(self.now, wall - self._lag)
+        self._pass(slot)
+        self._version_base += slot
+        self.version += 1
+        if self._pause:
+            pause_ends = wall + self._pause
+            self._lag += pause_ends - max(wall, self._paused_until)
+            self._paused_until = pause_ends
+
+    def _pass(self, now: float) -> None:
+        self.idle_time += self._idle * (now - self.now)
+        self.now = now
+
+    def _begin(self) -> SimulatedGroup | None:
+        """The next group, if the buffer gives a lease for it; lengths that were drawn for nothing wait for the next."""
+        durations, tokens, longest = self._next or next(self._drawn)
+        group = SimulatedGroup(self._started, self.version, durations, tokens, longest)
+        if not self._start(group):
+            self._next = (durations, tokens, longest)
+            return None
+        self._next = None
+        self._started += 1
+        self._current = group
+        return group
+
+
+def _draws(workload: Workload, seed: int) -> Iterator[_Drawn]:
+    rng = np.random.default_rng(seed)
+    while True:
+        lengths = workload.lengths.draw(rng, _GROUPS_DRAWN, workload.group_size)
+        durations = workload.durations(lengths).tolist()
+        yield from zip(durations, lengths.sum(axis=1).tolist(), lengths.max(axis=1).tolist(), strict=True)

@@ -1,0 +1,57 @@
+"""What is simulated besides the policy: slots, groups, lengths, utilization, and what interrupts decoding.
+
+The unit of time is a token time: what a slot needs to decode one token, 1/v = C/R. A train step's time follows from ρ.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffer_service.staleness.lengths import Lengths
+from buffer_wire.errors import InvalidField
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One setting of the loop."""
+
+    concurrency: int
+    """C: slots; each decodes one response at a time."""
+    group_size: int
+    """G: responses of a group."""
+    rho: float
+    """ρ = R/T: what the slots can make over what the trainer can train, both in responses a second."""
+    lengths: Lengths
+    turn_tokens: int = 0
+    """A response of several turns waits for its environment after every so many tokens; 0: one turn."""
+    turn_latency: float = 0.0
+    """That wait, in token times; the slot stays taken."""
+    reload_pause: float = 0.0
+    """No slot decodes for so long after a publish, in token times."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("concurrency", self.concurrency, 1),
+            ("group_size", self.group_size, 1),
+            ("turn_tokens", self.turn_tokens, 0),
+            ("turn_latency", self.turn_latency, 0),
+            ("reload_pause", self.reload_pause, 0),
+        ):
+            if value < least:
+                raise InvalidField(name, value, f"at least {least}")
+        if not 0 < self.rho < 1_000:
+            raise InvalidField("rho", self.rho, "above 0, below 1,000")
+
+    def durations(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """How long a slot is taken by responses of these lengths, in token times; same shape."""
+        if not self.turn_tokens or not self.turn_latency:
+            return tokens.astype(np.float64)
+        return tokens + (tokens - 1) // self.turn_tokens * self.turn_latency
+
+    def mean_duration(self, seed: int) -> float:
+        """L̄/v: mean time that a slot is taken by a response, in token times; estimated where turns wait."""
+        if not self.turn_tokens or not self.turn_latency:
+            return self.lengths.mean
+        sample = self.lengths.draw(np.random.default_rng(seed), 20_000, 1)
+        return float(self.durations(sample).mean())

@@ -1,0 +1,164 @@
+"""Two services over one store, each of two rpc processes, and the ways in which they are killed.
+
+Clients are given both addresses, in either order: gRPC goes to the other one when the first does not answer.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.faults.history import History
+from tests.support.processes import alive, children, command
+from tests.support.service import ServiceProcess
+
+STALL_EVENTS = 60
+"""How long a stalled process stands, in events of the others."""
+PACE = (80, 260)
+"""Events between two strikes."""
+
+
+class Cluster:
+    """The two services."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        settings = {"rpc_processes": 2, "drain_grace_s": 1, "store": store}
+        self.services = [ServiceProcess(folder / name, settings) for name in ("a", "b")]
+
+    def target(self, rng: random.Random) -> str:
+        """Address for a client: both, in random order."""
+        hosts = [service.address for service in self.services]
+        rng.shuffle(hosts)
+        return "ipv4:" + ",".join(hosts)
+
+    def heal(self) -> None:
+        """Start what is down."""
+        for service in self.services:
+            if service.process is None or service.process.poll() is not None:
+                service.start()
+
+    def stop(self) -> None:
+        """End both."""
+        for service in self.services:
+            if service.process is not None and service.process.poll() is None:
+                service.kill()
+
+
+@contextmanager
+def running_cluster(folder: Path, store: str) -> Iterator[Cluster]:
+    """Two running services."""
+    cluster = Cluster(folder, store)
+    try:
+        cluster.heal()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def rpc_processes(service: ServiceProcess) -> list[int]:
+    """Pids of those that serve at the moment."""
+    return [pid for pid in children(service.pid) if "buffer_service.app" in command(pid)]
+
+
+class Nemesis:
+    """Strikes after a random number of events of the history, one strike after another, until there are enough.
+
+    `restart_store` kills the store and starts it again, where the test has one that survives it. `gently`: services as
+    a whole are left alone, which cannot start while the store is away.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        history: History,
+        rng: random.Random,
+        enough: Callable[[], bool],
+        restart_store: Callable[[], None] | None = None,
+        *,
+        gently: bool = False,
+    ) -> None:
+        self._cluster = cluster
+        self._history = history
+        self._rng = rng
+        self._enough = enough
+        self._restart_store = restart_store
+        self._gently = gently
+        self.strikes = 0
+
+    async def run(self) -> None:
+        """Strike until there are enough; leaves everything running or on its way."""
+        ways = [self._kill_process, self._kill_process, self._stall]
+        if not self._gently:
+            ways += [self._kill_service, self._restart]
+        if self._restart_store is not None:
+            ways.append(self._kill_store)
+        while not self._enough():
+            await self._history.passed(self._rng.randint(*PACE))
+            await self._rng.choice(ways)(self._rng.choice(self._cluster.services))
+            self.strikes += 1
+            self._history.tick()
+
+    async def _kill_process(self, service: ServiceProcess) -> None:
+        self._say("kill a process", service)
+        self._signal(service, signal.SIGKILL)
+
+    async def _kill_service(self, service: ServiceProcess) -> None:
+        self._say("kill a service", service)
+        await _to_the_end(self._killed_and_started, service)
+
+    async def _restart(self, service: ServiceProcess) -> None:
+        self._say("restart a service", service)
+        await _to_the_end(self._stopped_and_started, service)
+
+    async def _stall(self, service: ServiceProcess) -> None:
+        """A process that stands still, as on a host that swaps, and then goes on with what it was about to do."""
+        self._say("stall a process", service)
+        pid = self._signal(service, signal.SIGSTOP)
+        try:
+            # Those who wait for it make no events: the last one may be the only one who could.
+            async with asyncio.timeout(2.0):
+                await self._history.passed(STALL_EVENTS)
+        except TimeoutError:
+            pass
+        finally:
+            if pid and alive(pid):
+                os.kill(pid, signal.SIGCONT)
+
+    async def _kill_store(self, service: ServiceProcess) -> None:
+        self._say("kill the store", service)
+        assert self._restart_store is not None
+        self._restart_store()
+
+    def _signal(self, service: ServiceProcess, number: int) -> int:
+        pids = rpc_processes(service)
+        if not pids:
+            return 0
+        pid = self._rng.choice(sorted(pids))
+        os.kill(pid, number)
+        return pid
+
+    def _say(self, what: str, service: ServiceProcess) -> None:
+        self._history.note("nemesis", "strike", what=what, target=service.data_dir.name)
+
+    @staticmethod
+    def _killed_and_started(service: ServiceProcess) -> None:
+        service.kill()
+        service.start()
+
+    @staticmethod
+    def _stopped_and_started(service: ServiceProcess) -> None:
+        service.stop()
+        service.start()
+
+
+async def _to_the_end(work: Callable[[ServiceProcess], None], service: ServiceProcess) -> None:
+    """Do it in a thread; who is cancelled meanwhile waits for it."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work, service))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await thread
+        raise

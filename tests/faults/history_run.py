@@ -1,0 +1,104 @@
+"""A history in the making: a feeder, workers, ranks of a trainer that crashes, an observer and a nemesis on one run."""
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.cluster import Cluster, Nemesis
+from tests.faults.history import History
+from tests.faults.observer import last_looks, observe
+from tests.faults.promises import broken
+from tests.faults.trainer import OPTIONS, Plan, Trainer
+from tests.faults.workers import Worker
+from trainer_client import AsyncBufferClient, Policy
+
+WORKERS = 5
+
+
+@dataclass(frozen=True)
+class Size:
+    """When a history is long enough."""
+
+    steps: int = 18
+    strikes: int = 5
+    crashes: int = 2
+
+
+@dataclass
+class HistoryRun:
+    """One run, from its creation to its last look."""
+
+    cluster: Cluster
+    name: str
+    policy: Policy
+    seed: int
+    size: Size = field(default_factory=Size)
+    restart_store: Callable[[], None] | None = None
+    disaster: Callable[[History], Coroutine[Any, Any, None]] | None = None
+    """What happens once, among the strikes."""
+    may_lose: bool = False
+
+    def __post_init__(self) -> None:
+        self.history = History()
+        self._rng = random.Random(zlib.crc32(f"{self.name}/{self.seed}".encode()))
+        self.run_id = f"{self.name}-{self.seed}-{random.randbytes(4).hex()}"
+        self.plan = Plan(self.size.steps, self.size.crashes, self._is_struck)
+        self.nemesis = Nemesis(
+            self.cluster,
+            self.history,
+            self._own(),
+            self._is_enough,
+            self.restart_store,
+            gently=self.disaster is not None,
+        )
+        self.trainer = Trainer(self.run_id, self.history, self._own(), self._target, self.plan, may_lose=self.may_lose)
+
+    def _own(self) -> random.Random:
+        return random.Random(self._rng.getrandbits(64))
+
+    def _target(self) -> str:
+        return self.cluster.target(self._rng)
+
+    def _is_struck(self) -> bool:
+        over = self.disaster is None or len(self.history.of("over")) > 0
+        return over and self.nemesis.strikes >= self.size.strikes
+
+    def _is_enough(self) -> bool:
+        return self.plan.last_step is not None
+
+    async def live(self) -> None:
+        """Everything, to the end."""
+        async with AsyncBufferClient(self._target(), OPTIONS) as client:
+            await client.create_run(self.run_id, self.policy)
+        async with asyncio.TaskGroup() as tasks:
+            nemesis = tasks.create_task(self.nemesis.run())
+            if self.disaster is not None:
+                tasks.create_task(self.disaster(self.history))
+            others = [tasks.create_task(self._worker(number).run()) for number in range(WORKERS)]
+            others.append(tasks.create_task(observe(self.trainer, self._target)))
+            await self.trainer.run()
+            for task in (nemesis, *others):
+                task.cancel()
+        await asyncio.to_thread(self.cluster.heal)
+        await last_looks(self.trainer, [service.address for service in self.cluster.services])
+
+    def _worker(self, number: int) -> Worker:
+        return Worker(f"w{number}", self.run_id, self.history, self._own(), self._target, self._is_enough)
+
+
+async def live_and_check(run: HistoryRun, folder: Path) -> None:
+    """Fails with the promises that were broken, and names the file that holds the history."""
+    path = folder / f"{run.run_id}.jsonl"
+    try:
+        await run.live()
+        problems = broken(run.history)
+    except BaseException as error:
+        error.add_note(f"the history is {run.history.save(path)}")
+        raise
+    if problems:
+        run.history.save(path)
+    assert not problems, "\n".join([f"the history in {path} breaks", *problems])

@@ -1,0 +1,17 @@
+"""Nobody waits for longer than the state makes them wait: the store hints at whatever ends a wait."""
+
+import pytest
+
+from tests.model.budget import TIMES, explore
+from tests.model.hints import HintedPair
+from tests.model.subjects import StoreSubject
+
+OPERATIONS = int(3_000 * TIMES)
+
+
+@pytest.mark.timeout(1_800)
+def test_whoever_waits_is_told_when_the_wait_can_end(valkey: StoreSubject) -> None:
+    seen = explore(valkey, OPERATIONS, kind=HintedPair, seed="hints")
+    print("\n".join(f"{name} {seen[name]}" for name in sorted(seen) if name.startswith("hint")))
+    assert seen["operations"] >= OPERATIONS
+    assert min(seen["hint:groups"], seen["hint:tasks"], seen["hint:space"]) > 0

@@ -1,0 +1,99 @@
+"""The compact buffer decides what the reference model decides, step for step, whatever the policy."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
+from buffer_service.domain.presets import fields_of
+from buffer_service.staleness.lengths import Fixed, Lengths, Lognormal
+from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_wire.errors import InvalidPolicy, RolloutBufferError
+
+
+def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tuple[str, int, int]]]]:
+    """The result, or why it got stuck, and every decision; groups of one pull have no order among themselves."""
+    decisions: list[list[tuple[str, int, int]]] = [[]]
+
+    def note(kind: str, group: int, step: int) -> None:
+        if kind != "taken" or not decisions[-1] or decisions[-1][-1][0] != "taken":
+            decisions.append([])
+        decisions[-1].append((kind, group, step))
+
+    try:
+        result: SimulationResult | str = simulate(simulation, note)
+    except InvalidPolicy as stuck:
+        result = stuck.message
+    return result, [sorted(together) for together in decisions]
+
+
+def both(policy: RunPolicy, workload: Workload, *, steps: int, warmup: int, seed: int) -> SimulationResult | str:
+    told = {"policy": policy, "workload": workload, "steps": steps, "warmup": warmup, "seed": seed}
+    compact, model = (played(Simulation(**told, on_model=on_model)) for on_model in (False, True))
+    assert compact[1] == model[1]
+    assert compact[0] == model[0]
+    return compact[0]
+
+
+NAMED = (
+    *("queue_drop(1)", "queue_drop(2)", "queue_max(1)", "queue_max(3)", "streaming(1)", "streaming(3)"),
+    *("sync", "one_step_off", "areal(2)", "miles", "miles_docs(1)"),
+)
+
+
+@pytest.mark.parametrize("rho", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize("preset", NAMED)
+def test_every_preset_is_played_alike(preset: str, rho: float) -> None:
+    policy = RunPolicy(**{"batch_groups": 4, **fields_of(preset, 4)})  # type: ignore[arg-type]
+    result = both(policy, Workload(24, 3, rho, Lognormal.with_mean(200, 0.8)), steps=40, warmup=5, seed=3)
+    assert isinstance(result, SimulationResult)
+    assert result.steps == 40
+
+
+def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
+    """Policies that are accepted, of every field that the simulation knows, with workloads."""
+    made = 0
+    for seed in range(100_000):
+        dice = random.Random(seed)
+        batch = dice.randint(1, 5)
+        fields = {
+            "batch_groups": batch,
+            "max_queued_groups": dice.randint(1, 4 * batch),
+            "overflow_action": dice.choice([OverflowAction.DROP_OLDEST, OverflowAction.BLOCK]),
+            "max_staleness": dice.choice([UNSET, 0, 1, 2, 3]),
+            "stale_action": dice.choice(list(StaleAction)),
+            "staleness_measure": dice.choice(list(StalenessMeasure)),
+            "max_generations": dice.choice([0, 1, 2]),
+            "order": dice.choice(list(Order)),
+            "max_inflight_groups": dice.choice([0, 0, dice.randint(1, 2 * batch)]),
+            "max_lookahead": dice.choice([UNSET, UNSET, 0, 1, 3]),
+            "reserve_queue_space": dice.random() < 0.2,
+            "micro_batch_groups": dice.choice([0, 0, dice.randint(1, batch)]),
+            "batches_per_publish": dice.choice([1, 1, 2]),
+        }
+        fields["prefetch_batches"] = 0 if fields["micro_batch_groups"] else dice.choice([0, 0, 1, 2])
+        try:
+            policy = RunPolicy(**fields)  # type: ignore[arg-type]
+        except RolloutBufferError:
+            continue
+        lengths: Lengths = dice.choice([Lognormal.with_mean(100, 0.9, 400), Fixed(50)])
+        pause = dice.choice([0.0, 30.0])
+        workload = Workload(
+            dice.randint(1, 30), dice.randint(1, 4), dice.uniform(0.3, 2.0), lengths, reload_pause=pause
+        )
+        yield seed, policy, workload
+        made += 1
+        if made == count:
+            return
+
+
+def test_any_policy_is_played_alike() -> None:
+    ended = losing = 0
+    for seed, policy, workload in random_policies(150):
+        result = both(policy, workload, steps=15, warmup=2, seed=seed)
+        if isinstance(result, SimulationResult):
+            ended += 1
+            losing += result.dropped_groups + result.recycled_groups > 0
+    assert ended > 100
+    assert losing > 30

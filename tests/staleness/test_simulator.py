@@ -1,0 +1,192 @@
+"""The simulator's rules, on settings whose outcome is known by hand; then against the page."""
+
+import dataclasses
+
+import pytest
+
+from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.staleness import closed_forms as cf
+from buffer_service.staleness.lengths import Empirical, Fixed, Lognormal, token_tailness
+from buffer_service.staleness.queue_policies import queue_policy
+from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.staleness.simulator.grid import simulate_all
+from buffer_wire.errors import InvalidField, InvalidPolicy
+
+LENGTHS = Lognormal.with_mean(1_400, 0.5)
+
+
+def run(policy: RunPolicy, workload: Workload, steps: int = 150, warmup: int = 40, seed: int = 0) -> SimulationResult:
+    return simulate(Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed))
+
+
+# ── by hand ─────────────────────────────────────────────────────────────────
+
+
+def test_synchronous_training_takes_turns() -> None:
+    """Equal lengths, one wave a batch: 100 token times to generate, ρ · 100 to train, nothing stale."""
+    policy = queue_policy("sync", 4)
+    result = run(policy, Workload(8, 2, 0.5, Fixed(100)), steps=20, warmup=0)
+    assert (result.staleness, result.staleness_max, result.token_staleness) == (0, 0, 0)
+    assert result.train_period_ratio == pytest.approx(1.5)
+    assert result.trainer_idle_share == pytest.approx(2 / 3)
+    assert result.slot_idle_share == pytest.approx(1 / 3)
+    assert result.tailness == 1
+
+
+def test_one_batch_ahead_overlaps_both_sides() -> None:
+    result = run(queue_policy("one_step_off", 4), Workload(8, 2, 0.5, Fixed(100)), steps=20, warmup=2)
+    assert result.train_period_ratio == pytest.approx(1.0)
+    assert result.staleness_max == 1
+
+
+def test_a_reload_pause_stops_decoding_and_nothing_else() -> None:
+    """Each batch takes a wave of 100 token times, then 50 of training, then 25 of pause."""
+    workload = Workload(8, 2, 0.5, Fixed(100), reload_pause=25)
+    result = run(queue_policy("sync", 4), workload, steps=20, warmup=1)
+    assert result.train_period_ratio == pytest.approx(1.75)
+
+
+def test_pauses_that_overlap_end_with_the_last() -> None:
+    """A pause longer than the period: engines never decode again, but for what is queued already."""
+    workload = Workload(8, 2, 2.0, Fixed(100), reload_pause=10_000)
+    result = run(queue_policy("queue_drop", 4, queue_factor=3), workload, steps=5, warmup=1)
+    assert result.train_period_ratio > 10
+
+
+def test_turns_wait_for_their_environment_in_the_slot() -> None:
+    """Four turns of 25 tokens with three waits of 20: 160 token times a response, of which ρ is taken."""
+    workload = Workload(8, 2, 0.5, Fixed(100), turn_tokens=25, turn_latency=20)
+    result = run(queue_policy("sync", 4), workload, steps=20, warmup=0)
+    assert result.train_period_ratio == pytest.approx(1.5)
+    assert result.sampled_mean_length == 100
+
+
+def test_tokens_of_a_batch_that_spans_an_update_have_the_mean_version() -> None:
+    """ρ = 0.5, one wave a batch: the update comes half-way through the next wave's decoding."""
+    result = run(queue_policy("queue_drop", 4), Workload(8, 2, 0.5, Fixed(100)), steps=20, warmup=2)
+    assert result.staleness == 1
+    assert result.token_staleness == pytest.approx(0.5)
+
+
+def test_prefetched_batches_are_trained_by_later_versions() -> None:
+    plain = run(queue_policy("queue_drop", 16, queue_factor=1), Workload(64, 8, 1.3, LENGTHS))
+    ahead = run(queue_policy("queue_drop", 16, queue_factor=1, prefetch_batches=2), Workload(64, 8, 1.3, LENGTHS))
+    assert ahead.staleness == pytest.approx(plain.staleness + 2, abs=0.25)
+
+
+def test_in_flight_cap_limits_the_slots_in_use() -> None:
+    workload = Workload(64, 8, 0.6, LENGTHS)
+    result = run(queue_policy("queue_drop", 8, max_inflight_groups=4), workload)
+    assert result.slot_idle_share > 0.5
+    assert result.pqs < run(queue_policy("queue_drop", 8), workload).pqs
+
+
+def test_the_last_in_first_order_trains_on_fresher_groups() -> None:
+    workload = Workload(64, 8, 1.5, LENGTHS)
+    fifo, lifo = (
+        run(queue_policy("queue_drop", 8, queue_factor=2, order=order), workload) for order in ("fifo", "lifo")
+    )
+    assert lifo.iqs < fifo.iqs
+
+
+def test_a_gate_bounds_staleness_and_prefers_short_responses() -> None:
+    result = run(queue_policy("queue_max", 16, max_staleness=1), Workload(128, 8, 1.0, LENGTHS))
+    assert result.staleness_max == 1
+    assert result.length_bias < -0.03
+    assert result.dropped_groups > 0
+
+
+def test_recycled_groups_are_generated_again() -> None:
+    policy = queue_policy("miles_docs(1)", 16)
+    result = run(policy, Workload(128, 8, 1.0, LENGTHS))
+    assert (result.dropped_groups, result.staleness_max) == (0, 1)
+    assert result.recycled_groups > 0
+
+
+def test_recorded_lengths_are_played() -> None:
+    result = run(queue_policy("queue_drop", 4), Workload(16, 2, 0.7, Empirical(((10, 90), (50, 50)))))
+    assert result.sampled_mean_length == pytest.approx(50)
+    assert result.sampled_max_length == 90
+    assert result.tailness == pytest.approx(1.4, abs=0.05)
+
+
+def test_a_seed_means_the_same_also_on_several_processes() -> None:
+    simulations = [
+        Simulation(policy=queue_policy("queue_drop", 4), workload=Workload(16, 2, 0.7, LENGTHS), steps=30, seed=seed)
+        for seed in (1, 2, 1)
+    ]
+    told: list[int] = []
+    one, two, again = simulate_all(simulations, processes=2, done=told.append)
+    assert (one, two) == (simulate(simulations[0]), simulate(simulations[1]))
+    assert one == again
+    assert told == [1, 2, 3]
+
+
+def test_warmup_is_not_counted() -> None:
+    simulation = Simulation(policy=queue_policy("queue_drop", 4), workload=Workload(16, 2, 0.7, LENGTHS), steps=30)
+    result = simulate(simulation)
+    assert sum(result.staleness_counts) == 30 * 4
+    assert (result.steps, result.warmup) == (30, 100)
+    assert simulate(dataclasses.replace(simulation, warmup=0)).staleness_counts[0] >= 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"overflow_action": OverflowAction.REJECT},
+        {"max_staleness": 2, "cancel_stale_leases": True},
+        {"batch_tokens": 100},
+        {"quota_groups": 1_000},
+    ],
+)
+def test_what_is_not_simulated_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidField, match="to be simulated"):
+        run(RunPolicy(batch_groups=4, **fields), Workload(8, 2, 1.0, LENGTHS))  # type: ignore[arg-type]
+
+
+# ── against the closed forms ────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rho", [0.67, 0.85, 1.07, 1.5])
+def test_streaming_of_the_page(rho: float) -> None:
+    """N = 32, G = 8, C = 256, σ 0.5, micro-batches of 4 over a queue of 8 groups."""
+    published = {0.67: (0.66, 0.09, 1.00), 0.85: (0.83, 0.13, 1.01), 1.07: (0.98, 0.19, 1.02), 1.5: (1.00, 0.19, 1.00)}
+    workload = Workload(256, 8, rho, LENGTHS)
+    whole = run(queue_policy("queue_drop", 32, queue_factor=1), workload)
+    streamed = run(queue_policy("streaming", 32, micro_batch=4), workload)
+    iqs, streamed_iqs, period = published[rho]
+    assert whole.iqs == pytest.approx(iqs, abs=0.03)
+    assert streamed.iqs == pytest.approx(streamed_iqs, abs=0.03)
+    assert streamed.train_period_ratio == pytest.approx(period, abs=0.015)
+    assert streamed.length_bias == pytest.approx(0, abs=0.015)
+
+
+@pytest.mark.parametrize("queue", [2, 3])
+@pytest.mark.parametrize("rho", [0.5, 0.8, 1.2, 1.5, 2.5])
+def test_streaming_agrees_with_its_closed_form(rho: float, queue: int) -> None:
+    policy = queue_policy("streaming", 32, micro_batch=4, queue_factor=queue * 4 / 32)
+    result = run(policy, Workload(256, 8, rho, LENGTHS), steps=100)
+    predicted = cf.streaming(1.0, 4 / 32, queue, rho, LENGTHS.tailness(8))
+    assert result.iqs == pytest.approx(predicted.iqs, abs=0.06)
+    assert result.staleness == pytest.approx(predicted.staleness, abs=0.1)
+    tokens = cf.token_staleness(predicted, 1.0, rho, token_tailness(LENGTHS, 8), LENGTHS.variation)
+    assert result.token_staleness == pytest.approx(tokens, abs=0.1)
+
+
+@pytest.mark.parametrize("rho", [0.6, 0.8, 1.3])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("eta", [0, 1, 2, 4])
+def test_admission_agrees_with_its_closed_form(eta: int, ratio: float, rho: float) -> None:
+    """Without a gate; the period of η >= 1 is a lower bound only."""
+    policy = RunPolicy(
+        batch_groups=16, max_lookahead=eta, max_queued_groups=(eta + 1) * 16, overflow_action=OverflowAction.BLOCK
+    )
+    result = run(policy, Workload(int(ratio * 128), 8, rho, LENGTHS), steps=60, warmup=30)
+    batch_tailness = LENGTHS.tailness(min(128, int(ratio * 128)))
+    predicted = cf.admission_limited(ratio, eta, rho, LENGTHS.tailness(8), batch_tailness)
+    assert result.staleness == pytest.approx(predicted.staleness, abs=0.1)
+    assert result.dropped_groups == 0
+    if eta == 0:
+        assert result.train_period_ratio == pytest.approx(predicted.train_period_ratio, rel=0.05)
+    else:
+        assert result.train_period_ratio > predicted.train_period_ratio - 0.02
