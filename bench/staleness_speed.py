@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_speed`: CPU seconds for 10,000 simulated train steps, into results/staleness_speed.json."""
+"""`python -m bench.staleness_speed`: CPU seconds of 10,000 simulated steps, into results/staleness_speed.json."""
 
 import argparse
 import json

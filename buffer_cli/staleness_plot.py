@@ -73,7 +73,7 @@ def _figure() -> "Figure":
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidField("--plot", "a picture", "drawn only with matplotlib (pip install matplotlib)") from error
+        raise InvalidField("--plot", "a picture", "drawn only with matplotlib: install rollout-buffer[plot]") from error
     figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -101,7 +101,7 @@ class Policy:
     reserve_queue_space: bool | None = None
     """Lease only what would still fit into the queue; default False."""
     max_lookahead: int | None = None
-    """AReaL's cap: (this + published version + 1) · batch_groups groups may exist in all. Default: no cap."""
+    """AReaL's cap: (this + 1) · batches_per_publish batches may exist that no publish covers. Default: no cap."""
     lease_ttl_ms: int | None = None
     """Default 60,000."""
     max_attempts: int | None = None

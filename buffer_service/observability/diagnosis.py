@@ -37,6 +37,8 @@ class Standing:
     """Why the filter starves the run, where it does."""
     room: str = ""
     """Why no further group finds room although too few are queued, where that is so."""
+    unpublished: str = ""
+    """Why nothing may be started before the trainer publishes, where that is so."""
 
     @classmethod
     def of(cls, view: RunView) -> Self:
@@ -58,6 +60,7 @@ class Standing:
             ready=not policy.micro_batch_groups and 0 < policy.batch_tokens <= queued.tokens,
             filter=_filter(view) if starved(view) else "",
             room=_room(view, needed) if short else "",
+            unpublished=_unpublished(view),
         )
 
 
@@ -89,6 +92,8 @@ def _without_leases(standing: Standing, hint: str) -> str:
         return f"nobody: the run is drained, and what is left makes no {standing.portion}"
     if not standing.pending:
         return "the feeder: no task is pending"
+    if standing.unpublished:
+        return standing.unpublished
     weights = _weights_too_old(standing)
     return f"weights: {weights}" if weights else f"workers: {hint or 'no worker has leased a task'}"
 
@@ -122,6 +127,21 @@ def _room(view: RunView, needed: int) -> str:
                 f"an operator: {queued.groups} queued groups fill max_queued_{unit} ({cap}), "
                 f"and {needed} make a {'round' if policy.micro_batch_groups else 'batch'}"
             )
+    return ""
+
+
+def _unpublished(view: RunView) -> str:
+    """Why admission gives out nothing before a publish: what is assembled counts on versions that are not there."""
+    policy = view.policy
+    steps = view.next_step - view.committed_steps
+    ahead = steps // policy.batches_per_publish
+    declared = f"prefetch_batches is {policy.prefetch_batches}, batches_per_publish {policy.batches_per_publish}"
+    since = f"{_counted(steps, 'step')} assembled and not committed; {declared}"
+    if policy.max_staleness != UNSET and ahead > policy.max_staleness:
+        required = view.published.version + ahead - policy.max_staleness
+        return f"the trainer: work starts with version {required}, which is not published ({since})"
+    if policy.max_lookahead != UNSET and steps >= (policy.max_lookahead + 1) * policy.batches_per_publish:
+        return f"the trainer: max_lookahead {policy.max_lookahead} lets nothing start before a publish ({since})"
     return ""
 
 

@@ -6,6 +6,8 @@ groups are abandoned, whatever ends the wait. Of those who wait on a replica one
 they came: each try also keeps leases alive and tells the store that the bodies are still wanted.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from itertools import islice
 
@@ -14,6 +16,7 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.waiting import Lines
+from buffer_wire.errors import RolloutBufferError
 
 RETRY_S = 0.5
 """Leases may be as short as a second."""
@@ -48,11 +51,22 @@ class Pushes:
                 line.remove(push)
                 if not line:
                     del self._waiting[run_id]
-                if push.blocked:
-                    self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
+                self._give_up_blocked(run_id, push)
+
+    def _give_up_blocked(self, run_id: str, push: "_Push") -> None:
+        if push.blocked:
+            self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
 
     async def _first_try(self, run_id: str, push: "_Push") -> None:
-        result = await self._store.push(run_id, push.groups, seen_revision=push.seen_revision)
+        trying = asyncio.ensure_future(self._store.push(run_id, push.groups, seen_revision=push.seen_revision))
+        try:
+            result = await asyncio.shield(trying)
+        except asyncio.CancelledError:
+            # The store decides all the same, and nobody would come again for what it blocks.
+            with contextlib.suppress(RolloutBufferError):
+                push.settle(range(len(push.facts)), await trying)
+                self._give_up_blocked(run_id, push)
+            raise
         push.settle(range(len(push.facts)), result)
         # The store has the bodies now: a wait must not hold on to them.
         push.groups.clear()

@@ -74,6 +74,36 @@ def queue_drop(concurrency_ratio: float, queue_factor: float, rho: float, tailne
     return Prediction(pre_queue(concurrency_ratio, rho, tailness), in_queue(queue_factor, rho))
 
 
+def small_batch_period(groups_per_batch: int, queue_factor: float, rho: float) -> float:
+    """Train period over the ideal one because groups come by ones: X in a training time, with mean and variance ρ·N.
+
+    ρ <= 1: what comes beyond q·N while the trainer is busy is dropped and has to be made again, 1 + E[(X - qN)⁺]/N.
+    ρ > 1: what is missing of N when the trainer is free is waited for at the rate ρ·N, 1 + E[(N - X)⁺]/(ρN).
+    X is taken as normal. Its variance is that of arrivals independent of each other, which many slots come near to
+    (C/B of 2 and more); fewer are more regular. For ρ > 1 that is for q = 1 only: a longer queue has them in stock.
+    """
+    _positive(groups_per_batch=groups_per_batch, rho=rho)
+    _at_least_one(queue_factor=queue_factor)
+    spread = math.sqrt(rho * groups_per_batch)
+    if rho > 1 and queue_factor > 1:
+        return 1.0
+    gap = (queue_factor - rho if rho <= 1 else rho - 1) * groups_per_batch / spread
+    density = math.exp(-gap * gap / 2) / math.sqrt(2 * math.pi)
+    beyond = spread * (density - gap * math.erfc(gap / math.sqrt(2)) / 2)
+    return 1 + beyond / (groups_per_batch * max(1.0, rho))
+
+
+def queue_drop_of_small_batches(
+    concurrency_ratio: float, queue_factor: float, rho: float, tailness: float, groups_per_batch: int
+) -> Prediction:
+    """`queue_drop` with the period of `small_batch_period`: the same generation time spans fewer updates, and for
+    ρ <= 1 the trainer is busy for a smaller share.
+    """
+    whole = queue_drop(concurrency_ratio, queue_factor, rho, tailness)
+    period = small_batch_period(groups_per_batch, queue_factor, rho)
+    return Prediction(whole.pqs / period, whole.iqs / period if rho <= 1 else whole.iqs, period)
+
+
 # ── streaming ────────────────────────────────────────────────────────────────
 
 

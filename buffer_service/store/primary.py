@@ -44,8 +44,8 @@ class Primary:
         self._where = ""
         self._connections: WeakSet[RespConnection] = WeakSet()
         self._sentinel = _client(address) if address.sentinels is not None else None
-        self._asking = asyncio.Lock()
-        """Of two questions at once, redis-py's client may forget a Sentinel while it moves one to the front."""
+        self._question: asyncio.Task[tuple[str, int]] | None = None
+        """One at a time, for all who ask."""
 
     async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
         """A new connection that has introduced itself. Raises StoreUnavailable, StoreUnsuitable.
@@ -83,16 +83,26 @@ class Primary:
         """End all connections, also those to the Sentinels."""
         for connection in list(self._connections):
             connection.abort("closed by this side")
+        if self._question is not None:
+            await asyncio.wait([self._question])
         if self._sentinel is not None:
             for client in self._sentinel.sentinels:
                 await client.aclose()
 
     async def _named(self) -> tuple[str, int]:
+        """Host and port. Raises StoreUnavailable."""
+        if self._question is None or self._question.done():
+            # A task of its own that is never cancelled, and ends by its time-outs: a cancellation may get lost in
+            # redis-py, and of two questions at once its client may forget a Sentinel while it moves one to the front.
+            self._question = asyncio.create_task(self._ask(), name="store-sentinels")
+            self._question.add_done_callback(asyncio.Task.exception)
+        return await asyncio.shield(self._question)
+
+    async def _ask(self) -> tuple[str, int]:
         assert self._sentinel is not None  # noqa: S101 - its callers have checked
         assert self.address.sentinels is not None  # noqa: S101 - same
         try:
-            async with self._asking:
-                host, port = await self._sentinel.discover_master(self.address.sentinels.service)
+            host, port = await self._sentinel.discover_master(self.address.sentinels.service)
         except (RedisError, OSError) as error:
             raise StoreUnavailable(self.address.shown, str(error)) from error
         return str(host), int(port)

@@ -185,3 +185,10 @@ def test_a_whole_batch_has_one_round() -> None:
     with pytest.raises(InvalidField) as refused:
         world.pull(1, round_=1)
     assert refused.value.attributes == {"field": "round", "value": "1", "limit": "at most 0, the next round of step 1"}
+
+
+def test_no_pull_asks_for_more_groups_than_one_decision_should_take() -> None:
+    world = World(batch_groups=2, max_queued_groups=1_000_000)
+    assert isinstance(world.pull(batch_groups=65_536), ops.Short)
+    with pytest.raises(InvalidField, match="1 to 65536"):
+        world.pull(batch_groups=65_537)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults.calls import OPTIONS
 from tests.faults.cluster import Cluster, Nemesis
 from tests.faults.history import History
 from tests.faults.observer import last_looks, observe
 from tests.faults.promises import broken
-from tests.faults.trainer import OPTIONS, Plan, Trainer
+from tests.faults.trainer import Plan, Trainer
 from tests.faults.workers import Worker
 from trainer_client import AsyncBufferClient, Policy
 
@@ -91,14 +92,14 @@ class HistoryRun:
 
 
 async def live_and_check(run: HistoryRun, folder: Path) -> None:
-    """Fails with the promises that were broken, and names the file that holds the history."""
+    """Fails with the promises that were broken; names the file that holds the history, whatever goes wrong."""
     path = folder / f"{run.run_id}.jsonl"
     try:
         await run.live()
-        problems = broken(run.history)
     except BaseException as error:
-        error.add_note(f"the history is {run.history.save(path)}")
+        error.add_note(f"the history is {path}")
         raise
-    if problems:
+    finally:
         run.history.save(path)
+    problems = broken(run.history)
     assert not problems, "\n".join([f"the history in {path} breaks", *problems])

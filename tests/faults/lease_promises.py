@@ -134,7 +134,7 @@ def the_first_result_wins(reading: Reading) -> Iterator[str]:
     for group_id, pushes in reading.pushes.items():
         accepted = defaultdict(set)
         for op in pushes:
-            if not op.ok:
+            if not op.ok or reading.straddles(op):
                 continue
             outcome, era = op.got["outcome"], reading.era(op)
             if outcome in ACCEPTED:

@@ -6,9 +6,10 @@ import grpc
 
 from buffer_wire.channel import client_options
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
+from tests.faults.calls import OPTIONS
 from tests.faults.history import History
 from tests.faults.looks import look, pause
-from tests.faults.trainer import OPTIONS, Trainer
+from tests.faults.trainer import Trainer
 from trainer_client import AsyncBufferClient
 
 TIMEOUT_S = 20.0

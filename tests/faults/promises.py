@@ -7,7 +7,6 @@ compared with what was sent, and order is that of begins and ends as the callers
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 
 from tests.faults.history import History, Op
 from tests.faults.lease_promises import leases_exclude_each_other, the_first_result_wins
@@ -200,7 +199,9 @@ def _never_falls(
         of_era = [op for op in ops if era(op) == number]
         by_end = sorted(of_era, key=Op.ended)
         ends = [op.ended() for op in by_end]
-        highest: list[Op] = list(accumulate(by_end, lambda top, op: op if value(op) >= value(top) else top))
+        highest: list[Op] = []
+        for op in by_end:
+            highest.append(op if not highest or value(op) >= value(highest[-1]) else highest[-1])
         for op in of_era:
             before = bisect_left(ends, op.begin)
             if before and value(highest[before - 1]) > value(op):

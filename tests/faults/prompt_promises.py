@@ -64,7 +64,14 @@ def _resumed_cursors(reading: Reading) -> Iterator[str]:
 
 
 def groups_are_of_their_prompts(reading: Reading) -> Iterator[str]:
-    """A group comes with the prompt that its task was leased with."""
+    """A group comes with the prompt that its task was leased with, and no task's id is given to another prompt, not
+    even when the task was lost.
+    """
+    given: dict[str, int] = {}
+    for op in reading.history.of("submit", ok=True):
+        for item, task_id in enumerate(op.got["task_ids"], op.given["expected_cursor"]):
+            if given.setdefault(task_id, item) != item:
+                yield f"the id {task_id} was given to the prompts {given[task_id]} and {item}"
     item_of: dict[tuple[int, str], int] = {}
     for op in reading.history.of("lease", ok=True):
         for lease in op.got["leases"] if not reading.straddles(op) else ():

@@ -123,7 +123,8 @@ class Timeline:
             is_gone = number > unassembled or (number == unassembled and self.steps[number].era < era)
             if mode != "replay" or is_gone:
                 step = self._drop(number)
-                if mode == "discard":
+                # A step that a failover has taken back was not there to be discarded.
+                if mode == "discard" and step.era == era:
                     self._discarded |= step.groups.keys()
 
     def _drop(self, number: int) -> Step:
@@ -160,15 +161,12 @@ class Timeline:
 
     def _enter(self, name: str, number: int, new: Step) -> None:
         old = self.steps.get(number)
-        if old is not None and old.era < new.era and not old.groups.items() <= new.groups.items():
-            # It was lost, and assembled again.
+        if old is not None and _contradict(old, new):
+            if old.era == new.era:
+                self.problems.append(f"{name} is not what it was: {_difference(old, new)}")
+            # Else it was lost, and assembled again.
             self._drop(number)
             old = None
-        if old is not None:
-            if new.complete and not old.groups.items() <= new.groups.items():
-                self.problems.append(f"{name} is not what it was: {_difference(old, new)}")
-            if old.complete and not new.groups.items() <= old.groups.items():
-                self.problems.append(f"{name} is not what it was: {_difference(old, new)}")
         for group_id in new.groups:
             elsewhere = self._place.get(group_id, number)
             if elsewhere != number and self.steps[elsewhere].era < new.era:
@@ -187,6 +185,12 @@ class Timeline:
         """Groups, samples, tokens and bytes of all steps."""
         groups = [reading.pushed[digest] for step in self.steps.values() for digest in step.groups.values()]
         return [len(groups), *(sum(group[unit] for group in groups) for unit in UNITS[1:])]
+
+
+def _contradict(old: Step, new: Step) -> bool:
+    """True when the two cannot be the same step, of which either may be known in part."""
+    is_less = new.complete and not old.groups.items() <= new.groups.items()
+    return is_less or (old.complete and not new.groups.items() <= old.groups.items())
 
 
 def _difference(old: Step, new: Step) -> str:

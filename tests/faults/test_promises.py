@@ -323,6 +323,13 @@ def a_group_is_of_another_prompt(history: History) -> None:
     shard(calls(history, "pull")[0])[0]["item"] = 3
 
 
+@breaks("groups_are_of_their_prompts")
+def an_id_is_given_again(history: History) -> None:
+    op = again(history, calls(history, "submit")[0])
+    op.given.update(expected_cursor=4, cursor=5)
+    op.got.update(cursor=5, task_ids=["t3"])
+
+
 @breaks("no_prompt_is_lost_or_repeated")
 def a_prompt_is_never_leased(history: History) -> None:
     calls(history, "lease", worker="w1")[0].got["leases"].pop()

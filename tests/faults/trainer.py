@@ -6,7 +6,6 @@ fewer groups than ranks are left in the queue.
 
 import asyncio
 import itertools
-import json
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,23 +22,18 @@ from buffer_wire.errors import (
     StepAhead,
     VersionConflict,
 )
-from tests.faults.history import Facts, History, gather_or_cancel
+from tests.faults.calls import OPTIONS, Caller, manifest
+from tests.faults.history import History, gather_or_cancel
 from tests.faults.looks import look, pause
-from tests.faults.made_groups import GROUP_SIZE, PROMPT, digest
-from trainer_client import AsyncBufferClient, Batch, ClientOptions, FilesManifest, SamplingParams, Task
-from trainer_client.manifest import WeightFile
-from trainer_client.requests import Submission
+from trainer_client import AsyncBufferClient, Batch
 from trainer_client.state import Resumed, RunState
 
 PREFETCH = 1
 BATCH_GROUPS = 6
 """Divisible by every world size."""
 WORLD_SIZES = (2, 3)
-PULL_TIMEOUT_S = 45.0
-OPTIONS = ClientOptions(timeout_s=45.0, attempt_timeout_s=5.0, transfer_timeout_s=5.0)
 TOLD = (RunPaused, StepAhead, CursorConflict, NotCommitted)
 """What a trainer may hear of a store that has forgotten something; a client that has seen nothing hears the last."""
-SAMPLING = SamplingParams(max_new_tokens=16)
 
 
 @dataclass
@@ -147,11 +141,11 @@ class Trainer:
     async def _haunt(self, epoch: int, now: Resumed) -> None:
         """What is left of the former trainer goes on with its calls."""
         async with AsyncBufferClient(self.target(), OPTIONS) as client:
-            caller = Caller(self, client, "zombie", epoch)
+            caller = Caller(self.history, self.run_id, client, "zombie", epoch)
             step = now.next_step
             calls = (
                 caller.pull(step, 0, 0, 2, now.version, None),
-                caller.publish(now.version + 1, _manifest("zombie", now.version + 1), None),
+                caller.publish(now.version + 1, manifest("zombie", now.version + 1), None),
                 caller.submit(now.cursor, 1),
                 caller.commit(step),
                 caller.checkpoint(step),
@@ -159,96 +153,6 @@ class Trainer:
             for outcome in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(outcome, BaseException) and not isinstance(outcome, RolloutBufferError):
                     raise outcome
-
-
-@dataclass
-class Caller:
-    """One client of one epoch, every call of which is recorded."""
-
-    trainer: Trainer
-    client: AsyncBufferClient
-    name: str
-    epoch: int
-
-    def _call(self, kind: str, **given: Any) -> Any:
-        return self.trainer.history.call(self.name, kind, epoch=self.epoch, **given)
-
-    async def pull(
-        self, step: int, round_: int, rank: int, world_size: int, train_version: int | None, groups: int | None
-    ) -> Batch:
-        where = {"step": step, "round": round_, "rank": rank, "world_size": world_size}
-        async with self._call("pull", **where, train_version=train_version, batch_groups=groups) as op:
-            batch = await self.client.pull(
-                self.trainer.run_id,
-                epoch=self.epoch,
-                step=step,
-                rank=rank,
-                world_size=world_size,
-                train_version=train_version,
-                round=round_,
-                batch_groups=groups,
-                timeout_s=PULL_TIMEOUT_S,
-            )
-            op.reply = _batch_facts(batch)
-        return batch
-
-    async def publish(self, version: int, manifest: FilesManifest, commit_through: int | None) -> None:
-        given = {
-            "version": version,
-            "manifest": manifest.base_url,
-            "commit_through": commit_through,
-        }
-        async with self._call("publish", **given) as op:
-            done = await self.client.publish(
-                self.trainer.run_id,
-                epoch=self.epoch,
-                version=version,
-                manifest=manifest,
-                commit_through=commit_through,
-            )
-            op.reply = {
-                "published": [done.version.epoch, done.version.version],
-                "committed_steps": done.committed_steps,
-            }
-
-    async def commit(self, through: int) -> None:
-        async with self._call("commit", through=through) as op:
-            steps = await self.client.commit(self.trainer.run_id, epoch=self.epoch, through_step=through)
-            op.reply = {"committed_steps": steps}
-
-    async def checkpoint(self, through: int) -> None:
-        async with self._call("checkpoint", through=through) as op:
-            steps = await self.client.checkpoint(self.trainer.run_id, epoch=self.epoch, through_step=through)
-            op.reply = {"checkpointed_steps": steps}
-
-    async def submit(self, cursor: int, count: int) -> int:
-        """Feed so many prompts from `cursor` on; the cursor after them."""
-        items = list(range(cursor, cursor + count))
-        submission = Submission(
-            epoch=self.epoch,
-            expected_cursor=cursor,
-            cursor=cursor + count,
-            feeder_state=str(cursor + count).encode(),
-            tasks=[
-                Task(
-                    group_size=GROUP_SIZE,
-                    sampling=SAMPLING,
-                    prompt_token_ids=[1] * PROMPT,
-                    environment=("sums", "words")[item % 2],
-                    metadata={"item": item},
-                )
-                for item in items
-            ],
-        )
-        async with self._call("submit", expected_cursor=cursor, cursor=cursor + count) as op:
-            done = await self.client.submit_tasks(self.trainer.run_id, submission, on_wait=_not_if_full)
-            op.reply = {"cursor": done.cursor, "task_ids": list(done.task_ids)}
-        return done.cursor
-
-
-def _not_if_full(waiting: Any) -> None:
-    if isinstance(waiting.error, PendingFull):
-        raise waiting.error
 
 
 @dataclass
@@ -282,7 +186,7 @@ class _Incarnation:
 
     async def _rank(self, rank: int) -> None:
         async with self._client() as client:
-            caller = Caller(self.trainer, client, f"rank-{rank}", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, f"rank-{rank}", self.start.epoch)
             for step in itertools.count(self.start.next_step):
                 await self.history.until(
                     lambda step=step: step <= self.published + PREFETCH,  # type: ignore[misc]
@@ -310,7 +214,7 @@ class _Incarnation:
         """Somebody else asks for a step that was pulled before, for any rank."""
         step = self.rng.randint(min(self.trainer.saved_step, newest), newest)
         async with self._client() as client:
-            caller = Caller(self.trainer, client, "bystander", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "bystander", self.start.epoch)
             try:
                 await self._pull_step(caller, self.rng.randrange(self.world_size), step)
             except ReplayGap:
@@ -320,7 +224,7 @@ class _Incarnation:
 
     async def _train(self) -> None:
         async with self._client() as client:
-            caller = Caller(self.trainer, client, "trainer", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "trainer", self.start.epoch)
             for step in itertools.count(self.start.next_step):
                 await self.history.until(
                     lambda step=step: min(self.got.values()) > step or self._is_finished(step),  # type: ignore[misc]
@@ -340,12 +244,12 @@ class _Incarnation:
         version = self.start.version + step + 1 - self.start.next_step
         if self.rng.random() < 0.2:
             await caller.commit(step)
-        await caller.publish(version, _manifest("weights", version), step)
+        await caller.publish(version, manifest("weights", version), step)
         if self.rng.random() < 0.2:
-            await caller.publish(version, _manifest("weights", version), step)
+            await caller.publish(version, manifest("weights", version), step)
         if self.rng.random() < 0.1:
             with suppress(VersionConflict):
-                await caller.publish(version, _manifest("others", version), step)
+                await caller.publish(version, manifest("others", version), step)
 
     def _is_finished(self, step: int) -> bool:
         view = self.trainer.view
@@ -357,7 +261,7 @@ class _Incarnation:
     async def _look_around(self) -> None:
         """As sessions do, the trainer looks at its run by the client that it also writes with."""
         async with self._client() as client:
-            caller = Caller(self.trainer, client, "looker", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "looker", self.start.epoch)
             while True:
                 await pause(self.history)
                 await look(self.history, client, self.trainer.run_id)
@@ -369,8 +273,8 @@ class _Incarnation:
     async def _feed(self) -> None:
         cursor = self.start.cursor
         async with self._client() as client, self._client() as other:
-            caller = Caller(self.trainer, client, "feeder", self.start.epoch)
-            rival = Caller(self.trainer, other, "rival", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "feeder", self.start.epoch)
+            rival = Caller(self.history, self.trainer.run_id, other, "rival", self.start.epoch)
             while not self.plan.is_small(self.published):
                 callers = [caller, rival] if self.rng.random() < 0.15 else [caller]
                 count = self.rng.randint(1, 6)
@@ -385,29 +289,3 @@ class _Incarnation:
                         await self.history.passed(30)
                     elif not isinstance(outcome, CursorConflict):
                         raise outcome
-
-
-def _manifest(folder: str, version: int) -> FilesManifest:
-    return FilesManifest(f"/{folder}/{version}", (WeightFile("model", 4, bytes(32)),))
-
-
-def _batch_facts(batch: Batch) -> Facts:
-    info = batch.info
-    return {
-        "final": info.final,
-        "train_version": info.train_version,
-        "replayed": info.replayed,
-        "staleness_max": info.staleness_max,
-        "totals": [info.total_groups, info.total_samples, info.total_tokens, info.total_loss_tokens],
-        "shard": [info.shard_groups, info.shard_tokens],
-        "groups": [
-            {
-                "group_id": f"{group.task_id}/{group.generation}",
-                "digest": digest(group.header, group.payload),
-                "sequence": group.sequence,
-                "head": group.head_version,
-                "item": json.loads(group.header.metadata_json)["item"],
-            }
-            for group in batch.groups
-        ],
-    }

@@ -131,10 +131,16 @@ class _Life:
         given = {"worker": self.name, "instance": self.instance, "leases": [lease.lease_id]}
         async with self.history.call(self.name, "extend", **given) as op:
             reply = await self.service.extend(self.name, [lease.lease_id], timeout_s=PATIENCE_S)
-            op.reply = {
-                "states": [tasks_pb2.LeaseState.Name(state).removeprefix("LEASE_STATE_") for state in reply.states]
-            }
+            op.reply = {"states": _names(reply)}
         return reply.states[0] == tasks_pb2.LEASE_STATE_LIVE
+
+    async def _meddle(self, lease: tasks_pb2.Lease) -> None:
+        """Somebody else extends the lease, which is not his."""
+        meddler = f"{self.name}-meddler"
+        given = {"worker": meddler, "instance": meddler, "leases": [lease.lease_id]}
+        async with self.history.call(meddler, "extend", **given) as op:
+            reply = await self.service.extend(meddler, [lease.lease_id], timeout_s=PATIENCE_S)
+            op.reply = {"states": _names(reply)}
 
     async def _give_back(self, lease: tasks_pb2.Lease, *, failed: bool, continuation: Made | None) -> None:
         returned = tasks_pb2.LeaseReturn(
@@ -172,6 +178,8 @@ class _Life:
 
     async def _properly(self, lease: tasks_pb2.Lease) -> None:
         made = await self._generate(lease)
+        if self.rng.random() < 0.05:
+            await self._meddle(lease)
         if self.rng.random() < 0.3 and not await self._extend(lease) and self.rng.random() < 0.5:
             return
         await self._push(made)
@@ -206,6 +214,10 @@ class _Life:
                 await self._push(it.made)
             else:
                 await self._give_back(it.lease, failed=False, continuation=None)
+
+
+def _names(reply: tasks_pb2.ExtendLeasesResponse) -> list[str]:
+    return [tasks_pb2.LeaseState.Name(state).removeprefix("LEASE_STATE_") for state in reply.states]
 
 
 def _lease_facts(lease: tasks_pb2.Lease) -> dict[str, object]:

@@ -106,7 +106,7 @@ MOODS = {
     ),
     "streamed by tokens": Mood(
         {**STEADY, "work": 4, "fill_and_pull": 12, "pull": 8, "report_lost": 4, "resume": 2, "publish": 3},
-        ("by tokens", "streamed"),
+        ("by tokens", "streamed", "foresighted"),
     ),
     "standing in line": Mood(
         {
@@ -134,6 +134,7 @@ MOODS = {
             "flood": 6,
             "work": 4,
             "outdate_queue": 6,
+            "push_from_before": 3,
             "publish": 9,
             "fill_and_pull": 6,
             "update_policy": 2,

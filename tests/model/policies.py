@@ -176,6 +176,10 @@ def _forgetting(draw: Draw, values: Values) -> Values:
     return {"max_retained_bytes": draw.pick((1, 100, 300, 400_000, MIB)), "retained_steps": 64}
 
 
+def _foresighted(draw: Draw, values: Values) -> Values:
+    return {"max_lookahead": _least_staleness(values) + draw.integer(0, 1), "max_inflight_groups": 0}
+
+
 def _recording(draw: Draw, values: Values) -> Values:
     return {"record_groups": True}
 
@@ -194,6 +198,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "limited": _limited,
     "blocking": _blocking,
     "forgetting": _forgetting,
+    "foresighted": _foresighted,
     "recording": _recording,
 }
 

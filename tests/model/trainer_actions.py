@@ -1,5 +1,7 @@
 """What trainers do: pull, commit, publish, checkpoint, resume, and report what is lost."""
 
+import dataclasses
+
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
 from tests.model.drawing import Draw
@@ -142,6 +144,26 @@ class TrainerActions(WorkerActions):
             self.resumes.append(request)
             self.versions.append(WeightVersion(resumed.epoch, resumed.version))
         self.outdate(draw)
+
+    def push_from_before(self, draw: Draw) -> None:
+        """The trainer goes back, and groups come in that were made with weights from beyond the fork."""
+        self.train(draw)
+        abandoned = self.versions[-1]
+        request = ops.Resume(self.view.checkpointed_steps, draw.pick(MODES), self.request_id(), allow_regenerate=True)
+        resumed = self.pair.both("resume", request)
+        if resumed is not None:
+            self.resumes.append(request)
+            self.versions.append(WeightVersion(resumed.epoch, resumed.version))
+        late = [
+            dataclasses.replace(
+                self.facts(draw, f"late-{self.number()}", 0, ""),
+                tail=abandoned,
+                mean_milli=max(0, abandoned.version * 1_000 - draw.pick((0, 1, 700))),
+            )
+            for _ in range(draw.integer(1, 3))
+        ]
+        self.send(draw, late)
+        self.next_round(draw, ahead=draw.integer(0, 3))
 
     def checkpoint(self, draw: Draw) -> None:
         last = self.view.committed_steps - 1

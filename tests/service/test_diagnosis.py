@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from buffer_service.domain import ops
 from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.observability.diagnosis import Standing, waits_on
@@ -101,3 +102,25 @@ def test_a_token_budget_makes_a_batch_of_fewer_groups_ready() -> None:
     policy = RunPolicy(batch_groups=16, batch_tokens=500)
     view = make_view(policy, groups={"queued": Amount(groups=3, tokens=501)})
     assert waits_on(Standing.of(view)) == "the trainer: 3 groups are queued, whose tokens make a batch"
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (
+            RunPolicy(batch_groups=4, max_staleness=1, prefetch_batches=1),
+            "the trainer: work starts with version 7, which is not published",
+        ),
+        (
+            RunPolicy(batch_groups=4, max_lookahead=1, prefetch_batches=1),
+            "the trainer: max_lookahead 1 lets nothing start before a publish",
+        ),
+    ],
+)
+def test_a_trainer_that_runs_ahead_of_its_publishes_is_named(policy: RunPolicy, words: str) -> None:
+    ahead = make_view(policy, tasks={"pending": 9}, published=ops.WeightVersion(1, 6), next_step=8, committed_steps=6)
+    assert words in waits_on(Standing.of(ahead))
+    published = make_view(
+        policy, tasks={"pending": 9}, published=ops.WeightVersion(1, 6), next_step=7, committed_steps=6
+    )
+    assert "the trainer" not in waits_on(Standing.of(published))

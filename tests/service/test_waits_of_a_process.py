@@ -334,3 +334,22 @@ async def test_a_blocked_push_that_is_cancelled_has_its_payloads_deleted() -> No
         assert store.accepted == ["a", "d"]
         janitor.close()
         await deleting
+
+
+async def test_what_the_store_blocks_of_a_push_that_was_cancelled_meanwhile_is_given_up() -> None:
+    store = FullStore()
+    pushes, _, janitor = pushes_on(store)
+    store.room = 1
+    store.gate.clear()
+    async with asyncio.TaskGroup() as tasks:
+        deleting = tasks.create_task(janitor.delete_abandoned())
+        push = tasks.create_task(pushes.push("r", named("a", "b", "c"), 0))
+        await settled()
+        push.cancel()
+        await settled()
+        store.gate.set()
+        await settled()
+        assert push.cancelled()
+        assert (store.accepted, store.abandoned, store.line) == (["a"], ["b", "c"], [])
+        janitor.close()
+        await deleting

@@ -1,10 +1,12 @@
-"""The page's figures: a few cells of the grid, all published rows. The whole of both: bench.staleness_grid, _published."""
+"""A few cells of the grid, and all published rows; the whole: bench.staleness_grid and bench.staleness_published."""
+
+from dataclasses import replace
 
 import pytest
 
 from bench.staleness_grid import CONCURRENCY_RATIOS, QUEUE_FACTORS, RHO, TOLERANCE, Cell, grid
 from bench.staleness_published import BIASES, FITTED, RUNS, Bias, Run
-from buffer_service.staleness.closed_forms import is_rough
+from buffer_service.staleness.closed_forms import is_rough, small_batch_period
 from buffer_service.staleness.simulator import simulate
 
 
@@ -22,6 +24,16 @@ def test_simulator_and_closed_form_agree_away_from_balance(rho: float, queue_fac
     cell = Cell(rho, queue_factor, ratio)
     assert not is_rough(rho)
     assert simulate(cell.simulation(150)).staleness == pytest.approx(cell.closed_form(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("rho", [0.8, 0.9])
+def test_batches_of_few_groups_lose_some_of_them_when_many_slots_feed_a_queue_of_one_batch(rho: float) -> None:
+    """The page's form is up to 0.2 too high at C/B 4, q 1, ρ 0.8 with 16 groups a batch; the refined one is not."""
+    cell = Cell(rho, 1, 4.0)
+    result = simulate(replace(cell.simulation(400), warmup=300))
+    assert result.staleness < cell.closed_form() - 0.1
+    assert result.staleness == pytest.approx(cell.refined(), abs=TOLERANCE)
+    assert result.train_period_ratio == pytest.approx(small_batch_period(16, 1, rho), abs=0.015)
 
 
 def test_near_balance_only_the_simulator_predicts() -> None:

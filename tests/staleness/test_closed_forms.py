@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from buffer_service.staleness import closed_forms as cf
@@ -27,6 +28,17 @@ def test_updates_over_an_age_that_ends_with_an_update() -> None:
     counted = [sum(k * period <= age for k in range(100)) for age in ages]
     mean_age = sum(ages) / len(ages)
     assert sum(counted) / len(counted) == pytest.approx(cf.updates_over(mean_age / period), abs=0.01)
+
+
+@pytest.mark.parametrize(("groups", "queue_factor", "rho"), [(16, 1, 0.8), (16, 1, 1.0), (8, 1, 1.4), (16, 2, 0.9)])
+def test_the_period_of_small_batches_is_that_of_counting(groups: int, queue_factor: float, rho: float) -> None:
+    arrived = np.random.default_rng(0).poisson(rho * groups, 400_000)
+    if rho <= 1:
+        counted = 1 + np.maximum(0, arrived - queue_factor * groups).mean() / groups
+    else:
+        counted = 1 + np.maximum(0, groups - arrived).mean() / (rho * groups)
+    assert cf.small_batch_period(groups, queue_factor, rho) == pytest.approx(counted, abs=0.006)
+    assert cf.small_batch_period(100_000, queue_factor, rho) == pytest.approx(1, abs=0.005)
 
 
 def test_streaming_is_the_whole_batch_with_one_micro_batch() -> None:
@@ -104,7 +116,7 @@ def test_where_the_train_bound_side_wins_is_an_interval(queue_factor: float, kap
 
 def test_admission_bounds_staleness_and_costs_nothing_while_it_does_not_bind() -> None:
     free = cf.admission_limited(0.5, 8, 0.7, 1.4, 2.0)
-    assert free == cf.Prediction(0.7, pytest.approx(0.7), 1.0)
+    assert (free.pqs, free.iqs, free.train_period_ratio) == pytest.approx((0.7, 0.7, 1.0))
     bound = cf.admission_limited(2.0, 1, 0.7, 1.4, 2.0)
     assert bound.staleness == 1.0
     assert bound.train_period_ratio > 1
@@ -113,7 +125,7 @@ def test_admission_bounds_staleness_and_costs_nothing_while_it_does_not_bind() -
 
 def test_synchronous_training_waits_for_the_slowest_of_the_batch() -> None:
     sync = cf.admission_limited(1.0, 0, 0.6, 1.4, 3.0)
-    assert (sync.staleness, sync.train_period_ratio) == (0.0, pytest.approx(3.6))
+    assert (sync.staleness, sync.train_period_ratio) == pytest.approx((0.0, 3.6))
 
 
 def test_what_a_group_waits_more_than_a_token_is_the_tail_of_its_responses() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.staleness.lengths import Fixed, Lengths, Lognormal
 from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload, simulate
-from buffer_wire.errors import InvalidPolicy, RolloutBufferError
+from buffer_wire.errors import InvalidRequest, RolloutBufferError
 
 
 def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tuple[str, int, int]]]]:
@@ -23,14 +24,14 @@ def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tu
 
     try:
         result: SimulationResult | str = simulate(simulation, note)
-    except InvalidPolicy as stuck:
+    except InvalidRequest as stuck:
         result = stuck.message
     return result, [sorted(together) for together in decisions]
 
 
 def both(policy: RunPolicy, workload: Workload, *, steps: int, warmup: int, seed: int) -> SimulationResult | str:
-    told = {"policy": policy, "workload": workload, "steps": steps, "warmup": warmup, "seed": seed}
-    compact, model = (played(Simulation(**told, on_model=on_model)) for on_model in (False, True))
+    simulation = Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
+    compact, model = (played(replace(simulation, on_model=on_model)) for on_model in (False, True))
     assert compact[1] == model[1]
     assert compact[0] == model[0]
     return compact[0]
@@ -46,9 +47,9 @@ NAMED = (
 @pytest.mark.parametrize("preset", NAMED)
 def test_every_preset_is_played_alike(preset: str, rho: float) -> None:
     policy = RunPolicy(**{"batch_groups": 4, **fields_of(preset, 4)})  # type: ignore[arg-type]
-    result = both(policy, Workload(24, 3, rho, Lognormal.with_mean(200, 0.8)), steps=40, warmup=5, seed=3)
+    result = both(policy, Workload(24, 3, rho, Lognormal.with_mean(200, 0.8)), steps=25, warmup=5, seed=3)
     assert isinstance(result, SimulationResult)
-    assert result.steps == 40
+    assert result.steps == 25
 
 
 def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
@@ -77,7 +78,7 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
             policy = RunPolicy(**fields)  # type: ignore[arg-type]
         except RolloutBufferError:
             continue
-        lengths: Lengths = dice.choice([Lognormal.with_mean(100, 0.9, 400), Fixed(50)])
+        lengths: Lengths = Fixed(50) if dice.random() < 0.5 else Lognormal.with_mean(100, 0.9, 400)
         pause = dice.choice([0.0, 30.0])
         workload = Workload(
             dice.randint(1, 30), dice.randint(1, 4), dice.uniform(0.3, 2.0), lengths, reload_pause=pause
@@ -90,10 +91,11 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
 
 def test_any_policy_is_played_alike() -> None:
     ended = losing = 0
-    for seed, policy, workload in random_policies(150):
+    for seed, policy, workload in random_policies(120):
         result = both(policy, workload, steps=15, warmup=2, seed=seed)
         if isinstance(result, SimulationResult):
             ended += 1
             losing += result.dropped_groups + result.recycled_groups > 0
-    assert ended > 100
+    # A policy that is accepted never gets stuck; a few runs end before anything is generated after their warm-up.
+    assert ended > 115
     assert losing > 30

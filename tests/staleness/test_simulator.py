@@ -10,7 +10,7 @@ from buffer_service.staleness.lengths import Empirical, Fixed, Lognormal, token_
 from buffer_service.staleness.queue_policies import queue_policy
 from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_service.staleness.simulator.grid import simulate_all
-from buffer_wire.errors import InvalidField, InvalidPolicy
+from buffer_wire.errors import InvalidField
 
 LENGTHS = Lognormal.with_mean(1_400, 0.5)
 

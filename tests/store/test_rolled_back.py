@@ -36,6 +36,16 @@ async def test_a_caller_who_has_seen_more_pauses_the_run(run: Run) -> None:
     assert (await run.lease()).wait is ops.LeaseWait.PAUSED
 
 
+async def test_the_ids_of_lost_tasks_are_not_given_again(run: Run) -> None:
+    """Workers may still be at work on them."""
+    await run.create()
+    assert (await run.submit("", "")).task_ids == ["t00000001", "t00000002"]
+    with pytest.raises(StoreRolledBack):
+        await run.pull(0, seen=(await run.view()).revision + 1)
+    await run.resume()
+    assert (await run.submit("")).task_ids == ["t100000003"]
+
+
 Operation = Callable[[Run], Awaitable[object]]
 
 

@@ -105,3 +105,10 @@ async def test_a_group_that_is_left_for_the_budget_costs_its_environment_no_turn
     assert 12 < len(cut) < 30
     whole = await picked(Run(run.store, "another"), 1, batch_groups=30)
     assert cut == whole[: len(cut)]
+
+
+async def test_no_pull_asks_for_more_groups_than_one_script_should_take(run: Run) -> None:
+    await run.create(batch_groups=2, max_queued_groups=1_000_000)
+    assert (await run.short(0, batch_groups=65_536)).needed == 65_536
+    with pytest.raises(InvalidField, match="batch_groups is 65537; it must be 1 to 65536"):
+        await run.pull(0, batch_groups=65_537)

@@ -129,17 +129,21 @@ def test_the_whole_state_of_a_run_is_decoded(service: FakeService, do: Do) -> No
 
 
 def test_the_highest_revision_seen_goes_out_with_every_request(service: FakeService, do: Do) -> None:
-    run = runs_pb2.Run(run_id="r")
-    service.answer(
-        "RunService/GetRun",
-        runs_pb2.GetRunResponse(revision=12, run=run),
-        runs_pb2.GetRunResponse(revision=9, run=run),
-    )
-    for _ in range(3):
-        do("run", "r")
-    do("run", "other")
-    refs = [request.run for request in service.requests["RunService/GetRun"]]
+    replies = [batches_pb2.CommitResponse(revision=revision, committed_steps=1) for revision in (12, 9)]
+    service.answer("BatchService/Commit", *replies)
+    for run_id in ("r", "r", "r", "other"):
+        do("commit", run_id, epoch=1, through_step=0)
+    refs = [request.run for request in service.requests["BatchService/Commit"]]
     assert [ref.seen_revision for ref in refs] == [0, 12, 12, 0]
+
+
+def test_a_view_promises_nothing(service: FakeService, do: Do) -> None:
+    """It shows writes that the run's replicas may not have yet: no store is behind because it lacks these."""
+    service.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=12, run=runs_pb2.Run(run_id="r")))
+    service.answer("BatchService/Commit", batches_pb2.CommitResponse(revision=11, committed_steps=1))
+    assert do("run", "r").revision == 12
+    do("commit", "r", epoch=1, through_step=0)
+    assert [request.run.seen_revision for request in service.requests["BatchService/Commit"]] == [0]
 
 
 def test_a_field_of_the_policy_is_changed_and_the_others_stay(service: FakeService, do: Do) -> None:
@@ -172,20 +176,21 @@ def test_a_run_is_paused_drained_and_continued(service: FakeService, do: Do, ver
 def test_a_deleted_run_has_no_past(service: FakeService, do: Do) -> None:
     run = runs_pb2.Run(run_id="r")
     service.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=12, run=run))
+    service.answer("BatchService/Commit", batches_pb2.CommitResponse(revision=12, committed_steps=1))
     service.answer("RunService/DeleteRun", StoreUnavailable("unix:s", "loading"), UnknownRun("r"))
-    do("run", "r")
+    do("commit", "r", epoch=1, through_step=0)
     # The first try did it, its answer was lost.
     do("delete_run", "r")
     do("run", "r")
     with pytest.raises(UnknownRun):
         do("delete_run", "r")
-    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]] == [0, 0]
+    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]] == [0]
     # Deleted and made anew by others, in between.
     service.answer("RunService/CreateRun", runs_pb2.CreateRunResponse(revision=1, run=run, created=True))
-    do("run", "r")
+    do("commit", "r", epoch=1, through_step=0)
     do("create_run", "r")
     do("run", "r")
-    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]][2:] == [0, 1]
+    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]][1:] == [1]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ from buffer_service.domain.ops import Resume, Resumed, ResumeMode, WeightVersion
 from buffer_service.domain.transitions import GroupState
 from buffer_wire.errors import ReplayGap, StepAhead
 
+LOST_SEQUENCES = 100_000_000
+"""More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
+works on a lost task must not be taken for the worker of a new one."""
+
 NOTHING_PUBLISHED = PublishedAt(committed_steps=0, version=0, manifest=b"")
 
 
@@ -37,6 +41,7 @@ def resume(run: RunState, request: Resume) -> Resumed:
     run.retained_bytes = sum(run.steps[step].bytes for step in range(run.checkpointed_steps, run.committed_steps))
     if run.rolled_back:
         run.revision = max(run.revision, run.seen_revision)
+        run.sequence += LOST_SEQUENCES
         run.rolled_back, run.seen_revision = False, 0
     run.changed = True
     reply = Resumed(

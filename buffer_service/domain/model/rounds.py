@@ -17,7 +17,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.transitions import GroupState
 from buffer_wire.errors import InvalidField
 
-MAX_STREAMED_GROUPS = 65_536
+MAX_BATCH_GROUPS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def _first_form(run: RunState, request: Pull) -> Form:
         raise InvalidField("train_version", train_version, limit)
     if request.batch_groups is None:
         return _form(policy, train_version, policy.batch_groups)
-    most = most_batch_groups(policy, MAX_STREAMED_GROUPS if policy.micro_batch_groups else policy.max_queued_groups)
+    held = MAX_BATCH_GROUPS if policy.micro_batch_groups else min(MAX_BATCH_GROUPS, policy.max_queued_groups)
+    most = most_batch_groups(policy, held)
     if not 1 <= request.batch_groups <= most:
         raise InvalidField("batch_groups", request.batch_groups, f"1 to {most}")
     return _form(policy, train_version, request.batch_groups)

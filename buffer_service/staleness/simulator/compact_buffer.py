@@ -59,7 +59,8 @@ class CompactBuffer:
         if room is not None and room <= 0:
             return False
         if self._again:
-            group.lease = heapq.heappop(self._again)
+            group.lease = task = heapq.heappop(self._again)
+            group.generation = task[1]
         else:
             self._tasks += 1
             group.lease = (self._tasks, 0)

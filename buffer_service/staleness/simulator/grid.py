@@ -1,5 +1,6 @@
 """Many simulations at once, on processes of their own; results come in the order of the simulations."""
 
+import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,7 +24,8 @@ def simulate_all(
             if done is not None:
                 done(len(results))
         return results
-    with ProcessPoolExecutor(count) as pool:
+    # Spawned, not forked: whoever shows progress meanwhile has threads.
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(simulate, simulation) for simulation in simulations]
         for finished, future in enumerate(as_completed(futures), start=1):
             future.result()

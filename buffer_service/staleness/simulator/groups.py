@@ -11,6 +11,7 @@ class SimulatedGroup:
     """
 
     __slots__ = (
+        "generation",
         "head",
         "lease",
         "longest",
@@ -45,6 +46,8 @@ class SimulatedGroup:
         """In order of arrivals at the queue; set when it is queued."""
         self.lease: object = None
         """The buffer's own."""
+        self.generation = 0
+        """How often its task was started anew; set with the lease."""
 
     def complete(self, version: int) -> None:
         """Its last response ended under that version."""

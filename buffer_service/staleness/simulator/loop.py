@@ -17,7 +17,9 @@ from buffer_service.staleness.simulator.workload import Workload
 from buffer_wire.errors import InvalidField, InvalidPolicy
 
 Trace = Callable[[str, int, int], None]
-"""Told of every decision: its kind (leased, refused, queued, blocked, taken), the group's number, and the step or 0."""
+"""Told of every decision: its kind (leased, refused, queued, blocked, taken), the group's number, and for leased its
+generation, for taken the step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class _Run:
 
     def _lease(self, group: SimulatedGroup) -> bool:
         leased = not self._blocked and self._buffer.lease(group)
-        self._tell("leased" if leased else "refused", group, 0)
+        self._tell("leased" if leased else "refused", group, group.generation)
         return leased
 
     def _push(self, group: SimulatedGroup) -> None:
@@ -96,9 +98,15 @@ class _Run:
         self._pull(wall)
 
     def _pull(self, wall: float) -> None:
-        """Pull, and let pushes that wait in line into the room that it made, as long as either brings anything on."""
-        while self._trainer.pull(wall) and self._blocked:
-            self._blocked = self._buffer.retry()
+        """Pull, and let pushes that wait in line into the room that it made (also by eviction), as long as either goes
+        on.
+        """
+        while True:
+            pulled, blocked = self._trainer.pull(wall), self._blocked
+            if blocked:
+                self._blocked = self._buffer.retry()
+            if self._blocked == blocked and not (pulled and blocked):
+                return
 
     def _take(self, group: SimulatedGroup, step: int, train_version: int) -> None:
         self._tell("taken", group, step)
@@ -119,6 +127,8 @@ class _Run:
         begun = m.begun or now
         lost, lost_before = now.losses, begun.losses
         responses, trained = m.sampled_groups * workload.group_size, m.trained_groups * workload.group_size
+        if not m.sampled_groups or not m.trained_groups:
+            raise InvalidField("steps", simulation.steps, "more: no group was generated in them")
         sampled_mean = m.sampled_tokens / responses
         return SimulationResult(
             pqs=m.pqs / m.trained_groups,

@@ -40,6 +40,7 @@ class ModelBuffer:
         if not leased.grants:
             return False
         group.lease = leased.grants[0]
+        group.generation = leased.grants[0].generation
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
@@ -68,7 +69,6 @@ class ModelBuffer:
         pulled = self._model.pull(_RUN, ops.Pull(_EPOCH, step, 0, 1, train_version, number))
         if isinstance(pulled, ops.Short):
             return None
-        # Shards come longest first; the order of the picks is that of no interest to a step.
         return [self._groups.pop(one.group_id) for one in pulled.shard], pulled.final
 
     def finish(self, step: int, version: int | None) -> None:

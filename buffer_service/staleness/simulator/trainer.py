@@ -7,6 +7,7 @@ holds; a micro-batch its share of that.
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.staleness.simulator.buffer import Buffer
@@ -14,6 +15,9 @@ from buffer_service.staleness.simulator.groups import SimulatedGroup
 
 Taken = Callable[[SimulatedGroup, int, int], None]
 """Told of every group that is pulled: the group, its step, its train_version."""
+
+
+_number = attrgetter("number")
 
 
 class Trainer:
@@ -50,7 +54,7 @@ class Trainer:
             if got is None:
                 break
             groups, last = got
-            for group in groups:
+            for group in sorted(groups, key=_number):
                 self._taken(group, self._step, train_version)
             self._ahead.append((len(groups), last))
             self._step, self._round = (self._step + 1, 0) if last else (self._step, self._round + 1)

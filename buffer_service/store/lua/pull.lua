@@ -60,7 +60,7 @@ end
 
 -- The most groups that a step of its own size may have, as domain/liveness.py argues.
 local function most_batch_groups()
-  local most = policy.micro_batch_groups > 0 and 65536 or policy.max_queued_groups
+  local most = policy.micro_batch_groups > 0 and 65536 or math.min(65536, policy.max_queued_groups)
   local uncommitted = policy.prefetch_batches + policy.batches_per_publish
   if policy.max_lookahead >= 0 then
     local batches = (policy.max_lookahead + 1) * policy.batches_per_publish - (uncommitted - 1)
@@ -166,5 +166,6 @@ if state.draining and leased == 0 and not head_of_line() then
   close_run(again)
   return refuse('run_paused', 'drained')
 end
-want_groups(size)
+-- With enough tokens it waits for a group for each rank.
+want_groups(is_enough and multiple or size)
 return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))

@@ -237,7 +237,7 @@ for index, group in ipairs(groups) do
     end
   end
 end
-if line_moved and somebody_waits() then
+if somebody_left() and somebody_waits() then
   topics.space = true
 end
 unstage(settled)

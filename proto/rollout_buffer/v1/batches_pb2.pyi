@@ -88,8 +88,9 @@ class PullBatchRequest(google.protobuf.message.Message):
     round: builtins.int
     """The round to pull, from 0: any closed one, or the next. Above 0 only where the policy sets micro_batch_groups."""
     batch_groups: builtins.int
-    """N of this step, if it differs from the policy's: 1 to max_queued_groups (65,536 when streamed). The pull that
-    closes the step's first round decides; equal for every rank.
+    """N of this step, if it differs from the policy's: 1 to 65,536, at most max_queued_groups unless streamed, and no more
+    than max_lookahead and the quotas let exist. The pull that closes the step's first round decides; equal for every
+    rank.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:

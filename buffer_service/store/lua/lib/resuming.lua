@@ -17,15 +17,24 @@ local function rewind_publishes(step)
   return tonumber(call('ZREVRANGEBYSCORE', commits, at_step, '-inf', 'LIMIT', 0, 1)[1] or '0')
 end
 
+-- More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
+-- works on a lost task must not be taken for the worker of a new one.
+local LOST_SEQUENCES = 100000000
+
+local function forgive_loss()
+  if state.paused == 'store_rolled_back' then
+    state.paused = ''
+    state.sequence = state.sequence + LOST_SEQUENCES
+  end
+end
+
 local function begin_resume(request_id, step, mode, regenerate)
   state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
   state.version = rewind_publishes(step)
   state.epoch = state.epoch + 1
   state.forks[#state.forks + 1] = {state.epoch, state.version}
   state.world_size = 0
-  if state.paused == 'store_rolled_back' then
-    state.paused = ''
-  end
+  forgive_loss()
 end
 
 -- Trained steps from `first` on are delivered again, newest first. Returns whether some are left.
@@ -135,9 +144,7 @@ local function end_resume()
     save_step(state.next_step, open)
   end
   state.resuming = nil
-  if state.paused == 'store_rolled_back' then
-    state.paused = ''
-  end
+  forgive_loss()
   state.revision = math.max(state.revision, state.seen)
   state.seen = 0
   local feeder = call('HGET', RUN, 'feeder') or ''

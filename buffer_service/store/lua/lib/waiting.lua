@@ -49,6 +49,11 @@ local function leave_line(payload)
   end
 end
 
+-- Whether this script took anybody out of the line.
+local function somebody_left()
+  return line_moved
+end
+
 local function somebody_waits()
   return call('EXISTS', WAITING) == 1
 end
