@@ -78,13 +78,16 @@ demo-seeds: ## the demo with three seeds
 # Factor on the operations of the model-based tests: 1 is 20,000 on Valkey and 5,000 on Redis 7.
 MODEL_TIMES ?= 10
 
-.PHONY: test test-fast test-model test-redis test-protobuf-matrix
-test: ## all tests, with real SGLang end to end
+.PHONY: test test-fast test-faults test-model test-redis test-protobuf-matrix
+test: ## all tests but test-faults, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/faults $(PYTEST_ARGS)
 
 test-fast: install ## the tests that need no SGLang
-	@$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not engine" --ignore=tests/faults $(PYTEST_ARGS)
+
+test-faults: install ## histories of whole systems under random kills and failovers of the store
+	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 test-model: install ## the store beside the reference model, over ten times as many random operations
 	@RB_MODEL_TIMES=$(MODEL_TIMES) $(BIN)/python -m pytest -s tests/model/test_model_against_store.py $(PYTEST_ARGS)
@@ -152,7 +155,7 @@ proto-breaking: install ## fail on changes that break clients of the last releas
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-streaming
+.PHONY: bench bench-depth bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -161,6 +164,11 @@ bench-depth: install ## push and pull with a thousand and with a million groups 
 
 bench-streaming: install ## staleness of whole and of streamed batches on a live service
 	@$(BIN)/python -m bench.streaming $(BENCH_ARGS)
+
+bench-staleness: install ## simulator against closed forms and published figures; its speed (about 5 minutes)
+	@$(BIN)/python -m bench.staleness_grid
+	@$(BIN)/python -m bench.staleness_published
+	@$(BIN)/python -m bench.staleness_speed
 
 .PHONY: clean distclean
 clean: ## remove caches and what runs left behind

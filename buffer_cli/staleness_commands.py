@@ -53,7 +53,7 @@ LengthsFile = Annotated[
 Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_help_panel=_SIMULATION)]
 Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
 Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra rollout-buffer[plot].")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra `plot`.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -47,6 +47,7 @@ def plot_frontier(front: Sequence[Choice], best: Choice, path: Path) -> None:
         text = f"{choice.rollout_gpus}+{choice.train_gpus}, N {choice.setting.groups_per_batch}"
         at = (choice.noise_adjusted_s, choice.prediction.staleness)
         axes.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.set_xscale("log")
     axes.set_xlabel("period / √B, seconds")
     axes.set_ylabel("staleness, versions")
     axes.set_ylim(bottom=0)

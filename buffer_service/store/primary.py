@@ -95,7 +95,7 @@ class Primary:
             # A task of its own that is never cancelled, and ends by its time-outs: a cancellation may get lost in
             # redis-py, and of two questions at once its client may forget a Sentinel while it moves one to the front.
             self._question = asyncio.create_task(self._ask(), name="store-sentinels")
-            self._question.add_done_callback(asyncio.Task.exception)
+            self._question.add_done_callback(_seen)
         return await asyncio.shield(self._question)
 
     async def _ask(self) -> tuple[str, int]:
@@ -123,6 +123,12 @@ class Primary:
             for connection in list(self._connections):
                 connection.abort(f"the primary is now {where}")
             self._where = where
+
+
+def _seen(question: asyncio.Task[tuple[str, int]]) -> None:
+    """Nobody need be there any more to hear how it failed."""
+    if not question.cancelled():
+        question.exception()
 
 
 def _client(address: Address) -> Sentinel:

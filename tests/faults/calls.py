@@ -10,8 +10,8 @@ from tests.faults.made_groups import GROUP_SIZE, PROMPT, digest
 from trainer_client import AsyncBufferClient, Batch, ClientOptions, FilesManifest, SamplingParams, Task, WeightFile
 from trainer_client.requests import Submission
 
-PULL_TIMEOUT_S = 45.0
-OPTIONS = ClientOptions(timeout_s=45.0, attempt_timeout_s=5.0, transfer_timeout_s=5.0)
+PULL_TIMEOUT_S = 90.0
+OPTIONS = ClientOptions(timeout_s=90.0, attempt_timeout_s=5.0, transfer_timeout_s=5.0)
 SAMPLING = SamplingParams(max_new_tokens=16)
 
 

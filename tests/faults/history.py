@@ -102,7 +102,7 @@ class History:
         """Acknowledged calls of these kinds in order of their ends."""
         return sorted(self.of(*kinds, ok=True), key=Op.ended)
 
-    async def until(self, met: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    async def until(self, met: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
         """Wait for something of which the history's participants tell. Its deadline names it."""
         if not await self.changes.until(met, timeout_s):
             told = [f"{op.actor} {op.kind} {op.error or op.given}" for op in self.ops[-12:]]

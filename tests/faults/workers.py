@@ -20,7 +20,7 @@ from tests.faults.made_groups import Made, digest, make, versions_of
 
 LEASE_TTL_S = 1.0
 LEASE_WAIT_S = 0.3
-PATIENCE_S = 45.0
+PATIENCE_S = 90.0
 GENERATION_S = 0.02
 """Longest time that a group takes."""
 LIVES = (12, 40)

@@ -18,6 +18,11 @@ from tests.model.notation import Entry
 from tests.model.pair import Pair
 from tests.model.subjects import StoreSubject
 
+ROOM_ALONE = {PushKind.QUEUED, PushKind.BLOCKED}
+"""Whose task has ended in the meantime is not told: it finds out when it looks again by itself, and those behind it
+are told then.
+"""
+
 
 class HintedPair(Pair):
     """A pair whose subject is a store, and who watches its hints."""
@@ -76,8 +81,8 @@ class HintedPair(Pair):
         for replica in sorted({one.replica for one in waiting}):
             mine = [(one.facts, one.key) for one in waiting if one.replica == replica]
             retried = self._try(state, "retry_push", mine)
-            if isinstance(retried, ops.PushResult):
-                queued = [outcome.group_id for outcome in retried.outcomes if outcome.kind is PushKind.QUEUED]
+            if isinstance(retried, ops.PushResult) and {one.kind for one in retried.outcomes} <= ROOM_ALONE:
+                queued = [one.group_id for one in retried.outcomes if one.kind is PushKind.QUEUED]
                 possible[Topic.SPACE] += " ".join(queued)
         return possible
 
