@@ -19,6 +19,7 @@ from tests.support.sentinels import SERVICE, Deployment, sentinels
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
+TIMEOUT_S = 50.0
 WORKERS = 6
 SOME = 60
 """Groups that make a load."""
@@ -33,7 +34,7 @@ def deployment() -> Iterator[Deployment]:
 @asynccontextmanager
 async def load(deployment: Deployment, **policy: int) -> AsyncIterator[Load]:
     """A new run, and two replicas of the service on its store."""
-    stores = [await RedisRunStore.connect(deployment.url, timeout_s=10) for _ in range(2)]
+    stores = [await RedisRunStore.connect(deployment.url, timeout_s=TIMEOUT_S) for _ in range(2)]
     runs = [Run(store) for store in stores]
     try:
         await runs[0].create(batch_groups=BATCH_GROUPS, max_queued_groups=10_000, **policy)
@@ -105,7 +106,7 @@ async def test_without_wait_replicas_what_a_failover_loses_is_reported_and_the_r
         deployment.primary.kill()
         deployment.replica.go_on()
         # Everybody who works on the run is told, and nobody is told anything else.
-        await asyncio.wait_for(asyncio.gather(*workers, trainer), 60)
+        await asyncio.wait_for(asyncio.gather(*workers, trainer), 90)
         assert len(running.ended_by) == WORKERS + 1
         assert any(isinstance(error, StoreRolledBack) for error in running.ended_by)
         view = await check_ledger(running)
@@ -167,8 +168,8 @@ async def test_a_primary_that_goes_silent_is_left_as_soon_as_the_sentinels_name_
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match="the primary is now"):
             await run.push(run.group("silent"))
-        # The store's own time-out would have been 10 s.
-        assert time.monotonic() - began < 8
+        # The time-out for an answer is the double, also where the Sentinels split their votes and elect again.
+        assert time.monotonic() - began < TIMEOUT_S / 2
         await deployment.promoted()
         # Whoever waits checks again.
         assert await notifications.wait(run.run_id, Topic.GROUPS, seen, 5) > seen

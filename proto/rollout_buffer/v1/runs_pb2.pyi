@@ -930,7 +930,9 @@ class GetRunResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision. A view promises nothing: with wait_replicas it may show writes that no replica has yet, so do
+    not send this one back in RunRef.seen_revision.
+    """
     @property
     def run(self) -> Global___Run:
         """The run."""
