@@ -73,7 +73,7 @@ def test_a_head_that_lapses_lets_the_next_one_pass_and_goes_to_the_end() -> None
     world = full()
     gone, second, third = block(world, "gone"), block(world, "second"), block(world, "third")
     world.batch()
-    world.now += 10_000
+    world.now += 3_000
     assert retry(world, second) == [PushKind.BLOCKED], "the head may still come"
     world.now += 1
     assert retry(world, second, gone, third) == [PushKind.QUEUED, PushKind.BLOCKED, PushKind.BLOCKED]
@@ -85,7 +85,7 @@ def test_every_try_keeps_the_place() -> None:
     world = full()
     first, second = block(world, "first"), block(world, "second")
     for _ in range(3):
-        world.now += 9_000
+        world.now += 2_900
         assert retry(world, first) == [PushKind.BLOCKED]
     world.batch()
     assert retry(world, second, first) == [PushKind.BLOCKED, PushKind.QUEUED]
@@ -94,9 +94,9 @@ def test_every_try_keeps_the_place() -> None:
 def test_lapsed_waiters_behind_the_head_keep_their_places() -> None:
     world = full()
     first, second, third = block(world, "first"), block(world, "second"), block(world, "third")
-    world.now += 9_000
+    world.now += 2_900
     retry(world, first)
-    world.now += 9_000
+    world.now += 2_900
     world.batch()
     assert retry(world, third, second) == [PushKind.BLOCKED, PushKind.BLOCKED]
     assert retry(world, first) == [PushKind.QUEUED]

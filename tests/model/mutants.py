@@ -306,7 +306,7 @@ MUTANTS: dict[str, Defect] = {
     "quotas bound nothing": Defect("rationed", state, "within_quotas", lambda *_: True),
     "a blocked push can be overtaken": Defect("standing in line", Line, "admits", nobody_stands_in_line),
     "a retry goes to the end of the line": Defect("standing in line", Line, "wait", back_to_the_end),
-    "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 10_001),
+    "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 3_001),
     "equal shards are not equal": Defect("even", steps, "shard", never_equal),
     "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
     "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),

@@ -95,7 +95,7 @@ async def test_a_drained_run_does_not_wait_for_pushes_that_nobody_comes_for(run:
     (blocked,) = await run.push(run.group("c"))
     await run.store.drain_run(run.run_id)
     await run.batch(0)
-    await run.pass_ms(10_000)
+    await run.pass_ms(3_000)
     assert (await run.short(1)).queued == 0
     await run.pass_ms(1)
     with pytest.raises(RunPaused, match="drained"):

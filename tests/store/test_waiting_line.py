@@ -69,7 +69,7 @@ async def test_a_waiter_that_does_not_come_again_loses_its_turn(run: Run, other:
     await run.pass_ms(1)
     waiting = await Waiter.push(run, other, run.group("b"))
     await run.batch(0)
-    await run.pass_ms(9_999)
+    await run.pass_ms(2_999)
     assert await waiting.retry() == "blocked"
     await run.pass_ms(1)
     assert await waiting.retry() == "queued"
@@ -86,9 +86,9 @@ async def test_a_lapsed_waiter_that_comes_again_goes_to_the_end(run: Run, other:
     await run.create(batch_groups=1, max_queued_groups=1, overflow_action=BLOCK)
     await run.fill("x")
     lapsed = await Waiter.push(run, run.store, run.group("a"))
-    await run.pass_ms(5_000)
+    await run.pass_ms(1_500)
     waiting = await Waiter.push(run, other, run.group("b"))
-    await run.pass_ms(5_001)
+    await run.pass_ms(1_501)
     assert await lapsed.retry() == "blocked"
     assert await run.members("waiting") == [waiting.key, lapsed.key]
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-TICKET_MS = 10_000
+TICKET_MS = 3_000
 """A waiter at the head of the line that has not tried for longer is taken out."""
 
 

@@ -5,7 +5,7 @@
 
 -- @include run
 
-local TICKET_MS = 10000
+local TICKET_MS = 3000
 
 local WAITING = key('waiting')
 -- Payload at the head: nil when not known, false when nobody waits.
