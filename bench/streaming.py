@@ -59,11 +59,11 @@ class Reading:
 
 @contextmanager
 def worker(address: str, run_id: str, tokens_per_s: float, log: Path) -> Iterator[None]:
-    """One worker with one simulated engine."""
+    """One worker with one simulated engine; groups enough in flight that no slot waits for one, stragglers and all."""
     program = Path(sys.executable).parent / "rollout-buffer"
     command = [
         *(str(program), "worker", "--run", run_id, "--address", address, "--reward", f"{__spec__.name}:no_reward"),
-        *("--simulate", "--slots", str(SLOTS), "--tokens-per-s", str(tokens_per_s), "--groups-per-engine", "48"),
+        *("--simulate", "--slots", str(SLOTS), "--tokens-per-s", str(tokens_per_s), "--groups-per-engine", "96"),
         *("--length-median", str(MEDIAN), "--length-sigma", str(SIGMA), "--pause-mode", "in_place"),
     ]
     with log.open("wb") as out:
