@@ -108,7 +108,7 @@ class StoreConnection:
         self._reads = _Link(self.primary)
         self._replication = Replication(self.name, self._over(self._control), lambda: self._over(_Link(self.primary)))
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
-        """Runs by the server that knows what was acknowledged of them."""
+        """Runs by the primary's tenure in which it was told what was acknowledged of them."""
         self._acknowledged: dict[str, int] = {}
         """Highest revision by run."""
 
@@ -211,7 +211,7 @@ class StoreConnection:
         Raises StoreRolledBack when the server has less; the run is then paused.
         """
         claim = load_scripts()["claim"]
-        arguments = pack(connection.server, self._acknowledged.get(run_id, 0))
+        arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0))
         call = ("EVAL", claim.source, 1, index_key(run_id, "run"), arguments)
         replies = await connection.request([call])
         refusal = _unrun(replies)
@@ -223,9 +223,9 @@ class StoreConnection:
                 return None
             except StoreRolledBack:
                 self._acknowledged.pop(run_id, None)
-                self._claimed[connection.server].add(run_id)
+                self._claimed[connection.tenure].add(run_id)
                 raise
-            self._claimed[connection.server].add(run_id)
+            self._claimed[connection.tenure].add(run_id)
         return refusal
 
     async def _claimed_first(
@@ -269,7 +269,7 @@ class StoreConnection:
             # of what asyncio.timeout does, and there is one for every call.
             late = loop.call_later(timeout_s, connection.abort, f"no answer within {timeout_s:g} s")
             try:
-                if script is None or run_id in self._claimed[connection.server] or script.name == "view":
+                if script is None or run_id in self._claimed[connection.tenure] or script.name == "view":
                     replies = await connection.request(commands)
                 else:
                     replies = await self._claimed_first(connection, commands, script, run_id)

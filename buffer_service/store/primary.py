@@ -177,12 +177,14 @@ async def _open(
 
 
 async def _introduce(connection: RespConnection, address: Address) -> str:
-    questions: list[Command] = [("INFO", "server"), ("INFO", "memory"), ("ROLE",)]
-    *_, server, memory, role = replies = await connection.request([*address.greeting(), *questions])
+    questions: list[Command] = [("INFO", "server"), ("INFO", "replication"), ("INFO", "memory"), ("ROLE",)]
+    *_, server, replication, memory, role = replies = await connection.request([*address.greeting(), *questions])
     for reply in replies:
         if isinstance(reply, ReplyError):
             raise StoreUnsuitable(address.shown, f"it refuses the address's credentials or database: {reply}")
     # Of every server anew: a replica that was promoted has settings of its own.
     refuse_eviction(address.shown, fields_of(memory))
     connection.server = fields_of(server)["run_id"]
+    # A server gets a new replication id whenever it becomes a primary.
+    connection.tenure = f"{connection.server}/{fields_of(replication)['master_replid']}"
     return str(role[0], "ascii")

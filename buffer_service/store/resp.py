@@ -64,6 +64,8 @@ class RespConnection(asyncio.BufferedProtocol):
         """Why the connection ended, None while it lives."""
         self.server = ""
         """Which life of which server it leads to."""
+        self.tenure = ""
+        """Which time of that life as a primary: a server may be one again, with what another one had meanwhile."""
 
     async def request(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.

@@ -1,9 +1,12 @@
 """A store that is behind what it has acknowledged."""
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+import redis.asyncio
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
@@ -11,6 +14,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.resp import ConnectionLost
 from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.store.driver import Run
+from tests.support.sentinels import free_port
 from tests.support.store_server import StoreServer, store_server
 
 
@@ -120,9 +124,14 @@ async def _key(run: Run, group_id: str) -> str:
 
 
 async def restarted(server: StoreServer, *runs: Run) -> None:
-    """Kill the store and start it again; every process has noticed that its connections are gone."""
+    """Kill the store and start it again."""
     server.kill()
     server.start()
+    await noticed(*runs)
+
+
+async def noticed(*runs: Run) -> None:
+    """Every process has noticed that its connections are gone."""
     for run in runs:
         for link in ("_control", "_writes"):
             connection = getattr(run.store._connection, link)._connection
@@ -215,4 +224,64 @@ async def test_the_sweep_of_a_process_that_knows_more_pauses_the_run() -> None:
         await restarted(server, run)
         await store.sweep()
         assert (await run.view()).paused == "store_rolled_back"
+        await store.close()
+
+
+async def _becomes(server: StoreServer, upstream: StoreServer | None, port: int) -> None:
+    """The server becomes a replica of another one and has its data, or a primary."""
+    client: Any = redis.asyncio.Redis(unix_socket_path=str(server.socket))
+    async with client:
+        if upstream is None:
+            await client.replicaof("NO", "ONE")
+            return
+        await client.replicaof("127.0.0.1", port)
+        async with asyncio.timeout(20):
+            while (await client.info("replication"))["master_link_status"] != "up":
+                await asyncio.sleep(0.02)
+        # As Sentinels do with a primary that they demote.
+        await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+@pytest.mark.faults
+async def test_a_tail_that_a_server_lost_while_another_was_the_primary_is_noticed() -> None:
+    """The same process of the same server is the primary again, with what the other one had."""
+    ports = free_port(), free_port()
+    at = [("--port", str(port), "--repl-diskless-sync-delay", "0") for port in ports]
+    with store_server(*at[0]) as first, store_server(*at[1]) as second:
+        store = await RedisRunStore.connect(first.url, timeout_s=10)
+        run = Run(store)
+        await run.create()
+        await run.fill("a")
+        await _becomes(second, first, ports[0])
+        await _becomes(second, None, 0)
+        await run.fill("lost-1", "lost-2")
+        await _becomes(first, second, ports[1])
+        await _becomes(first, None, 0)
+        await noticed(run)
+        with pytest.raises(StoreRolledBack):
+            await run.fill("b")
+        await run.resume()
+        await run.fill("b")
+        assert (await run.view()).groups["queued"].groups == 2
+        await run.check()
+        await store.close()
+
+
+@pytest.mark.faults
+async def test_a_server_that_is_the_primary_again_and_has_lost_nothing_is_not_suspected() -> None:
+    ports = free_port(), free_port()
+    at = [("--port", str(port), "--repl-diskless-sync-delay", "0") for port in ports]
+    with store_server(*at[0]) as first, store_server(*at[1]) as second:
+        store = await RedisRunStore.connect(first.url, timeout_s=10)
+        run = Run(store)
+        await run.create()
+        await run.fill("a", "b")
+        await _becomes(second, first, ports[0])
+        await _becomes(second, None, 0)
+        await _becomes(first, second, ports[1])
+        await _becomes(first, None, 0)
+        await noticed(run)
+        await run.fill("c")
+        assert (await run.view()).paused == ""
+        await run.check()
         await store.close()

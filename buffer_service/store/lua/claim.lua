@@ -5,7 +5,8 @@
 --
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
 --         survived_epoch (its epoch then: a resume has settled since what was lost)
--- ARGV[1] {server, seen (highest revision that the process has acknowledged, 0 for none)}
+-- ARGV[1] {server (which time as a primary of which life of a server), seen (highest revision that the process has
+--         acknowledged, 0 for none)}
 -- Replies {'claimed'} | {'error', 'unknown_run'} | {'error', 'store_rolled_back', ...}, the run is then paused
 -- Complexity O(1)
 
