@@ -25,35 +25,51 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/weights.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\">\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"O\n\rFilesManifest\x12\x10\n\x08\x62\x61se_url\x18\x01 \x01(\t\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.WeightFile\"K\n\x0eWeightManifest\x12\x31\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestH\x00\x42\x06\n\x04kind\"\xc7\x01\n\x0ePublishRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x33\n\x08manifest\x18\x04 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12 \n\x13\x63ommit_through_step\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x16\n\x14_commit_through_step\"q\n\x0fPublishResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x04\"=\n\x13WatchWeightsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"\xa2\x01\n\x14WatchWeightsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12\x0e\n\x06paused\x18\x04 \x01(\x08\"\xe2\x01\n\x0c\x45ngineReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.rollout_buffer.v1.EngineState\x12\x30\n\x06loaded\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0f\n\x07reloads\x18\x05 \x01(\x04\x12\x16\n\x0elast_reload_ms\x18\x06 \x01(\r\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\"n\n\x13ReportEngineRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1f.rollout_buffer.v1.EngineReport\"]\n\x14ReportEngineResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion*\xb0\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x18\n\x14\x45NGINE_STATE_LOADING\x10\x03\x12\x1c\n\x18\x45NGINE_STATE_QUARANTINED\x10\x04\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x05\x32\xa5\x02\n\rWeightService\x12P\n\x07Publish\x12!.rollout_buffer.v1.PublishRequest\x1a\".rollout_buffer.v1.PublishResponse\x12\x61\n\x0cWatchWeights\x12&.rollout_buffer.v1.WatchWeightsRequest\x1a\'.rollout_buffer.v1.WatchWeightsResponse0\x01\x12_\n\x0cReportEngine\x12&.rollout_buffer.v1.ReportEngineRequest\x1a\'.rollout_buffer.v1.ReportEngineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/weights.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\">\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"O\n\rFilesManifest\x12\x10\n\x08\x62\x61se_url\x18\x01 \x01(\t\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.WeightFile\"(\n\x12\x43ollectiveManifest\x12\x12\n\nmembership\x18\x01 \x01(\x04\"B\n\x0fTensorsManifest\x12/\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifest\"\xf3\x01\n\x0eWeightManifest\x12\x31\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestH\x00\x12;\n\ncollective\x18\x02 \x01(\x0b\x32%.rollout_buffer.v1.CollectiveManifestH\x00\x12\x35\n\x07tensors\x18\x03 \x01(\x0b\x32\".rollout_buffer.v1.TensorsManifestH\x00\x12\x32\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestB\x06\n\x04kind\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"-\n\nPlanMember\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\xde\x02\n\x0e\x43ollectivePlan\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12+\n\x05phase\x18\x02 \x01(\x0e\x32\x1c.rollout_buffer.v1.PlanPhase\x12\x12\n\nmembership\x18\x03 \x01(\x04\x12\x16\n\x0emaster_address\x18\x04 \x01(\t\x12\x13\n\x0bmaster_port\x18\x05 \x01(\r\x12\x12\n\ngroup_name\x18\x06 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12.\n\x07members\x18\t \x03(\x0b\x32\x1d.rollout_buffer.v1.PlanMember\x12.\n\x07tensors\x18\n \x03(\x0b\x32\x1d.rollout_buffer.v1.TensorSpec\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\"\x7f\n\x15PlanCollectiveRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12/\n\x04plan\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"*\n\x16PlanCollectiveResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\"\xc7\x01\n\x0ePublishRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x33\n\x08manifest\x18\x04 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12 \n\x13\x63ommit_through_step\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x16\n\x14_commit_through_step\"q\n\x0fPublishResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x04\"=\n\x13WatchWeightsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"\xd3\x01\n\x14WatchWeightsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12\x0e\n\x06paused\x18\x04 \x01(\x08\x12/\n\x04plan\x18\x05 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"\xd2\x02\n\x0c\x45ngineReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.rollout_buffer.v1.EngineState\x12\x30\n\x06loaded\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0f\n\x07reloads\x18\x05 \x01(\x04\x12\x16\n\x0elast_reload_ms\x18\x06 \x01(\r\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\x12\x12\n\nmembership\x18\t \x01(\x04\x12\x32\n\x08prepared\x18\n \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x13\n\x0bweights_url\x18\x0b \x01(\t\x12\x11\n\tsilent_ms\x18\x0c \x01(\x04\"\x82\x01\n\x13ReportEngineRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1f.rollout_buffer.v1.EngineReport\x12\x12\n\nwants_load\x18\x03 \x01(\x08\"o\n\x14ReportEngineResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x10\n\x08may_load\x18\x03 \x01(\x08*s\n\tPlanPhase\x12\x1a\n\x16PLAN_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12PLAN_PHASE_PREPARE\x10\x01\x12\x18\n\x14PLAN_PHASE_BROADCAST\x10\x02\x12\x18\n\x14PLAN_PHASE_ABANDONED\x10\x03*\xb0\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x18\n\x14\x45NGINE_STATE_LOADING\x10\x03\x12\x1c\n\x18\x45NGINE_STATE_QUARANTINED\x10\x04\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x05\x32\x8c\x03\n\rWeightService\x12P\n\x07Publish\x12!.rollout_buffer.v1.PublishRequest\x1a\".rollout_buffer.v1.PublishResponse\x12\x61\n\x0cWatchWeights\x12&.rollout_buffer.v1.WatchWeightsRequest\x1a\'.rollout_buffer.v1.WatchWeightsResponse0\x01\x12\x65\n\x0ePlanCollective\x12(.rollout_buffer.v1.PlanCollectiveRequest\x1a).rollout_buffer.v1.PlanCollectiveResponse\x12_\n\x0cReportEngine\x12&.rollout_buffer.v1.ReportEngineRequest\x1a\'.rollout_buffer.v1.ReportEngineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINESTATE']._serialized_start=1290
-  _globals['_ENGINESTATE']._serialized_end=1466
+  _globals['_PLANPHASE']._serialized_start=2399
+  _globals['_PLANPHASE']._serialized_end=2514
+  _globals['_ENGINESTATE']._serialized_start=2517
+  _globals['_ENGINESTATE']._serialized_end=2693
   _globals['_WEIGHTFILE']._serialized_start=86
   _globals['_WEIGHTFILE']._serialized_end=148
   _globals['_FILESMANIFEST']._serialized_start=150
   _globals['_FILESMANIFEST']._serialized_end=229
-  _globals['_WEIGHTMANIFEST']._serialized_start=231
-  _globals['_WEIGHTMANIFEST']._serialized_end=306
-  _globals['_PUBLISHREQUEST']._serialized_start=309
-  _globals['_PUBLISHREQUEST']._serialized_end=508
-  _globals['_PUBLISHRESPONSE']._serialized_start=510
-  _globals['_PUBLISHRESPONSE']._serialized_end=623
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=625
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=686
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=689
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=851
-  _globals['_ENGINEREPORT']._serialized_start=854
-  _globals['_ENGINEREPORT']._serialized_end=1080
-  _globals['_REPORTENGINEREQUEST']._serialized_start=1082
-  _globals['_REPORTENGINEREQUEST']._serialized_end=1192
-  _globals['_REPORTENGINERESPONSE']._serialized_start=1194
-  _globals['_REPORTENGINERESPONSE']._serialized_end=1287
-  _globals['_WEIGHTSERVICE']._serialized_start=1469
-  _globals['_WEIGHTSERVICE']._serialized_end=1762
+  _globals['_COLLECTIVEMANIFEST']._serialized_start=231
+  _globals['_COLLECTIVEMANIFEST']._serialized_end=271
+  _globals['_TENSORSMANIFEST']._serialized_start=273
+  _globals['_TENSORSMANIFEST']._serialized_end=339
+  _globals['_WEIGHTMANIFEST']._serialized_start=342
+  _globals['_WEIGHTMANIFEST']._serialized_end=585
+  _globals['_TENSORSPEC']._serialized_start=587
+  _globals['_TENSORSPEC']._serialized_end=643
+  _globals['_PLANMEMBER']._serialized_start=645
+  _globals['_PLANMEMBER']._serialized_end=690
+  _globals['_COLLECTIVEPLAN']._serialized_start=693
+  _globals['_COLLECTIVEPLAN']._serialized_end=1043
+  _globals['_PLANCOLLECTIVEREQUEST']._serialized_start=1045
+  _globals['_PLANCOLLECTIVEREQUEST']._serialized_end=1172
+  _globals['_PLANCOLLECTIVERESPONSE']._serialized_start=1174
+  _globals['_PLANCOLLECTIVERESPONSE']._serialized_end=1216
+  _globals['_PUBLISHREQUEST']._serialized_start=1219
+  _globals['_PUBLISHREQUEST']._serialized_end=1418
+  _globals['_PUBLISHRESPONSE']._serialized_start=1420
+  _globals['_PUBLISHRESPONSE']._serialized_end=1533
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=1535
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=1596
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=1599
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=1810
+  _globals['_ENGINEREPORT']._serialized_start=1813
+  _globals['_ENGINEREPORT']._serialized_end=2151
+  _globals['_REPORTENGINEREQUEST']._serialized_start=2154
+  _globals['_REPORTENGINEREQUEST']._serialized_end=2284
+  _globals['_REPORTENGINERESPONSE']._serialized_start=2286
+  _globals['_REPORTENGINERESPONSE']._serialized_end=2397
+  _globals['_WEIGHTSERVICE']._serialized_start=2696
+  _globals['_WEIGHTSERVICE']._serialized_end=3092
 # @@protoc_insertion_point(module_scope)

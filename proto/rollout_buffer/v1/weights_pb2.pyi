@@ -20,6 +20,38 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _PlanPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PlanPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PlanPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PLAN_PHASE_UNSPECIFIED: _PlanPhase.ValueType  # 0
+    """Not set."""
+    PLAN_PHASE_PREPARE: _PlanPhase.ValueType  # 1
+    """Members join the process group, pause, and report `prepared`. Nothing is received yet."""
+    PLAN_PHASE_BROADCAST: _PlanPhase.ValueType  # 2
+    """Every member has reported `prepared`: receive, verify, report `loaded`, stay paused until the version is published."""
+    PLAN_PHASE_ABANDONED: _PlanPhase.ValueType  # 3
+    """Given up: members leave the process group and go on with the weights that they had. One that has received already
+    holds weights that nobody published, and must load published ones before it goes on.
+    """
+
+class PlanPhase(_PlanPhase, metaclass=_PlanPhaseEnumTypeWrapper):
+    """How far a collective update is."""
+
+PLAN_PHASE_UNSPECIFIED: PlanPhase.ValueType  # 0
+"""Not set."""
+PLAN_PHASE_PREPARE: PlanPhase.ValueType  # 1
+"""Members join the process group, pause, and report `prepared`. Nothing is received yet."""
+PLAN_PHASE_BROADCAST: PlanPhase.ValueType  # 2
+"""Every member has reported `prepared`: receive, verify, report `loaded`, stay paused until the version is published."""
+PLAN_PHASE_ABANDONED: PlanPhase.ValueType  # 3
+"""Given up: members leave the process group and go on with the weights that they had. One that has received already
+holds weights that nobody published, and must load published ones before it goes on.
+"""
+Global___PlanPhase: typing_extensions.TypeAlias = PlanPhase
+
 class _EngineState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -107,26 +139,251 @@ class FilesManifest(google.protobuf.message.Message):
 Global___FilesManifest: typing_extensions.TypeAlias = FilesManifest
 
 @typing.final
-class WeightManifest(google.protobuf.message.Message):
-    """How to get the weights of one version."""
+class CollectiveManifest(google.protobuf.message.Message):
+    """Weights that were broadcast in a process group (PlanCollective). Engines that were not members of it load the
+    fallback where there is one, else they wait for the next version.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERSHIP_FIELD_NUMBER: builtins.int
+    membership: builtins.int
+    """The process group, as in CollectivePlan."""
+    def __init__(
+        self,
+        *,
+        membership: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["membership", b"membership"]) -> None: ...
+
+Global___CollectiveManifest: typing_extensions.TypeAlias = CollectiveManifest
+
+@typing.final
+class TensorsManifest(google.protobuf.message.Message):
+    """Weights that a worker hands to its engine as tensors, by value: safetensors files, fetched as those of a
+    FilesManifest, that the engine itself need not be able to read. For small models; the engine must be on loopback.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     FILES_FIELD_NUMBER: builtins.int
     @property
     def files(self) -> Global___FilesManifest:
-        """Files by path or URL."""
+        """Where the worker gets them."""
 
     def __init__(
         self,
         *,
         files: Global___FilesManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["files", b"files", "kind", b"kind"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["files", b"files", "kind", b"kind"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["files"] | None: ...
+    def HasField(self, field_name: typing.Literal["files", b"files"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
+
+Global___TensorsManifest: typing_extensions.TypeAlias = TensorsManifest
+
+@typing.final
+class WeightManifest(google.protobuf.message.Message):
+    """How to get the weights of one version."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    COLLECTIVE_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    FALLBACK_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> Global___FilesManifest:
+        """Files by path or URL, which the engine loads itself."""
+
+    @property
+    def collective(self) -> Global___CollectiveManifest:
+        """Broadcast to the members of a process group."""
+
+    @property
+    def tensors(self) -> Global___TensorsManifest:
+        """Files that the worker hands over as tensors."""
+
+    @property
+    def fallback(self) -> Global___FilesManifest:
+        """With `collective`: the same weights as files. Optional."""
+
+    def __init__(
+        self,
+        *,
+        files: Global___FilesManifest | None = ...,
+        collective: Global___CollectiveManifest | None = ...,
+        tensors: Global___TensorsManifest | None = ...,
+        fallback: Global___FilesManifest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["files", "collective", "tensors"] | None: ...
 
 Global___WeightManifest: typing_extensions.TypeAlias = WeightManifest
+
+@typing.final
+class TensorSpec(google.protobuf.message.Message):
+    """One tensor of a collective update."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """As in the model's state dict, 1 to 512 characters."""
+    dtype: builtins.str
+    """torch's name without its prefix: "float32", "bfloat16", "float16"."""
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """At most 8 dimensions."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        dtype: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]) -> None: ...
+
+Global___TensorSpec: typing_extensions.TypeAlias = TensorSpec
+
+@typing.final
+class PlanMember(google.protobuf.message.Message):
+    """An engine's place in the process group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """The engine, as it reports itself."""
+    rank: builtins.int
+    """Its first rank, from 1; the trainer is rank 0."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "rank", b"rank"]) -> None: ...
+
+Global___PlanMember: typing_extensions.TypeAlias = PlanMember
+
+@typing.final
+class CollectivePlan(google.protobuf.message.Message):
+    """A collective weight update: who takes part, where they meet, and what is sent in which order. At most 1 MiB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    MEMBERSHIP_FIELD_NUMBER: builtins.int
+    MASTER_ADDRESS_FIELD_NUMBER: builtins.int
+    MASTER_PORT_FIELD_NUMBER: builtins.int
+    GROUP_NAME_FIELD_NUMBER: builtins.int
+    BACKEND_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    phase: Global___PlanPhase.ValueType
+    """How far it is."""
+    membership: builtins.int
+    """Number of the process group, from 1, rising; a member of an older one leaves that and joins this one."""
+    master_address: builtins.str
+    """Where the group meets: address of the trainer as the engines reach it, at most 256 characters."""
+    master_port: builtins.int
+    """Port of the meeting point."""
+    group_name: builtins.str
+    """Name of the group at the engines, 1 to 128 characters of [A-Za-z0-9._:-]."""
+    backend: builtins.str
+    """"gloo" or "nccl"."""
+    world_size: builtins.int
+    """Ranks in all, the trainer's included."""
+    timeout_ms: builtins.int
+    """Longest time for joining, and again for receiving, 100 to 3,600,000. A member gives up by itself after it."""
+    @property
+    def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The version to come, above the published one; its epoch is the trainer's."""
+
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PlanMember]:
+        """1 to 1,024."""
+
+    @property
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
+        """In the order in which they are sent, 1 to 65,536."""
+
+    def __init__(
+        self,
+        *,
+        version: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
+        phase: Global___PlanPhase.ValueType = ...,
+        membership: builtins.int = ...,
+        master_address: builtins.str = ...,
+        master_port: builtins.int = ...,
+        group_name: builtins.str = ...,
+        backend: builtins.str = ...,
+        world_size: builtins.int = ...,
+        members: collections.abc.Iterable[Global___PlanMember] | None = ...,
+        tensors: collections.abc.Iterable[Global___TensorSpec] | None = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "group_name", b"group_name", "master_address", b"master_address", "master_port", b"master_port", "members", b"members", "membership", b"membership", "phase", b"phase", "tensors", b"tensors", "timeout_ms", b"timeout_ms", "version", b"version", "world_size", b"world_size"]) -> None: ...
+
+Global___CollectivePlan: typing_extensions.TypeAlias = CollectivePlan
+
+@typing.final
+class PlanCollectiveRequest(google.protobuf.message.Message):
+    """Request of PlanCollective."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    @property
+    def plan(self) -> Global___CollectivePlan:
+        """Replaces the one before. Refused with `version_conflict` when its version is not above the published one."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        epoch: builtins.int = ...,
+        plan: Global___CollectivePlan | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["plan", b"plan", "run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "plan", b"plan", "run", b"run"]) -> None: ...
+
+Global___PlanCollectiveRequest: typing_extensions.TypeAlias = PlanCollectiveRequest
+
+@typing.final
+class PlanCollectiveResponse(google.protobuf.message.Message):
+    """Reply of PlanCollective."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___PlanCollectiveResponse: typing_extensions.TypeAlias = PlanCollectiveResponse
 
 @typing.final
 class PublishRequest(google.protobuf.message.Message):
@@ -228,6 +485,7 @@ class WatchWeightsResponse(google.protobuf.message.Message):
     PUBLISHED_FIELD_NUMBER: builtins.int
     MANIFEST_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     paused: builtins.bool
@@ -240,6 +498,10 @@ class WatchWeightsResponse(google.protobuf.message.Message):
     def manifest(self) -> Global___WeightManifest:
         """Unset for version 0 of a fresh run."""
 
+    @property
+    def plan(self) -> Global___CollectivePlan:
+        """A collective update that is under way; unset when there is none above the published version."""
+
     def __init__(
         self,
         *,
@@ -247,9 +509,10 @@ class WatchWeightsResponse(google.protobuf.message.Message):
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         manifest: Global___WeightManifest | None = ...,
         paused: builtins.bool = ...,
+        plan: Global___CollectivePlan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "paused", b"paused", "published", b"published", "revision", b"revision"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "plan", b"plan", "published", b"published"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "paused", b"paused", "plan", b"plan", "published", b"published", "revision", b"revision"]) -> None: ...
 
 Global___WatchWeightsResponse: typing_extensions.TypeAlias = WatchWeightsResponse
 
@@ -267,6 +530,10 @@ class EngineReport(google.protobuf.message.Message):
     LAST_RELOAD_MS_FIELD_NUMBER: builtins.int
     LAST_ERROR_FIELD_NUMBER: builtins.int
     ERRORS_FIELD_NUMBER: builtins.int
+    MEMBERSHIP_FIELD_NUMBER: builtins.int
+    PREPARED_FIELD_NUMBER: builtins.int
+    WEIGHTS_URL_FIELD_NUMBER: builtins.int
+    SILENT_MS_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -281,9 +548,21 @@ class EngineReport(google.protobuf.message.Message):
     """The last error, at most 2,048 characters; empty when there was none."""
     errors: builtins.int
     """Errors since the engine was first reported."""
+    membership: builtins.int
+    """The process group that the engine belongs to; 0: none."""
+    weights_url: builtins.str
+    """Base URL under which the worker serves the versions it has fetched to its peers: {weights_url}/{label}/{file name},
+    label being "epoch.version". At most 256 characters; empty: it serves none.
+    """
+    silent_ms: builtins.int
+    """Set by the service: time since the engine's last report, in milliseconds."""
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights it has loaded."""
+
+    @property
+    def prepared(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
+        """The planned version for which the engine is paused and ready to receive; unset: none."""
 
     def __init__(
         self,
@@ -296,9 +575,13 @@ class EngineReport(google.protobuf.message.Message):
         last_reload_ms: builtins.int = ...,
         last_error: builtins.str = ...,
         errors: builtins.int = ...,
+        membership: builtins.int = ...,
+        prepared: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
+        weights_url: builtins.str = ...,
+        silent_ms: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["loaded", b"loaded"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "reloads", b"reloads", "state", b"state", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 
@@ -310,6 +593,11 @@ class ReportEngineRequest(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    WANTS_LOAD_FIELD_NUMBER: builtins.int
+    wants_load: builtins.bool
+    """Asks to take the engine out of service for a load: see RunPolicy.max_unavailable_engines. Repeat it, with the report,
+    at least every 20 s until the load is over; the first report without it gives the place back.
+    """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -323,9 +611,10 @@ class ReportEngineRequest(google.protobuf.message.Message):
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
         report: Global___EngineReport | None = ...,
+        wants_load: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["report", b"report", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["report", b"report", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report", "run", b"run", "wants_load", b"wants_load"]) -> None: ...
 
 Global___ReportEngineRequest: typing_extensions.TypeAlias = ReportEngineRequest
 
@@ -337,8 +626,11 @@ class ReportEngineResponse(google.protobuf.message.Message):
 
     REVISION_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
+    MAY_LOAD_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    may_load: builtins.bool
+    """True when the engine may be taken out of service now; always where the policy has no limit."""
     @property
     def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The published weights."""
@@ -348,8 +640,9 @@ class ReportEngineResponse(google.protobuf.message.Message):
         *,
         revision: builtins.int = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
+        may_load: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["published", b"published", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["may_load", b"may_load", "published", b"published", "revision", b"revision"]) -> None: ...
 
 Global___ReportEngineResponse: typing_extensions.TypeAlias = ReportEngineResponse

@@ -45,6 +45,11 @@ class WeightServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsResponse.FromString,
                 _registered_method=True)
+        self.PlanCollective = channel.unary_unary(
+                '/rollout_buffer.v1.WeightService/PlanCollective',
+                request_serializer=rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveResponse.FromString,
+                _registered_method=True)
         self.ReportEngine = channel.unary_unary(
                 '/rollout_buffer.v1.WeightService/ReportEngine',
                 request_serializer=rollout__buffer_dot_v1_dot_weights__pb2.ReportEngineRequest.SerializeToString,
@@ -70,6 +75,13 @@ class WeightServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanCollective(self, request, context):
+        """Announces a collective update, or its next phase, to the workers of its members. Publish or a resume ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportEngine(self, request, context):
         """A worker says what one of its engines has loaded.
         """
@@ -89,6 +101,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.WatchWeights,
                     request_deserializer=rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsResponse.SerializeToString,
+            ),
+            'PlanCollective': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanCollective,
+                    request_deserializer=rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveResponse.SerializeToString,
             ),
             'ReportEngine': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportEngine,
@@ -151,6 +168,33 @@ class WeightService(object):
             '/rollout_buffer.v1.WeightService/WatchWeights',
             rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_weights__pb2.WatchWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanCollective(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.WeightService/PlanCollective',
+            rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_weights__pb2.PlanCollectiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

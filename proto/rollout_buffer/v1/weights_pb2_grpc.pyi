@@ -57,6 +57,22 @@ _WeightServiceWatchWeightsType = typing_extensions.TypeVar(
     ],
 )
 
+_WeightServicePlanCollectiveType = typing_extensions.TypeVar(
+    '_WeightServicePlanCollectiveType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+        rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+        rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+        rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
+    ],
+)
+
 _WeightServiceReportEngineType = typing_extensions.TypeVar(
     '_WeightServiceReportEngineType',
     grpc.UnaryUnaryMultiCallable[
@@ -73,7 +89,7 @@ _WeightServiceReportEngineType = typing_extensions.TypeVar(
     ],
 )
 
-class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightServiceWatchWeightsType, _WeightServiceReportEngineType]):
+class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightServiceWatchWeightsType, _WeightServicePlanCollectiveType, _WeightServiceReportEngineType]):
     """Used by trainers (Publish) and workers (WatchWeights, ReportEngine)."""
 
     @typing.overload
@@ -85,6 +101,10 @@ class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightService
         grpc.UnaryStreamMultiCallable[
             rollout_buffer.v1.weights_pb2.WatchWeightsRequest,
             rollout_buffer.v1.weights_pb2.WatchWeightsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+            rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.weights_pb2.ReportEngineRequest,
@@ -103,6 +123,10 @@ class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightService
             rollout_buffer.v1.weights_pb2.WatchWeightsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+            rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             rollout_buffer.v1.weights_pb2.ReportEngineRequest,
             rollout_buffer.v1.weights_pb2.ReportEngineResponse,
         ],
@@ -113,6 +137,9 @@ class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightService
 
     WatchWeights: _WeightServiceWatchWeightsType
     """Sends the present state first, then every newer one; superseded ones may be skipped."""
+
+    PlanCollective: _WeightServicePlanCollectiveType
+    """Announces a collective update, or its next phase, to the workers of its members. Publish or a resume ends it."""
 
     ReportEngine: _WeightServiceReportEngineType
     """A worker says what one of its engines has loaded."""
@@ -125,6 +152,10 @@ WeightServiceAsyncStub: typing_extensions.TypeAlias = WeightServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         rollout_buffer.v1.weights_pb2.WatchWeightsRequest,
         rollout_buffer.v1.weights_pb2.WatchWeightsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+        rollout_buffer.v1.weights_pb2.PlanCollectiveResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.weights_pb2.ReportEngineRequest,
@@ -150,6 +181,14 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.weights_pb2.WatchWeightsResponse], collections.abc.AsyncIterator[rollout_buffer.v1.weights_pb2.WatchWeightsResponse]]:
         """Sends the present state first, then every newer one; superseded ones may be skipped."""
+
+    @abc.abstractmethod
+    def PlanCollective(
+        self,
+        request: rollout_buffer.v1.weights_pb2.PlanCollectiveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.weights_pb2.PlanCollectiveResponse, collections.abc.Awaitable[rollout_buffer.v1.weights_pb2.PlanCollectiveResponse]]:
+        """Announces a collective update, or its next phase, to the workers of its members. Publish or a resume ends it."""
 
     @abc.abstractmethod
     def ReportEngine(
