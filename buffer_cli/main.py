@@ -121,12 +121,24 @@ _TIMES = "Times, in seconds"
 @app.command()
 def worker(
     run_id: Annotated[str, typer.Option("--run", help="The run to work for; the worker waits until it exists.")],
-    reward: Annotated[str, typer.Option(help="Reward function as module:function, importable from here.")],
+    reward: Annotated[
+        str | None, typer.Option(help="Reward function as module:function, importable from here.")
+    ] = None,
+    rollout: Annotated[
+        str | None, typer.Option(help="Rollout function as module:function. Default: one turn of the model.")
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="verifiers:NAME, an environment that makes samples and rewards.")
+    ] = None,
+    environment_args: Annotated[str | None, typer.Option(help="JSON object for --environment.")] = None,
     address: AddressOption = SERVICE,
     worker_id: Annotated[str | None, typer.Option(help="Stable name. Default: hostname-pid.")] = None,
     groups_per_engine: Annotated[int | None, typer.Option(help="Groups in flight on each engine.")] = None,
     max_sample_attempts: Annotated[
         int | None, typer.Option(help="Attempts of one sample before its task goes back.")
+    ] = None,
+    reward_processes: Annotated[
+        int | None, typer.Option(help="Processes for rewards that compute, in place of threads.")
     ] = None,
     reward_threads: Annotated[int | None, typer.Option(help="Threads for rewards that are not coroutines.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer's directory, for chat prompts.")] = None,

@@ -6,11 +6,12 @@
     │   ├── InvalidPolicy                  a policy under which the run could not progress
     │   ├── UnknownRun / RunExists
     │   ├── UnknownLease
+    │   ├── UnknownEvaluation / EvaluationExists / EvaluationsFull
     │   └── StepAhead / WorldSizeMismatch / NotCommitted / VersionConflict / CursorConflict
     ├── Fenced                             somebody else has taken over
     │   └── StaleEpoch
     ├── NotReady                           the same request can succeed later
-    │   ├── BatchNotReady
+    │   ├── BatchNotReady / EvaluationNotReady
     │   └── PendingFull
     ├── RunPaused                          needs an operator or a resume
     │   └── StoreRolledBack / FailureBudgetExceeded
@@ -109,6 +110,45 @@ class UnknownLease(InvalidRequest):
 
     def __init__(self, lease_id: str) -> None:
         super().__init__(f"lease {lease_id!r} is not known to this run", lease_id=lease_id)
+
+
+class UnknownEvaluation(InvalidRequest):
+    """The run has no evaluation of that id (any more). Attributes: run_id, eval_id."""
+
+    reason = "unknown_evaluation"
+    code = "NOT_FOUND"
+
+    def __init__(self, run_id: str, eval_id: str) -> None:
+        super().__init__(f"run {run_id!r} has no evaluation {eval_id!r}", run_id=run_id, eval_id=eval_id)
+
+
+class EvaluationExists(InvalidRequest):
+    """The run has an evaluation of that id with other content. Attributes: run_id, eval_id."""
+
+    reason = "evaluation_exists"
+    code = "ALREADY_EXISTS"
+
+    def __init__(self, run_id: str, eval_id: str) -> None:
+        super().__init__(
+            f"run {run_id!r} has an evaluation {eval_id!r} of other tasks or of another version; choose another id",
+            run_id=run_id,
+            eval_id=eval_id,
+        )
+
+
+class EvaluationsFull(InvalidRequest):
+    """The run keeps as much of evaluations as it may. Attributes: what, value, limit."""
+
+    reason = "evaluations_full"
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, what: str, value: int, limit: int) -> None:
+        super().__init__(
+            f"{what} of the run's evaluations would be {value} and the limit is {limit}; delete evaluations",
+            what=what,
+            value=value,
+            limit=limit,
+        )
 
 
 class StepAhead(InvalidRequest):
@@ -226,6 +266,22 @@ class BatchNotReady(NotReady):
             needed_groups=needed_groups,
             leased=leased,
             pending=pending,
+            waits_on=waits_on,
+        )
+
+
+class EvaluationNotReady(NotReady):
+    """The deadline of a wait for an evaluation passed. Attributes: eval_id, ended, tasks, waits_on."""
+
+    reason = "evaluation_not_ready"
+    code = "DEADLINE_EXCEEDED"
+
+    def __init__(self, *, eval_id: str, ended: int, tasks: int, waits_on: str) -> None:
+        super().__init__(
+            f"evaluation {eval_id!r} is not done: {ended} of {tasks} tasks have ended; waiting on {waits_on}",
+            eval_id=eval_id,
+            ended=ended,
+            tasks=tasks,
             waits_on=waits_on,
         )
 

@@ -18,7 +18,16 @@ class Counters:
     samples_again: int = 0
     """Samples that failed and were tried again, alone."""
     tokens: int = 0
-    """Tokens generated, those of interrupted samples included."""
+    """Tokens received from engines, those of interrupted samples included."""
+    tokens_resumed: int = 0
+    """Generated tokens that came with the continuations of leases."""
+    tokens_pushed: int = 0
+    """Generated tokens of groups with a final answer that was no refusal."""
+    tokens_returned: int = 0
+    """Generated tokens of continuations that the service took back."""
+    tokens_discarded: Counter[str] = field(default_factory=Counter)
+    """Generated tokens that nobody will train on, by reason. When no work is open, tokens + tokens_resumed =
+    tokens_pushed + tokens_returned + the sum of these."""
     leases: int = 0
     leases_lost: int = 0
     """Leases that ended under work on them: expired, released, or with another's result."""
@@ -31,6 +40,16 @@ class Counters:
     last_error: str = ""
     last_error_at: float = 0.0
     """On the monotonic clock."""
+
+    def token_account(self) -> dict[str, object]:
+        """What became of every token received, by the names of the fields, for a line of the log."""
+        return {
+            "tokens": self.tokens,
+            "tokens_resumed": self.tokens_resumed,
+            "tokens_pushed": self.tokens_pushed,
+            "tokens_returned": self.tokens_returned,
+            "tokens_discarded": dict(self.tokens_discarded),
+        }
 
     def failed(self, error: BaseException) -> str:
         """Note an error; returns its text, at most 2,048 characters."""

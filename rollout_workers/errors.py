@@ -3,6 +3,8 @@
     WorkerError
     ├── WeightsInvalid       the files are not those of the manifest; nothing was replaced
     ├── WeightsUnavailable   the files cannot be had now
+    ├── RolloutFailed        the rollout function raised, took too long, or did not make a sample
+    ├── EpisodeFull          nothing more fits into a rollout function's sample
     ├── RewardFailed         the reward function raised, took too long, or gave no finite number
     ├── PromptRefused        the task's prompt cannot become token ids here
     ├── GenerationFailed     the engine answered, and the answers do not make a group
@@ -45,6 +47,27 @@ class WeightsUnavailable(WorkerError):
         super().__init__(f"weights {label} cannot be had from {source}: {why}")
         self.label = label
         self.source = source
+
+
+class RolloutFailed(WorkerError):
+    """The rollout function made no sample."""
+
+    reason = "rollout_failed"
+
+    def __init__(self, function: str, sample_index: int, why: str) -> None:
+        super().__init__(f"rollout function {function} failed for sample {sample_index}: {why}")
+        self.function = function
+        self.sample_index = sample_index
+
+
+class EpisodeFull(WorkerError):
+    """The sample has no room for another turn. Left to leave the rollout function, it ends the sample as "length"."""
+
+    reason = "episode_full"
+
+    def __init__(self, sample_index: int, why: str) -> None:
+        super().__init__(f"sample {sample_index} is full: {why}")
+        self.sample_index = sample_index
 
 
 class RewardFailed(WorkerError):

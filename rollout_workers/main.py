@@ -63,7 +63,8 @@ async def _run(options: WorkerOptions) -> int:
             return EXIT_KILLED
     except Exception as error:  # noqa: BLE001 - the last stop: every fault becomes an exit code
         return _report(error)
-    _log.info("worker ends", groups_queued=worker.counters.pushed["queued"])
+    counters = worker.counters
+    _log.info("worker ends", groups_queued=counters.pushed["queued"], **counters.token_account())
     return EXIT_OK
 
 

@@ -97,8 +97,18 @@ class WorkerOptions:
     run_id: str
     """The run to work for; the worker waits until it exists."""
 
-    reward: str
-    """`module:function`, loaded once; its signature is documented in rollout_workers.rewards."""
+    reward: str = ""
+    """`module:function`, loaded once; its signature is documented in rollout_workers.rewards. Required unless a rollout
+    function or an environment gives the rewards."""
+
+    rollout: str = ""
+    """`module:function` that makes a sample out of many turns, see rollout_workers.functions. Default: one turn."""
+
+    environment: str = ""
+    """`verifiers:NAME`: the environment makes the samples and their rewards."""
+
+    environment_args: str = ""
+    """A JSON object for the environment."""
 
     engine_urls: tuple[str, ...] = ()
     """Base URLs (http://host:port) of running SGLang servers, one engine each."""
@@ -118,6 +128,9 @@ class WorkerOptions:
 
     reward_threads: int = 4
     """Threads for reward functions that are not coroutines, 1 to 256."""
+
+    reward_processes: int = 0
+    """Processes for reward functions that compute, in place of threads, 0 to 256; 0: threads."""
 
     weights_dir: Path = Path("worker_weights")
     """Where weights are fetched to: one directory a version. Workers on one host may share it."""
@@ -172,9 +185,10 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check("address", self.address, lambda a: ":" in a or "/" in a, "host:port")
         _check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
-        _check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+        self._check_functions()
         _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
         _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        _check("reward_processes", self.reward_processes, lambda n: 0 <= n <= 256, "0 to 256")
         _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
         _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
@@ -197,6 +211,20 @@ class WorkerOptions:
         sources = [bool(self.engine_urls), self.launch is not None, self.simulated is not None]
         if sum(sources) != 1:
             raise InvalidField("engines", f"{sum(sources)} sources", "one of engine_urls, launch and simulated")
+
+    def _check_functions(self) -> None:
+        if self.rollout and self.environment:
+            raise InvalidField("environment", self.environment, "not given together with a rollout function")
+        if self.environment_args and not self.environment:
+            raise InvalidField("environment_args", self.environment_args, "given together with environment")
+        if self.reward or not (self.rollout or self.environment):
+            _check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+        elif self.reward_processes:
+            raise InvalidField("reward_processes", self.reward_processes, "0 without a reward function")
+        if self.rollout:
+            _check("rollout", self.rollout, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+        if self.environment:
+            _check("environment", self.environment, lambda e: e.startswith("verifiers:"), "verifiers:NAME")
 
     @property
     def engine_count(self) -> int:

@@ -4,9 +4,9 @@ Chat prompts need a tokenizer: the package transformers is imported when the fir
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -16,14 +16,23 @@ from rollout_workers.engine.types import EngineInfo
 from rollout_workers.errors import PromptRefused
 from rollout_workers.samples import TokenIds
 
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages for a chat template: role, content, and whatever else it reads."""
+
+_PLACEHOLDER = "\u241fwhat the model wrote\u241f"
+
 
 class Tokenizer(Protocol):
     """What is used of a tokenizer from transformers."""
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool, return_dict: bool
-    ) -> Sequence[int]:
-        """Token ids of a conversation."""
+        self, conversation: Conversation, *, tokenize: bool, add_generation_prompt: bool, return_dict: bool
+    ) -> Any:  # noqa: ANN401 - token ids, or with tokenize=False text
+        """A conversation as token ids, or as text."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Token ids of a text."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -39,6 +48,7 @@ class Prompts:
         self._load = load or _load_tokenizer
         self._lock = asyncio.Lock()
         self._tokenizer: Tokenizer | None = None
+        self._refusal: PromptRefused | None = None
 
     async def token_ids(self, task: tasks_pb2.Task) -> TokenIds:
         """int32 [p], p >= 1. Raises PromptRefused."""
@@ -46,8 +56,11 @@ class Prompts:
             return np.asarray(task.prompt_token_ids, np.int32)
         if not task.messages:
             raise PromptRefused(task.task_id, "it has neither prompt_token_ids nor messages")
-        tokenizer = await self.tokenizer(task.task_id)
-        messages = [{"role": message.role, "content": message.content} for message in task.messages]
+        return await self.of_messages(task.task_id, messages_of(task))
+
+    async def of_messages(self, task_id: str, messages: Conversation) -> TokenIds:
+        """A conversation with the generation prompt behind it, int32 [p]. Raises PromptRefused."""
+        tokenizer = await self.tokenizer(task_id)
         try:
             ids = await asyncio.to_thread(
                 lambda: tokenizer.apply_chat_template(
@@ -55,10 +68,47 @@ class Prompts:
                 )
             )
         except Exception as error:  # A template is a program of the model's author: it may raise anything.
-            raise PromptRefused(task.task_id, f"the chat template refuses it: {error}") from error
+            raise PromptRefused(task_id, f"the chat template refuses it: {error}") from error
         if not ids:
-            raise PromptRefused(task.task_id, "the chat template made no token of it")
+            raise PromptRefused(task_id, "the chat template made no token of it")
         return np.asarray(ids, np.int32)
+
+    async def next_messages(
+        self, task_id: str, before: Conversation, after: Conversation, *, last_id: int, prompt_next: bool
+    ) -> TokenIds:
+        """What the chat template puts between a turn of the model and its next one, int32 [n].
+
+        `before`: the conversation that the model answered; `after`: the messages that follow its answer; `last_id`: the
+        last token of that answer. `prompt_next`: the generation prompt comes behind them. The answer itself is never
+        tokenized again: a placeholder stands in its place, and what the template writes behind it is taken, without
+        the token that ends an answer where the model has written it already. Raises PromptRefused.
+        """
+        tokenizer = await self.tokenizer(task_id)
+        conversation = [*before, {"role": "assistant", "content": _PLACEHOLDER}, *after]
+
+        def render() -> list[int]:
+            text = tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=prompt_next, return_dict=False
+            )
+            if not isinstance(text, str) or _PLACEHOLDER not in text:
+                raise ValueError("it leaves the model's answers out")
+            behind = text.rpartition(_PLACEHOLDER)[2]
+            ids = list(tokenizer.encode(behind, add_special_tokens=False))
+            return ids[1:] if ids and ids[0] == last_id else ids
+
+        try:
+            return np.asarray(await asyncio.to_thread(render), np.int32)
+        except Exception as error:  # As above.
+            raise PromptRefused(task_id, f"the chat template refuses the messages that follow: {error}") from error
+
+    async def tokenizer_or_refusal(self, task_id: str) -> Tokenizer | PromptRefused:
+        """The tokenizer, or why there is none, for those who may do without: it is tried once."""
+        if self._refusal is None:
+            try:
+                return await self.tokenizer(task_id)
+            except PromptRefused as refusal:
+                self._refusal = refusal
+        return self._refusal
 
     async def tokenizer(self, task_id: str) -> Tokenizer:
         """The tokenizer, loaded once. Raises PromptRefused when there is none."""
@@ -72,6 +122,11 @@ class Prompts:
                     why = f"messages need a tokenizer, and none can be loaded from {self._path}: {error}"
                     raise PromptRefused(task_id, why) from error
             return self._tokenizer
+
+
+def messages_of(task: tasks_pb2.Task) -> list[dict[str, str]]:
+    """The task's messages as chat templates take them."""
+    return [{"role": message.role, "content": message.content} for message in task.messages]
 
 
 def check_prompt(prompt: TokenIds, task: tasks_pb2.Task, info: EngineInfo) -> int:

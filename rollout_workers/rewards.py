@@ -1,4 +1,4 @@
-"""Rewards: the user's function, called for every finished sample.
+"""Rewards: the user's function, called for every finished sample to which no rollout function has given one.
 
 The function is named `module:function` and takes one RewardInput:
 
@@ -6,14 +6,14 @@ The function is named `module:function` and takes one RewardInput:
     async def reward(sample: RewardInput) -> float: ...
 
 A coroutine function runs on the worker's event loop and must not block it. A plain one runs in a thread, the samples of
-a group one after another, so it may compute; it must be safe to call from several threads. The result must be finite.
+a group one after another, so it may compute; it must be safe to call from several threads. With reward_processes it
+runs in processes of its own instead (reward_processes.py), one sample at a time in each. The result must be finite.
 A sample for which it raises, or takes too long, is asked for again, and then generated again, as often as the worker's
-max_sample_attempts allows; the rewards of its siblings are kept. A plain function's timeout is that of all samples
-that were given to the thread together.
+max_sample_attempts allows; the rewards of its siblings are kept. The timeout of a plain function in a thread is that of
+all samples that were given to the thread together; in all other cases each sample has its own.
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import math
@@ -21,50 +21,30 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
 from rollout_workers.errors import PromptRefused, RewardFailed
+from rollout_workers.functions import is_coroutine, load
 from rollout_workers.prompts import Prompts
+from rollout_workers.reward_inputs import RewardInput, RewardTurn
+from rollout_workers.reward_processes import RewardProcesses
 from rollout_workers.samples import GroupProgress, TokenIds
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RewardInput:
-    """One finished sample."""
-
-    task_id: str
-    environment: str
-    metadata: Mapping[str, Any]
-    """The task's metadata_json, parsed; empty when it is empty. The samples of a group share it: do not change it."""
-    sample_index: int
-    prompt_ids: TokenIds
-    """int32 [p]."""
-    response_ids: TokenIds
-    """int32 [r], a stop token included."""
-    finish_reason: Literal["stop", "length"]
-    text: str | None
-    """The response decoded without special tokens; None unless the worker was given a tokenizer, or the task came as
-    messages."""
-
+__all__ = ["RewardFunction", "RewardInput", "RewardTurn", "Scorer", "Scores", "load_reward"]
 
 RewardFunction: TypeAlias = Callable[[RewardInput], float | Awaitable[float]]
 
 
 def load_reward(name: str) -> RewardFunction:
     """Import `module:function`. Raises InvalidField."""
-    module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InvalidField("reward", name, f"module:function that can be imported ({describe(error)})") from error
-    if not callable(found):
-        raise InvalidField("reward", name, f"a function; it is a {type(found).__name__}")
-    reward: RewardFunction = found
-    return reward
+    return load("reward", name)
+
+
+def no_reward(sample: RewardInput) -> float:
+    """In place of a reward function when the worker has none: the rollout function has to give every reward."""
+    why = "the rollout function returned None, and the worker has no reward function"
+    raise RewardFailed("(none)", sample.sample_index, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +62,15 @@ class Scorer:
     """Rewards for groups."""
 
     def __init__(
-        self, function: RewardFunction, prompts: Prompts, *, name: str, timeout_s: float, threads: int, decode: bool
+        self,
+        function: RewardFunction,
+        prompts: Prompts,
+        *,
+        name: str,
+        timeout_s: float,
+        threads: int,
+        decode: bool,
+        processes: RewardProcesses | None = None,
     ) -> None:
         self._function = function
         self._prompts = prompts
@@ -90,9 +78,9 @@ class Scorer:
         self._timeout_s = timeout_s
         self._decode = decode
         """True: every response is decoded; otherwise only those of chat prompts."""
-        self._is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
+        self._is_coroutine = is_coroutine(function)
+        self._processes = processes
+        """Where the function runs, unless in threads or on the loop."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
 
     async def score(self, progress: GroupProgress, indices: Sequence[int]) -> Scores:
@@ -103,7 +91,9 @@ class Scorer:
         except TimeoutError:
             raise self._too_late(None) from None
         results: Results = {}
-        if self._is_coroutine:
+        if self._processes is not None:
+            await asyncio.gather(*(self._ask_process(self._processes, sample, results) for sample in inputs))
+        elif self._is_coroutine:
             await asyncio.gather(*(self._ask(sample, results) for sample in inputs))
         else:
             await self._compute_in_thread(inputs, results)
@@ -112,9 +102,11 @@ class Scorer:
             {i: found for i in indices if isinstance(found := results.get(i), RewardFailed)},
         )
 
-    def close(self) -> None:
-        """Let go of the threads; one that hangs in a reward function is left behind."""
+    async def close(self) -> None:
+        """Let go of the threads, where one that hangs in a reward function is left behind, and end the processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            await self._processes.close()
 
     async def _inputs(self, progress: GroupProgress, indices: Sequence[int]) -> list[RewardInput]:
         task = progress.task
@@ -123,21 +115,28 @@ class Scorer:
         except ValueError as error:
             raise RewardFailed(self._name, None, f"metadata_json is not JSON: {error}") from error
         chosen = [progress.samples[i] for i in indices]
-        texts: list[str] | list[None] = [None] * len(chosen)
+        notes = [note for sample in chosen for note in sample.turns]
+        texts: list[str] | list[None] = [None] * (len(chosen) + len(notes))
         if self._decode or task.messages:
-            texts = await self._texts(task.task_id, [sample.output_ids for sample in chosen])
+            parts = [sample.output_ids[note.start : note.end] for sample in chosen for note in sample.turns]
+            texts = await self._texts(task.task_id, [*(sample.output_ids for sample in chosen), *parts])
+        turn_texts = iter(texts[len(chosen) :])
         return [
             RewardInput(
                 task_id=task.task_id,
                 environment=task.environment,
                 metadata=metadata,
                 sample_index=i,
-                prompt_ids=progress.prompt_ids,
+                prompt_ids=progress.prompt_of(i),
                 response_ids=sample.output_ids,
                 finish_reason="stop" if sample.finish == "stop" else "length",
                 text=text,
+                turns=tuple(
+                    RewardTurn(note.role, sample.output_ids[note.start : note.end], next(turn_texts))
+                    for note in sample.turns
+                ),
             )
-            for i, sample, text in zip(indices, chosen, texts, strict=True)
+            for i, sample, text in zip(indices, chosen, texts, strict=False)
         ]
 
     async def _texts(self, task_id: str, responses: Sequence[TokenIds]) -> list[str]:
@@ -159,6 +158,12 @@ class Scorer:
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             late = isinstance(error, TimeoutError) and limit.expired()
             results[sample.sample_index] = self._too_late(sample) if late else self._failed(sample, error)
+
+    async def _ask_process(self, processes: RewardProcesses, sample: RewardInput, results: Results) -> None:
+        try:
+            results[sample.sample_index] = self._checked(sample, await processes.ask(sample))
+        except RewardFailed as error:
+            results[sample.sample_index] = error
 
     async def _compute_in_thread(self, inputs: Sequence[RewardInput], results: Results) -> None:
         computed: Results = {}

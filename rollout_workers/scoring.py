@@ -1,4 +1,5 @@
-"""The rewards of one group: asked for together, then again for single samples that got none.
+"""The rewards of one group: those that the rollout function gave; the others are asked for together, then again for
+single samples that got none.
 
 Invariants: a reward that is there is never asked for again; a sample is generated anew only after its reward has failed
 twice for the same response while a sibling's came, so that neither a judge that is down nor a hiccup throws responses
@@ -40,7 +41,9 @@ class GroupRewards:
         if their siblings have rewards, so that whoever goes on generates them alone.
         """
         anew: list[int] = []
-        failures = await self._score([i for i in range(len(self._progress.samples)) if i not in self._rewards])
+        samples = self._progress.samples
+        self._rewards.update({i: sample.reward for i, sample in enumerate(samples) if sample.reward is not None})
+        failures = await self._score([i for i in range(len(samples)) if i not in self._rewards])
         while failures:
             given_up = {i: error for i, error in failures.items() if not self._attempts.failed(i, error)}
             if given_up:
@@ -60,6 +63,8 @@ class GroupRewards:
         return {i: error for each in failed for i, error in each.items()}
 
     async def _score(self, indices: list[int]) -> dict[int, RewardFailed]:
+        if not indices:
+            return {}
         scores = await self._scorer.score(self._progress, indices)
         self._rewards.update(scores.rewards)
         if scores.failures:
@@ -77,6 +82,6 @@ class GroupRewards:
         if not self._rewards:
             return []
         for i in indices:
-            self._progress.samples[i].clear()
+            self._progress.start_anew(i, "no_reward")
             self._asked_again.discard(i)
         return indices

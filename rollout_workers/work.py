@@ -21,7 +21,9 @@ from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.attempts import Attempts
 from rollout_workers.counters import Counters, describe
 from rollout_workers.engine.errors import EngineError
+from rollout_workers.episodes import Episodes
 from rollout_workers.errors import WorkerError
+from rollout_workers.functions import Rollout
 from rollout_workers.keeper import LeaseEnd
 from rollout_workers.prompts import Prompts
 from rollout_workers.pusher import Pusher
@@ -34,6 +36,13 @@ from rollout_workers.slot import EngineSlot
 ENDED_WELL = frozenset({"queued", "duplicate", "closed", "filtered"})
 
 GiveBack = Callable[[tasks_pb2.LeaseReturn], Awaitable["tasks_pb2.ReturnOutcome.ValueType"]]
+
+_NOT_KEPT = {
+    tasks_pb2.RETURN_OUTCOME_PENDING: "not_kept",
+    tasks_pb2.RETURN_OUTCOME_FAILED: "task_failed",
+    tasks_pb2.RETURN_OUTCOME_LOST: "lease_ended",
+}
+"""Why tokens that were handed back are kept by nobody."""
 
 _log = structlog.get_logger()
 
@@ -59,6 +68,8 @@ class Tools:
     counters: Counters
     generate_timeout_s: float
     max_sample_attempts: int
+    rollout: Rollout | None = None
+    """How the samples are made; None: by a single turn of the model."""
 
 
 class Work:
@@ -80,7 +91,7 @@ class Work:
         self._give_back = give_back
         self._on_generated = on_generated
         self._progress: GroupProgress | None = None
-        self._turn: SingleTurn | None = None
+        self._turn: SingleTurn | Episodes | None = None
         self._task: asyncio.Task[None] | None = None
         self._gone = False
         """True once the lease is known not to be ours."""
@@ -88,6 +99,8 @@ class Work:
         """True when the work was ended for that."""
         self._interrupted = False
         self._cut = False
+        self._settled = False
+        """True once the counters know what became of the tokens."""
 
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
@@ -112,6 +125,7 @@ class Work:
             _log.exception("unexpected", lease=self.lease.lease_id)
             await self._fail(error)
         finally:
+            self._settle("lease_ended")
             self._generated()
 
     def ended(self, how: LeaseEnd) -> None:
@@ -159,6 +173,8 @@ class Work:
         if result.outcome not in ENDED_WELL:
             why = str(result.error) if result.error is not None else result.outcome
             await self._fail(result.error or RolloutBufferError(f"the service answered {why}"), keep=False)
+        else:
+            self._settle("pushed")
         return True
 
     async def _make(self, progress: GroupProgress) -> list[float] | None:
@@ -187,14 +203,27 @@ class Work:
     async def _generate(self, progress: GroupProgress, attempts: Attempts) -> bool:
         """Generate what is unfinished; False when it was interrupted."""
         counters = self._tools.counters
-        tokens, unfinished = progress.tokens, len(progress.unfinished)
-        self._turn = SingleTurn(progress, self._slot, attempts, timeout_s=self._tools.generate_timeout_s)
+        tokens, unfinished = progress.received, len(progress.unfinished)
+        self._turn = self._way(progress, attempts)
         self.stage = Stage.GENERATING
         try:
             return not self._interrupted and await self._turn.run()
         finally:
-            counters.tokens += max(progress.tokens - tokens, 0)
+            counters.tokens += progress.received - tokens
             counters.samples += unfinished - len(progress.unfinished)
+
+    def _way(self, progress: GroupProgress, attempts: Attempts) -> SingleTurn | Episodes:
+        tools = self._tools
+        if tools.rollout is None:
+            return SingleTurn(progress, self._slot, attempts, timeout_s=tools.generate_timeout_s)
+        return Episodes(
+            progress,
+            self._slot,
+            attempts,
+            rollout=tools.rollout,
+            prompts=tools.prompts,
+            timeout_s=tools.generate_timeout_s,
+        )
 
     def _end(self, how: LeaseEnd) -> None:
         self._lost = True
@@ -209,6 +238,7 @@ class Work:
             refused = progress.take_continuation()
             if refused is None:
                 self._tools.counters.continuations += 1
+                self._tools.counters.tokens_resumed += progress.resumed
             else:
                 _log.warning("continuation not used", lease=self.lease.lease_id, why=refused)
         return progress
@@ -234,13 +264,31 @@ class Work:
             continuation=self._continuation() if keep else None,
         )
         try:
-            await self._give_back(back)
+            outcome = await self._give_back(back)
         except InvalidRequest as refused:
             _log.error("continuation refused", lease=self.lease.lease_id, error=str(refused))
             back.ClearField("continuation")
             with contextlib.suppress(InvalidRequest):  # Then it expires.
                 await self._give_back(back)
+            self._settle("continuation_refused")
+        else:
+            kept = back.HasField("continuation") and outcome == tasks_pb2.RETURN_OUTCOME_PENDING
+            self._settle("returned" if kept else _NOT_KEPT.get(outcome, "not_kept"))
         self._tools.counters.returned[name] += 1
+
+    def _settle(self, how: str) -> None:
+        """Say, once, what became of the tokens: "pushed", "returned", or why they are discarded."""
+        progress, counters = self._progress, self._tools.counters
+        if progress is None or self._settled:
+            return
+        self._settled = True
+        counters.tokens_discarded.update(progress.discarded)
+        if how == "pushed":
+            counters.tokens_pushed += progress.generated
+        elif how == "returned":
+            counters.tokens_returned += progress.generated
+        elif progress.generated:
+            counters.tokens_discarded[how] += progress.generated
 
     def _continuation(self) -> groups_pb2.Group | None:
         if self._progress is None:

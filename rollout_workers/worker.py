@@ -7,6 +7,7 @@ continuation; groups that are made are scored and pushed; what has no answer aft
 """
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -14,11 +15,12 @@ from typing import Any
 
 import structlog
 
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import InvalidField, RolloutBufferError
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import EngineHost, hosts_of, open_engines
+from rollout_workers.functions import is_coroutine, rollout_of
 from rollout_workers.guard import EngineGuard
 from rollout_workers.keeper import LeaseKeeper, hurry_after_publishes
 from rollout_workers.options import WorkerOptions
@@ -26,7 +28,8 @@ from rollout_workers.progress import Progress
 from rollout_workers.prompts import Prompts
 from rollout_workers.pusher import Pusher
 from rollout_workers.reporter import Reporter, report_all
-from rollout_workers.rewards import RewardFunction, Scorer, load_reward
+from rollout_workers.reward_processes import RewardProcesses
+from rollout_workers.rewards import RewardFunction, Scorer, load_reward, no_reward
 from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.fetcher import WeightFetcher
@@ -57,7 +60,10 @@ class Worker:
         self.options = options
         self.counters = Counters()
         self.slots: list[EngineSlot] = []
-        self._reward = reward or load_reward(options.reward)
+        self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
+        if options.reward_processes and is_coroutine(self._reward):
+            raise InvalidField("reward_processes", options.reward_processes, "0 where the reward function is a coroutine")
+        self._rollout = rollout_of(options)
         self._hosts = hosts if hosts is not None else hosts_of(options)
         self._stop = asyncio.Event()
         self._dispatchers: list[Dispatcher] = []
@@ -103,6 +109,11 @@ class Worker:
             timeout_s=options.reward_timeout_s,
             threads=options.reward_threads,
             decode=options.tokenizer is not None,
+            processes=RewardProcesses(
+                options.reward, count=options.reward_processes, timeout_s=options.reward_timeout_s
+            )
+            if options.reward_processes
+            else None,
         )
         pusher = Pusher(service, self.counters, bundle_bytes=options.bundle_bytes, bundle_wait_s=options.bundle_wait_s)
         tools = Tools(
@@ -113,6 +124,7 @@ class Worker:
             self.counters,
             options.generate_timeout_s,
             options.max_sample_attempts,
+            self._rollout,
         )
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run()]
@@ -144,8 +156,9 @@ class Worker:
         if options.progress_every_s:
             progress = Progress(self.counters, slots, self._dispatchers, pusher, every_s=options.progress_every_s)
             parts.append(progress.run())
+        needs = self._rollout.running() if self._rollout is not None else contextlib.nullcontext()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with needs, asyncio.TaskGroup() as group:
                 background = [group.create_task(part) for part in parts]
                 working = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers]
                 await self._stop.wait()
@@ -154,7 +167,7 @@ class Worker:
                 for task in background:
                     task.cancel()
         finally:
-            scorer.close()
+            await scorer.close()
 
     async def _drain(self, working: Sequence[asyncio.Task[None]]) -> None:
         began, grace_s = time.monotonic(), self.options.drain_grace_s

@@ -26,7 +26,8 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
-from trainer_client.manifest import FilesManifest
+from trainer_client.manifest import Manifest
+from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
@@ -95,9 +96,9 @@ class AsyncBufferClient:
         """Create a run, or find it with the same policy."""
         return await self._call(requests.create_run(run_id, policy))
 
-    async def run(self, run_id: str) -> RunState:
+    async def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
         """The whole state of a run."""
-        return await self._call(requests.get_run(run_id))
+        return await self._call(requests.get_run(run_id), timeout_s)
 
     async def runs(self) -> tuple[str, ...]:
         """Ids of all runs, in order."""
@@ -239,13 +240,19 @@ class AsyncBufferClient:
         *,
         epoch: int,
         version: int,
-        manifest: FilesManifest | None = None,
+        manifest: Manifest | None = None,
         commit_through: int | None = None,
     ) -> Published:
         """Make (epoch, version) the published weights and commit through a step, in one decision."""
         return await self._call(
             requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
         )
+
+    async def plan_collective(
+        self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None
+    ) -> None:
+        """Announce a collective update of the weights to the workers, or its next phase."""
+        await self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
     async def wait_for_engines(
         self,

@@ -27,8 +27,9 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
-from trainer_client.manifest import FilesManifest
+from trainer_client.manifest import Manifest
 from trainer_client.opening import open_session
+from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
@@ -104,9 +105,9 @@ class BufferClient:
         """Create a run, or find it with the same policy. Raises RunExists, InvalidPolicy, InvalidField."""
         return self._call(requests.create_run(run_id, policy))
 
-    def run(self, run_id: str) -> RunState:
+    def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
         """The whole state of a run. Raises UnknownRun."""
-        return self._call(requests.get_run(run_id))
+        return self._call(requests.get_run(run_id), timeout_s)
 
     def runs(self) -> tuple[str, ...]:
         """Ids of all runs, in order."""
@@ -271,7 +272,7 @@ class BufferClient:
         *,
         epoch: int,
         version: int,
-        manifest: FilesManifest | None = None,
+        manifest: Manifest | None = None,
         commit_through: int | None = None,
     ) -> Published:
         """Make (epoch, version) the published weights and commit through a step, in one decision.
@@ -281,6 +282,16 @@ class BufferClient:
         return self._call(
             requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
         )
+
+    def plan_collective(
+        self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None
+    ) -> None:
+        """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
+
+        `trainer_client.publish.CollectivePublisher` carries such updates out. Raises VersionConflict, StaleEpoch,
+        InvalidField.
+        """
+        self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
     def wait_for_engines(
         self,

@@ -1,4 +1,4 @@
-"""What a publish offers to the engines: files under one address, with size and checksum.
+"""What a publish offers to the engines: files under one address, tensors in files, or what a process group received.
 
 Invariant: the same manifest serializes to the same bytes, so that a repeated publish is recognised as one.
 """
@@ -6,6 +6,7 @@ Invariant: the same manifest serializes to the same bytes, so that a repeated pu
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import weights_pb2 as pb
@@ -31,8 +32,45 @@ class FilesManifest:
 
     def to_wire(self) -> pb.WeightManifest:
         """The message."""
+        return pb.WeightManifest(files=self.listing())
+
+    def listing(self) -> pb.FilesManifest:
+        """The part of the message that other kinds hold as well."""
         files = [pb.WeightFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
-        return pb.WeightManifest(files=pb.FilesManifest(base_url=self.base_url, files=files))
+        return pb.FilesManifest(base_url=self.base_url, files=files)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorsManifest:
+    """Safetensors files whose tensors the workers hand to their engines by value, for small models.
+
+    The engines need not be able to read the files, but must be on the workers' own machines.
+    """
+
+    files: FilesManifest
+
+    def to_wire(self) -> pb.WeightManifest:
+        """The message."""
+        return pb.WeightManifest(tensors=pb.TensorsManifest(files=self.files.listing()))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveManifest:
+    """Weights that the members of a process group have received already."""
+
+    membership: int
+    """Number of the group, from 1, as its members report it."""
+    fallback: FilesManifest | None = None
+    """The same weights as files, for engines that were no members; None: they wait for the next version."""
+
+    def to_wire(self) -> pb.WeightManifest:
+        """The message."""
+        collective = pb.CollectiveManifest(membership=self.membership)
+        fallback = None if self.fallback is None else self.fallback.listing()
+        return pb.WeightManifest(collective=collective, fallback=fallback)
+
+
+Manifest: TypeAlias = FilesManifest | TensorsManifest | CollectiveManifest
 
 
 def checksum(path: Path) -> WeightFile:

@@ -89,6 +89,10 @@ def _engine(report: weights_pb2.EngineReport) -> state.Engine:
         last_reload_ms=report.last_reload_ms,
         last_error=report.last_error,
         errors=report.errors,
+        membership=report.membership,
+        prepared=weight_version(report.prepared) if report.HasField("prepared") else None,
+        weights_url=report.weights_url,
+        silent_ms=report.silent_ms,
     )
 
 

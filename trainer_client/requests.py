@@ -15,7 +15,8 @@ from buffer_wire.errors import InvalidField
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client import replies
-from trainer_client.manifest import FilesManifest
+from trainer_client.manifest import Manifest
+from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy
 from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted
@@ -121,52 +122,29 @@ def update_policy(run_id: str, policy: Policy) -> Call[runs_pb2.UpdatePolicyResp
     )
 
 
-def pause_run(run_id: str) -> Call[runs_pb2.PauseRunResponse, None]:
-    """PauseRun."""
-    return Call(
-        "/rollout_buffer.v1.RunService/PauseRun",
-        run_id,
-        f"pausing run {run_id!r}",
-        lambda ref: runs_pb2.PauseRunRequest(run=ref),
-        runs_pb2.PauseRunResponse,
-        lambda _: None,
-    )
+_RunAlone: TypeAlias = Callable[[str], Call[ReplyT, None]]
 
 
-def drain_run(run_id: str) -> Call[runs_pb2.DrainRunResponse, None]:
-    """DrainRun."""
-    return Call(
-        "/rollout_buffer.v1.RunService/DrainRun",
-        run_id,
-        f"draining run {run_id!r}",
-        lambda ref: runs_pb2.DrainRunRequest(run=ref),
-        runs_pb2.DrainRunResponse,
-        lambda _: None,
-    )
+def _run_alone(rpc: str, doing: str, request: Callable[..., Message], reply: type[ReplyT]) -> _RunAlone[ReplyT]:
+    """A call of RunService that says which run it is about, and nothing else."""
+
+    def call(run_id: str) -> Call[ReplyT, None]:
+        return Call(
+            f"/rollout_buffer.v1.RunService/{rpc}",
+            run_id,
+            f"{doing} run {run_id!r}",
+            lambda ref: request(run=ref),
+            reply,
+            lambda _: None,
+        )
+
+    return call
 
 
-def continue_run(run_id: str) -> Call[runs_pb2.ContinueRunResponse, None]:
-    """ContinueRun."""
-    return Call(
-        "/rollout_buffer.v1.RunService/ContinueRun",
-        run_id,
-        f"continuing run {run_id!r}",
-        lambda ref: runs_pb2.ContinueRunRequest(run=ref),
-        runs_pb2.ContinueRunResponse,
-        lambda _: None,
-    )
-
-
-def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
-    """DeleteRun."""
-    return Call(
-        "/rollout_buffer.v1.RunService/DeleteRun",
-        run_id,
-        f"deleting run {run_id!r}",
-        lambda ref: runs_pb2.DeleteRunRequest(run=ref),
-        runs_pb2.DeleteRunResponse,
-        lambda _: None,
-    )
+pause_run = _run_alone("PauseRun", "pausing", runs_pb2.PauseRunRequest, runs_pb2.PauseRunResponse)
+drain_run = _run_alone("DrainRun", "draining", runs_pb2.DrainRunRequest, runs_pb2.DrainRunResponse)
+continue_run = _run_alone("ContinueRun", "continuing", runs_pb2.ContinueRunRequest, runs_pb2.ContinueRunResponse)
+delete_run = _run_alone("DeleteRun", "deleting", runs_pb2.DeleteRunRequest, runs_pb2.DeleteRunResponse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +190,7 @@ def submit_tasks(run_id: str, submission: Submission) -> Call[tasks_pb2.SubmitTa
 
 
 def publish(
-    run_id: str, *, epoch: int, version: int, manifest: FilesManifest | None, commit_through: int | None
+    run_id: str, *, epoch: int, version: int, manifest: Manifest | None, commit_through: int | None
 ) -> Call[weights_pb2.PublishResponse, Published]:
     """Publish."""
     wire = manifest.to_wire() if manifest is not None else None
@@ -225,6 +203,21 @@ def publish(
         ),
         weights_pb2.PublishResponse,
         lambda reply: Published(replies.weight_version(reply.published), reply.committed_steps),
+    )
+
+
+def plan_collective(
+    run_id: str, *, epoch: int, plan: CollectivePlan
+) -> Call[weights_pb2.PlanCollectiveResponse, None]:
+    """PlanCollective."""
+    wire = plan.to_wire()
+    return Call(
+        "/rollout_buffer.v1.WeightService/PlanCollective",
+        run_id,
+        f"announcing {plan.phase} of version {plan.version.version} to group {plan.membership}",
+        lambda ref: weights_pb2.PlanCollectiveRequest(run=ref, epoch=epoch, plan=wire),
+        weights_pb2.PlanCollectiveResponse,
+        lambda _: None,
     )
 
 

@@ -84,6 +84,14 @@ class Engine:
     last_reload_ms: int
     last_error: str
     errors: int
+    membership: int = 0
+    """The process group that it belongs to; 0: none."""
+    prepared: WeightVersion | None = None
+    """The planned version for which it is paused and ready to receive."""
+    weights_url: str = ""
+    """Where its worker serves the versions it has fetched to other workers; empty: nowhere."""
+    silent_ms: int = 0
+    """Time since its worker's last report."""
 
 
 @dataclass(frozen=True, slots=True)

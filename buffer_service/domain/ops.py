@@ -320,6 +320,18 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanCollective:
+    """Announce a collective update to (epoch, version), or its next phase.
+
+    `plan` is a serialized wire CollectivePlan, opaque here.
+    """
+
+    epoch: int
+    version: int
+    plan: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """Result of a publish."""
 
@@ -364,12 +376,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class WeightsView:
-    """The published weights of a run."""
+    """The published weights of a run, and the collective update to newer ones that is under way (empty: none)."""
 
     revision: int
     published: WeightVersion
     manifest: bytes
     paused: bool
+    plan: bytes = b""
+    may_load: bool = True
+    """False while as many engines as the policy allows are out of service for a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +399,25 @@ class EngineReport:
     last_reload_ms: int
     last_error: str
     errors: int
+    membership: int = 0
+    """The process group that it belongs to; 0: none."""
+    prepared: WeightVersion | None = None
+    """The planned version that it is ready to receive."""
+    weights_url: str = ""
+    """Where peers get the versions that its worker has fetched; empty: nowhere."""
+    wants_load: bool = False
+    """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
+    silent_ms: int = 0
+    """In a view: time since the last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """Result of an engine's report."""
+
+    revision: int
+    published: WeightVersion
+    may_load: bool
 
 
 @dataclass(frozen=True, slots=True)

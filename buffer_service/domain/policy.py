@@ -85,6 +85,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "max_retained_bytes": (0, 1 << 50),
     "wait_replicas": (0, 16),
     "wait_timeout_ms": (1, 60_000),
+    "max_unavailable_engines": (0, 1_000_000),
     "max_queued_tokens": (0, 1 << 50),
     "max_queued_bytes": (1 << 20, 1 << 50),
     "max_staleness": (0, 1_000_000),
@@ -161,6 +162,7 @@ class RunPolicy:
     record_groups: bool = False
     wait_replicas: int = 0
     wait_timeout_ms: int = 1_000
+    max_unavailable_engines: int = 0
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from buffer_service.domain import ops
+from buffer_service.domain.evaluations import EvaluationStore
 from buffer_service.domain.policy import RunPolicy
 
 
@@ -24,7 +25,11 @@ class Topic(StrEnum):
     SPACE = "space"
     """Groups left the queue (blocked pushes wait for it)."""
     WEIGHTS = "weights"
-    """Weights were published, or the run was paused or resumed."""
+    """Weights were published or planned, the run was paused or resumed, or an engine may load."""
+    EVALUATIONS = "evaluations"
+    """Tasks of evaluations became pending (leases of them wait for it)."""
+    RESULTS = "results"
+    """Tasks of evaluations ended (readers wait for it)."""
 
 
 class Notifications(Protocol):
@@ -42,7 +47,7 @@ class Notifications(Protocol):
         ...
 
 
-class RunStore(Protocol):
+class RunStore(EvaluationStore, Protocol):
     """Runs, tasks, groups, batches and weights, kept by the rules."""
 
     @property
@@ -177,18 +182,26 @@ class RunStore(Protocol):
         """Take the run over; clears a pause. Raises ReplayGap, StepAhead."""
         ...
 
+    async def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+        """Announce a collective update in place of an earlier one; a publish of its version or a newer one ends it, and
+        so does a resume. Returns the revision. Raises StaleEpoch, VersionConflict, RunPaused.
+        """
+        ...
+
     async def weights(self, run_id: str) -> ops.WeightsView:
         """The published weights."""
         ...
 
     async def report_engine(
         self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
-    ) -> tuple[int, ops.WeightVersion]:
-        """Record an engine's state; returns (revision, published)."""
+    ) -> ops.EngineReported:
+        """Record an engine's state; give or take back its place among those that are out of service for a load."""
         ...
 
     async def sweep(self) -> int:
-        """Expire leases, delete trash and stale staging of every run; returns how many things were done."""
+        """Expire leases, delete trash and stale staging of every run, forget engines and idle workers that were not
+        heard of for an hour; returns how many things were done.
+        """
         ...
 
     async def close(self) -> None:

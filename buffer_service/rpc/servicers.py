@@ -15,7 +15,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc import export_stream
 from buffer_service.rpc.budget import StreamSlots
-from buffer_service.rpc.convert import batches, fields, groups, policies, runs, tasks, weights
+from buffer_service.rpc.convert import batches, fields, groups, plans, policies, runs, tasks, weights
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.pull_stream import PullStream
 from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
@@ -237,10 +237,20 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         async for view in self.feed.views(fields.run_id(request.run.run_id)):
             await context.write(weights.to_watch(view))
 
+    async def PlanCollective(
+        self, request: weights_pb2.PlanCollectiveRequest, _: Context
+    ) -> weights_pb2.PlanCollectiveResponse:
+        """Announce a collective update."""
+        run_id, seen = fields.run_ref(request.run)
+        revision = await self.store.plan_collective(run_id, plans.plan_collective(request), seen_revision=seen)
+        return weights_pb2.PlanCollectiveResponse(revision=revision)
+
     async def ReportEngine(
         self, request: weights_pb2.ReportEngineRequest, _: Context
     ) -> weights_pb2.ReportEngineResponse:
         """What an engine has loaded."""
         run_id, seen = fields.run_ref(request.run)
-        revision, published = await self.store.report_engine(run_id, weights.report(request.report), seen_revision=seen)
-        return weights_pb2.ReportEngineResponse(revision=revision, published=fields.to_version(published))
+        result = await self.store.report_engine(run_id, weights.report(request), seen_revision=seen)
+        return weights_pb2.ReportEngineResponse(
+            revision=result.revision, published=fields.to_version(result.published), may_load=result.may_load
+        )

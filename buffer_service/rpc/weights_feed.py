@@ -1,4 +1,5 @@
-"""Published weights as a stream: the present state first, then every change; superseded ones may be skipped.
+"""Published weights as a stream: the present state first, then every change; superseded ones may be skipped. The same
+state is sent again when there is room among the engines that may load, after there was none.
 
 However many workers watch a run on this replica, a change is read from the store once.
 """
@@ -37,13 +38,17 @@ class WeightsFeed:
         """Endless. Raises UnknownRun, and NotReady when the process shuts down."""
         reading = self._readings.setdefault(run_id, _Reading())
         reading.watchers += 1
-        last: tuple[ops.WeightVersion, bytes, bool] | None = None
+        last: tuple[ops.WeightVersion, bytes, bool, bytes] | None = None
+        might_load = True
         try:
             while True:
                 ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
                 view = await self._read(run_id, reading)
-                state = (view.published, view.manifest, view.paused)
-                if state != last:
+                state = (view.published, view.manifest, view.paused, view.plan)
+                # Whoever waits for a place asks again when it hears anything.
+                asks_again = view.may_load and not might_load
+                might_load = view.may_load
+                if state != last or asks_again:
                     last = state
                     yield view
                 await self._lines.hint(run_id, Topic.WEIGHTS, ticket)

@@ -47,6 +47,11 @@ class BatchOps(StoreBase):
         await self._free(run_id, more)
         return ops.Published(revision, ops.WeightVersion(epoch, version), committed)
 
+    async def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+        """See domain.ports.RunStore.plan_collective."""
+        _, (revision,) = await self._call("plan", run_id, pack(seen_revision, plan.epoch, plan.version, plan.plan))
+        return int(revision)
+
     async def checkpoint(
         self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0
     ) -> tuple[int, int]:
@@ -68,8 +73,9 @@ class BatchOps(StoreBase):
 
     async def weights(self, run_id: str) -> ops.WeightsView:
         """See domain.ports.RunStore.weights."""
-        _, (revision, epoch, version, manifest, paused) = await self._call("weights", run_id, pack())
-        return ops.WeightsView(revision, ops.WeightVersion(epoch, version), manifest, bool(paused))
+        _, (revision, epoch, version, manifest, paused, plan, may_load) = await self._call("weights", run_id, pack())
+        published = ops.WeightVersion(epoch, version)
+        return ops.WeightsView(revision, published, manifest, bool(paused), plan, bool(may_load))
 
 
 def _short(step: int, fields: Fields) -> ops.Short:

@@ -95,6 +95,14 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     ),
     "deleting": lambda run_id: errors.NotReady(f"run {run_id!r} is being deleted", run_id=run_id),
     "version_conflict": lambda _run_id, version, published: errors.VersionConflict(version, published),
+    "unknown_lease": lambda _run_id, lease_id: errors.UnknownLease(lease_id),
+    "unknown_evaluation": errors.UnknownEvaluation,
+    "evaluation_exists": errors.EvaluationExists,
+    "evaluations_full": lambda _run_id, what, value, limit: errors.EvaluationsFull(what, value, limit),
+    "evaluation_version": lambda _run_id, version, published: errors.InvalidField(
+        "version", version, f"{published}, the published version, or an earlier one whose manifest the run still has"
+    ),
+    "evaluation_result": lambda _run_id, field, value, limit: errors.InvalidField(field, value, limit),
     "not_committed": lambda _run_id, step, committed: errors.NotCommitted(step, committed),
 }
 

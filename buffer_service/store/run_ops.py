@@ -1,5 +1,6 @@
 """Operations on runs as a whole: create, view, policy, engines."""
 
+from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
@@ -39,8 +40,9 @@ class RunOps(GroupOps):
 
     async def report_engine(
         self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
-    ) -> tuple[int, ops.WeightVersion]:
+    ) -> ops.EngineReported:
         """See domain.ports.RunStore.report_engine."""
+        prepared = report.prepared or ops.WeightVersion()
         packed = pack(
             report.engine_id,
             report.worker_id,
@@ -51,10 +53,14 @@ class RunOps(GroupOps):
             report.last_reload_ms,
             report.last_error,
             report.errors,
+            report.membership,
+            prepared.epoch,
+            prepared.version,
+            report.weights_url,
         )
-        _, fields = await self._call("report_engine", run_id, pack(seen_revision, report.engine_id, packed))
-        revision, epoch, version = fields
-        return revision, ops.WeightVersion(epoch, version)
+        arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load))
+        _, (revision, epoch, version, may_load) = await self._call("report_engine", run_id, arguments)
+        return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
 
 
 def _strings(mapping: Any) -> dict[str, Any]:  # noqa: ANN401 - Lua cannot tell an empty map from an empty array
@@ -73,7 +79,8 @@ def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
 
 def _view(run_id: str, fields: Fields) -> ops.RunView:
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
-    pending, leased, environments, engines, failures = fields
+    pending, leased, environments, engines, heard, now, failures = fields
+    heard_ms = {text(engine_id): int(ms) for engine_id, ms in zip(heard[::2], heard[1::2], strict=True)}
     state, ledger = _strings(packed_state), _strings(packed_ledger)
     groups = _amounts(ledger["groups"])
     tasks = _strings(ledger["tasks"])
@@ -104,13 +111,23 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         },
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]),
-        engines=sorted((_engine(unpack(report)) for report in engines), key=lambda engine: engine.engine_id),
+        engines=[
+            replace(engine, silent_ms=now - heard_ms.get(engine.engine_id, now))
+            for engine in sorted((_engine(unpack(report)) for report in engines), key=lambda one: one.engine_id)
+        ],
         failures=[_failure(*unpack(failure)) for failure in failures],
     )
 
 
+_LATER_FIELDS = (0, 0, 0, b"")
+"""Of an engine's record: what reports of the first releases had not."""
+
+
 def _engine(fields: Fields) -> ops.EngineReport:
-    engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors = fields
+    if len(fields) == 9:
+        fields = [*fields, *_LATER_FIELDS]
+    engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors, *fields = fields
+    membership, prepared_epoch, prepared_version, weights_url = fields
     return ops.EngineReport(
         engine_id=text(engine_id),
         worker_id=text(worker_id),
@@ -120,6 +137,9 @@ def _engine(fields: Fields) -> ops.EngineReport:
         last_reload_ms=last_reload_ms,
         last_error=text(last_error),
         errors=errors,
+        membership=membership,
+        prepared=ops.WeightVersion(prepared_epoch, prepared_version) if prepared_epoch else None,
+        weights_url=text(weights_url),
     )
 
 

@@ -1,7 +1,7 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py, the bounds those of domain/policy.py. `python -m buffer_service.store.scripts --expand OUTDIR`
+domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py. `python -m buffer_service.store.scripts --expand OUTDIR`
 writes the expanded scripts for a linter.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 
@@ -67,6 +68,11 @@ def _virtual() -> dict[str, str]:
         "-- From domain/policy.py.\n\n"
         f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n"
         f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n"
+        "\n-- From domain/evaluations.py.\n\n"
+        f"local MAX_EVALUATIONS = {MAX_EVALUATIONS}\n"
+        f"local MAX_EVAL_BYTES = {MAX_STORED_BYTES}\n"
+        f"local MAX_EVAL_ATTEMPTS = {MAX_ATTEMPTS}\n"
+        f"local EVAL_FAILURES_SHOWN = {FAILURES_SHOWN}\n"
     )
     return {
         "bounds": bounds,

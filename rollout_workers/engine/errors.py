@@ -14,7 +14,10 @@ Invariants: `reason` is stable and unique, every constructor takes the error's d
 `retryable` means that the same call can succeed later on the same engine.
 """
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from rollout_workers.engine.types import GeneratedSample
 
 
 class EngineError(Exception):
@@ -22,6 +25,9 @@ class EngineError(Exception):
 
     reason: ClassVar[str] = "engine_error"
     retryable: bool = False
+    partial: "tuple[GeneratedSample, ...]" = ()
+    """What had arrived of a failed `generate`: samples with tokens, finished ones among them. They are as good as
+    those of a call that succeeds."""
 
     def __init__(self, message: str, *, engine: str) -> None:
         super().__init__(f"{engine}: {message}")

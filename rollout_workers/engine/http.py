@@ -7,8 +7,9 @@ says that repeating it is harmless.
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ _IDLE_CONNECTION_S = 2.0
 
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
+_JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,22 @@ class HttpConnection:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(
-        self, method: str, path: str, body: object = None, *, doing: str, deadline_s: float, repeatable: bool
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        doing: str,
+        deadline_s: float,
+        repeatable: bool,
+        on_data: Callable[[bytes], None] | None = None,
     ) -> Reply:
         """One call, repeated with growing pauses while the engine cannot be reached.
 
+        `body`: what becomes JSON, or bytes that are JSON already.
         `doing` completes "... while". `repeatable`: the call may have arrived and can be made again all the same.
-        Raises EngineTimeout, EngineUnavailable.
+        `on_data` is given a good answer (status 200) piece by piece as it arrives, in place of the reply's body; what
+        it raises ends the call. Raises EngineTimeout, EngineUnavailable.
         """
         deadline = time.monotonic() + deadline_s
         give_up: float | None = None
@@ -67,7 +79,7 @@ class HttpConnection:
         while True:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    return await self._once(method, path, body)
+                    return await self._once(method, path, body, on_data)
             except TimeoutError as error:
                 raise EngineTimeout(self.base_url, doing, deadline_s) from error
             except (aiohttp.ClientError, ConnectionError) as error:
@@ -78,7 +90,9 @@ class HttpConnection:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
 
-    async def _once(self, method: str, path: str, body: object) -> Reply:
+    async def _once(
+        self, method: str, path: str, body: object, on_data: Callable[[bytes], None] | None = None
+    ) -> Reply:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
@@ -86,7 +100,12 @@ class HttpConnection:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        async with self._session.request(method, self.base_url + path, json=body) as response:
+        ready_made: Any = {"data": body, "headers": _JSON} if isinstance(body, bytes) else {"json": body}
+        async with self._session.request(method, self.base_url + path, **ready_made) as response:
+            if on_data is not None and response.status == HTTPStatus.OK:
+                async for data in response.content.iter_any():
+                    on_data(data)
+                return Reply(response.status, None)
             raw = await response.read()
         try:
             return Reply(response.status, json.loads(raw) if raw else None)

@@ -58,12 +58,14 @@ def never_ran(request: SampleRequest) -> GeneratedSample:
     return _without_tokens(request, aborted_in_queue=True)
 
 
-def unusable(request: SampleRequest, fault: str) -> GeneratedSample:
-    """The answer to a request to which the engine gave none that can be used."""
-    return _without_tokens(request, fault=fault)
+def unusable(request: SampleRequest, fault: str, *, received: int = 0) -> GeneratedSample:
+    """The answer to a request to which the engine gave none that can be used, though it sent `received` tokens."""
+    return _without_tokens(request, fault=fault, received=received)
 
 
-def _without_tokens(request: SampleRequest, *, aborted_in_queue: bool = False, fault: str = "") -> GeneratedSample:
+def _without_tokens(
+    request: SampleRequest, *, aborted_in_queue: bool = False, fault: str = "", received: int = 0
+) -> GeneratedSample:
     return GeneratedSample(
         rid=request.rid,
         sample_index=request.sample_index,
@@ -73,4 +75,5 @@ def _without_tokens(request: SampleRequest, *, aborted_in_queue: bool = False, f
         finish_reason="abort",
         aborted_in_queue=aborted_in_queue,
         fault=fault,
+        unusable_tokens=received,
     )

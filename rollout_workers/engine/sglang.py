@@ -3,13 +3,6 @@
 The server's habits that shape this file; each is a requirement, with a test:
 - A token id outside the vocabulary ends the whole process, so every request is checked first (requests.py). The
   vocabulary is asked of the server: /server_info does not tell it, but the refusal of an impossible token id does.
-- A weight update that answers 400 may have been applied: "Weights were updated, but the cache was not flushed" leaves
-  new weights under the old label. Relabelled and verified, it is a success.
-- flush_cache fails while requests sit in place, so an in_place pause loads without it. The prefix cache then still
-  holds keys and values of the old weights; extra_key = label keeps new requests from building on them.
-- Files that are cut short or of another shape end the process, missing tensors keep their old values: the headers are
-  checked before the server is told (weight_files.py).
-- /update_weight_version aborts everything unless told not to.
 - /health generates a token, and asked during a pause it marks the server unhealthy: /ready is polled instead.
 - Abort matches by prefix (ids have one length), ignores ids that have not arrived yet (sent again until they end), and
   does nothing to requests held back by a pause (gate.py keeps them on our side).
@@ -17,6 +10,8 @@ The server's habits that shape this file; each is a requirement, with a test:
 - A paused server holds every /generate back, also one that it would refuse: what `info` needs is asked before a pause,
   and a server that somebody else left paused has to be resumed before anything.
 - A pause in mode abort looks for running requests once a second: aborting them first saves that second.
+
+What it does about weights is in sglang_weights.py.
 """
 
 import asyncio
@@ -24,49 +19,39 @@ import contextlib
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine import sglang_wire, weight_files
+from buffer_wire.retry import Backoff
+from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.errors import (
     EngineError,
-    EngineLoadFailed,
     EngineMalformed,
     EngineRejected,
     EngineTimeout,
 )
 from rollout_workers.engine.gate import Gate
-from rollout_workers.engine.http import HttpConnection, Reply
+from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
-from rollout_workers.engine.types import EngineInfo, GeneratedSample, PauseMode, SampleRequest
+from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
+from rollout_workers.engine.sglang_generate import ServerSettings, SglangGenerate
+from rollout_workers.engine.sglang_weights import SglangWeights
+from rollout_workers.engine.types import (
+    EngineInfo,
+    EngineLoad,
+    GeneratedSample,
+    GroupPlace,
+    PauseMode,
+    SampleRequest,
+    TensorSpec,
+)
 
-_APPLIED_WITHOUT_FLUSH = "Weights were updated, but the cache was not flushed"
-# SGLang says this before it has touched a tensor; any other refusal may come from the middle of a load.
-_REFUSED_BEFORE_LOADING = ("Failed to get weights iterator", "Failed to get model loader")
+__all__ = ["SglangEngine", "SglangOptions"]
+
 _IMPOSSIBLE_TOKEN_ID = 2**31 - 1
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
+_FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
 _ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SglangOptions:
-    """Deadlines of the calls to one server, in seconds."""
-
-    control_timeout_s: float = 15.0
-    """Questions, resume, abort, and pauses that keep their requests."""
-    pause_abort_timeout_s: float = 60.0
-    """A pause that ends every request: SGLang answers when all are gone."""
-    load_timeout_s: float = 120.0
-    """A load; without a pause it waits for running requests first."""
-    generate_timeout_s: float = 600.0
-    """Default of `generate`."""
-    abort_grace_s: float = 5.0
-    """How long an aborted request may take to hand over what it has."""
-    ready_timeout_s: float = 2.0
-    reconnect_s: float = 5.0
-    """An engine that refuses connections for so long is reported unavailable."""
 
 
 class SglangEngine:
@@ -86,15 +71,16 @@ class SglangEngine:
     ) -> None:
         self.options = options or SglangOptions()
         self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
+        self._calls = SglangCalls(self._http, self.options)
+        self._weights = SglangWeights(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
-        self._mask_max_tokens = sglang_wire.MASK_TOKENS_DEFAULT
         self._connecting = asyncio.Lock()
         self._gate = Gate()
-        self._paused: PauseMode | None = None
-        self._label = ""
-        self._layout: weight_files.Layout | None = None
         self._live: set[str] = set()
+        self._aborted: set[str] = set()
+        """Those of them that are not to be sent again."""
+        self._generate_calls: SglangGenerate | None = None
         self._some_ended = asyncio.Condition()
 
     @property
@@ -117,7 +103,7 @@ class SglangEngine:
 
     async def loaded_version(self) -> str:
         """See Engine."""
-        return str((await self._get("/model_info", "asking for the loaded version"))["weight_version"])
+        return await self._weights.loaded_version()
 
     async def ready(self) -> bool:
         """See Engine."""
@@ -133,10 +119,24 @@ class SglangEngine:
             return False
         return reply.status == 200
 
+    async def load(self) -> EngineLoad:
+        """See Engine. Summed over the server's data-parallel ranks."""
+        doing = "asking for its load"
+        reply = await self._calls.get("/v1/loads?include=core", doing)
+        try:
+            ranks = reply["loads"]
+            return EngineLoad(
+                running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+                waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+                token_usage=max((float(rank["token_usage"]) for rank in ranks), default=0.0),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineMalformed(self.address, doing, f"{type(error).__name__} {error}") from error
+
     async def _connect(self) -> EngineInfo:
-        server = await self._get("/server_info", "asking for its settings")
-        model = await self._get("/model_info", "asking for its model")
-        models = await self._get("/v1/models", "asking for its context length")
+        server = await self._calls.get("/server_info", "asking for its settings")
+        model = await self._calls.get("/model_info", "asking for its model")
+        models = await self._calls.get("/v1/models", "asking for its context length")
         vocab_size = self._known_vocab_size or await self._ask_vocab_size()
         try:
             info = EngineInfo(
@@ -149,14 +149,16 @@ class SglangEngine:
                 context_length=int(models["data"][0]["max_model_len"]),
                 max_running_requests=int(server["max_running_requests"] or 0),
             )
-            self._mask_max_tokens = int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT)
-            self._label = str(model["weight_version"])
+            settings = ServerSettings(
+                vocab_size=vocab_size,
+                mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
+                incremental=bool(server.get("incremental_streaming_output")),
+            )
+            label = str(model["weight_version"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineMalformed(self.address, "asking for its settings", f"{type(error).__name__} {error}") from error
-        # What it serves now is the measure for what it may load. On another machine the path means nothing here;
-        # then the first load becomes the measure.
-        with contextlib.suppress(weight_files.UnloadableWeights):
-            self._layout = await asyncio.to_thread(weight_files.read_layout, Path(info.model_path))
+        await self._weights.found(label, Path(info.model_path), ranks=int(server.get("tp_size") or 1))
+        self._generate_calls = SglangGenerate(self._calls, settings, lambda: self._weights.label)
         return info
 
     async def _ask_vocab_size(self) -> int:
@@ -167,7 +169,7 @@ class SglangEngine:
             "return_logprob": True,
             "token_ids_logprob": [_IMPOSSIBLE_TOKEN_ID],
         }
-        reply = await self._post("/generate", body, doing)
+        reply = await self._calls.post("/generate", body, doing)
         found = _VALID_RANGE.search(reply.message)
         if reply.status != 400 or found is None:
             raise EngineMalformed(self.address, doing, f"status {reply.status}: {reply.message}")
@@ -188,65 +190,62 @@ class SglangEngine:
         if rids & self._live:
             raise InvalidField("rid", min(rids & self._live), "unique among the requests in flight")
         self._live |= rids
+        done: dict[str, GeneratedSample] = {}
         try:
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    given_up = await self._gate.pass_through(rids)
-            except TimeoutError as error:
-                raise EngineTimeout(self.address, "waiting for it to be resumed", allowed_s) from error
-            sent = [request for request in requests if request.rid not in given_up]
-            done = await self._generate(sent, deadline, allowed_s) if sent else []
-        finally:
-            self._live -= rids
-            async with self._some_ended:
-                self._some_ended.notify_all()
-        by_rid = {sample.rid: sample for sample in done}
-        return [by_rid.get(request.rid) or never_ran(request) for request in requests]
-
-    async def _generate(
-        self, requests: Sequence[SampleRequest], deadline: float, allowed_s: float
-    ) -> list[GeneratedSample]:
-        info = await self.info()
-        doing = f"generating {len(requests)} samples"
-        body = sglang_wire.generate_body(
-            requests, vocab_size=info.vocab_size, mask_max_tokens=self._mask_max_tokens, cache_key=self._label
-        )
-        rids = [request.rid for request in requests]
-        grace_s = self.options.abort_grace_s
-        # In a task of its own, because it has to outlive the deadline: an aborted request still hands over its tokens.
-        post = asyncio.create_task(
-            self._http.call(
-                "POST",
-                "/generate",
-                body,
-                doing=doing,
-                deadline_s=deadline - time.monotonic() + 2 * grace_s,
-                repeatable=False,  # the first attempt may be running under the same ids
-            )
-        )
-        try:
-            await asyncio.wait({post}, timeout=deadline - time.monotonic())
-            if not post.done():
-                await self._abort_quietly(rids)
-                await asyncio.wait({post}, timeout=grace_s)
-            if not post.done():
-                raise EngineTimeout(self.address, doing, allowed_s)
-            reply = post.result()
-            if reply.status != 200:
-                raise EngineRejected(self.address, doing, reply.status, reply.message)
-            return sglang_wire.parse_reply(reply.body, requests, vocab_size=info.vocab_size)
-        except sglang_wire.Malformed as error:
-            raise EngineMalformed(self.address, doing, str(error)) from error
-        except (asyncio.CancelledError, EngineError):
-            # Of a batch that was refused, or that nobody waits for any more, parts may still run.
-            await self._abort_quietly(rids)
+            await self._generate(requests, done, deadline, allowed_s)
+        except EngineError as error:
+            error.partial = (*(sample for sample in done.values() if len(sample.output_ids)), *error.partial)
             raise
         finally:
-            post.cancel()
-            await asyncio.gather(post, return_exceptions=True)
+            self._live -= rids
+            self._aborted -= rids
+            async with self._some_ended:
+                self._some_ended.notify_all()
+        return [done.get(request.rid) or never_ran(request) for request in requests]
+
+    async def _generate(
+        self, requests: Sequence[SampleRequest], done: dict[str, GeneratedSample], deadline: float, allowed_s: float
+    ) -> None:
+        """Fill `done` with what was generated; a request that is not in it was given up before it ran."""
+        generation, waits, room_by = await self._generation(), _FULL_QUEUE.delays(), float("inf")
+        waiting = list(requests)
+        while waiting := await self._let_through(waiting, deadline, allowed_s):
+            answer = await generation.call(waiting, deadline=deadline, allowed_s=allowed_s)
+            done |= {sample.rid: sample for sample in answer.samples}
+            waiting = [request for request in waiting if request.rid in answer.refused]
+            if not waiting:
+                return
+            room_by = min(room_by, time.monotonic() + self.options.full_queue_wait_s)
+            pause_s, why = next(waits), answer.refused[waiting[0].rid]
+            if time.monotonic() + pause_s > min(room_by, deadline):
+                doing = f"generating {len(waiting)} samples"
+                raise EngineRejected(self.address, doing, why.status, why.message)
+            await asyncio.sleep(pause_s)
+
+    async def _let_through(
+        self, requests: Sequence[SampleRequest], deadline: float, allowed_s: float
+    ) -> list[SampleRequest]:
+        """Wait while the engine is paused; the requests that were not given up meanwhile."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                given_up = await self._gate.pass_through({request.rid for request in requests})
+        except TimeoutError as error:
+            raise EngineTimeout(self.address, "waiting for it to be resumed", allowed_s) from error
+        return [request for request in requests if request.rid not in given_up | self._aborted]
+
+    async def _generation(self) -> SglangGenerate:
+        await self.info()
+        if self._generate_calls is None:
+            raise AssertionError("connected without settings")
+        return self._generate_calls
+
+    def take_cut_off(self) -> int:
+        """See Engine."""
+        return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0
 
     async def abort(self, rids: Sequence[str]) -> None:
         """See Engine. Returns when they have ended, or after a second of trying."""
+        self._aborted |= self._live.intersection(rids)
         await self._gate.give_up(rids)
         for again_after_s in _ABORT_AGAIN_AFTER_S:
             live = self._live.intersection(rids) - self._gate.waiting
@@ -254,13 +253,8 @@ class SglangEngine:
                 return
             async with asyncio.TaskGroup() as group:
                 for rid in live:
-                    group.create_task(self._post_ok("/abort_request", {"rid": rid}, "aborting a request"))
+                    group.create_task(self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request"))
             await self._wait_until_ended(live, again_after_s)
-
-    async def _abort_quietly(self, rids: Sequence[str]) -> None:
-        """Abort on the way out of a failed call, whose own error matters more, and which may be being cancelled."""
-        calls = [self._post_ok("/abort_request", {"rid": rid}, "aborting a request", deadline_s=1.0) for rid in rids]
-        await asyncio.shield(asyncio.gather(*calls, return_exceptions=True))
 
     async def _wait_until_ended(self, rids: set[str], within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -279,81 +273,57 @@ class SglangEngine:
         try:
             if mode is PauseMode.ABORT:
                 deadline_s = self.options.pause_abort_timeout_s
-                await self._post_ok("/abort_request", {"abort_all": True}, doing)
+                await self._calls.post_ok("/abort_request", {"abort_all": True}, doing)
                 await self._wait_until_ended(self._live - self._gate.waiting, _ABORT_AGAIN_AFTER_S[-1])
-            await self._post_ok("/pause_generation", {"mode": str(mode)}, doing, deadline_s=deadline_s)
+            await self._calls.post_ok("/pause_generation", {"mode": str(mode)}, doing, deadline_s=deadline_s)
         except BaseException:
             if was_open:
                 await self._gate.open()
             raise
-        self._paused = mode
+        self._weights.paused = mode
 
     async def resume(self) -> None:
         """See Engine."""
-        await self._post_ok("/continue_generation", {}, "resuming")
-        self._paused = None
+        await self._calls.post_ok("/continue_generation", {}, "resuming")
+        self._weights.paused = None
         await self._gate.open()
 
     async def load_files(self, path: Path, version_label: str) -> None:
         """See Engine. `path` must mean the same to the server as it does here."""
         await self.info()
-        try:
-            where, layout = await asyncio.to_thread(lambda: (path.resolve(), weight_files.read_layout(path)))
-            if self._layout is not None:
-                weight_files.check_same_model(layout, self._layout)
-        except weight_files.UnloadableWeights as error:
-            raise self._load_failed(path, version_label, str(error), kept=True) from error
-        doing = f"loading {version_label}"
-        body = {
-            "model_path": str(where),
-            "weight_version": version_label,
-            "load_format": "safetensors",  # never a pickle that happens to lie beside them
-            "flush_cache": self._paused is not PauseMode.IN_PLACE,
-            "abort_all_requests": False,
-        }
-        reply = await self._post("/update_weights_from_disk", body, doing, deadline_s=self.options.load_timeout_s)
-        if reply.status == 400 and _APPLIED_WITHOUT_FLUSH in reply.message:
-            relabel = {"new_version": version_label, "abort_all_requests": False}
-            await self._post_ok("/update_weight_version", relabel, doing)
-        elif reply.status != 200:
-            untouched = reply.message.startswith(_REFUSED_BEFORE_LOADING)
-            raise self._load_failed(path, version_label, reply.message, kept=untouched)
-        reported = await self.loaded_version()
-        if reported != version_label:
-            raise self._load_failed(path, version_label, f"it reports {reported} afterwards", kept=False)
-        self._label = version_label
-        self._layout = layout if self._layout is None else self._layout
+        await self._weights.load_files(path, version_label)
 
-    def _load_failed(self, path: Path, version_label: str, cause: str, *, kept: bool) -> EngineLoadFailed:
-        return EngineLoadFailed(
-            self.address, str(path), version_label, cause=cause, weights="kept" if kept else "unknown"
-        )
+    async def load_tensors(self, path: Path, version_label: str) -> None:
+        """See Engine."""
+        await self.info()
+        await self._weights.load_tensors(path, version_label)
 
-    # --- calls ------------------------------------------------------------------------------------------------
+    async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
+        """See Engine."""
+        await self.info()
+        self._weights.check_tensors(tensors)
+
+    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+        """See Engine."""
+        await self._weights.join_group(place, deadline_s=deadline_s)
+
+    async def leave_group(self, group_name: str) -> None:
+        """See Engine."""
+        await self._weights.leave_group(group_name)
+
+    async def receive(
+        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
+    ) -> None:
+        """See Engine."""
+        await self._weights.receive(tensors, group_name=group_name, version_label=version_label, deadline_s=deadline_s)
+
+    async def checksums(self) -> dict[str, str]:
+        """A checksum of every parameter, as the server names and holds it, to compare servers with each other."""
+        return await self._weights.checksums()
 
     async def close(self) -> None:
         """See Engine."""
         if self._live:
             await self._gate.give_up(self._live)
-            await self._abort_quietly(sorted(self._live))
+            await (await self._generation()).abort_quietly(sorted(self._live))
         await self._http.close()
-
-    async def _get(self, path: str, doing: str) -> dict[str, Any]:
-        reply = await self._http.call(
-            "GET", path, doing=doing, deadline_s=self.options.control_timeout_s, repeatable=True
-        )
-        if reply.status != 200:
-            raise EngineRejected(self.address, doing, reply.status, reply.message)
-        if not isinstance(reply.body, dict):
-            raise EngineMalformed(self.address, doing, f"no JSON object: {reply.message}")
-        return reply.body
-
-    async def _post(self, path: str, body: object, doing: str, *, deadline_s: float | None = None) -> Reply:
-        """A control call. All of them may be made twice: they set a state, and do not step it."""
-        allowed_s = self.options.control_timeout_s if deadline_s is None else deadline_s
-        return await self._http.call("POST", path, body, doing=doing, deadline_s=allowed_s, repeatable=True)
-
-    async def _post_ok(self, path: str, body: object, doing: str, *, deadline_s: float | None = None) -> None:
-        reply = await self._post(path, body, doing, deadline_s=deadline_s)
-        if reply.status != 200:
-            raise EngineRejected(self.address, doing, reply.status, reply.message)

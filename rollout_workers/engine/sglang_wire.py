@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.requests import unusable
@@ -26,6 +25,9 @@ from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRe
 
 MASK_TOKENS_DEFAULT = 4096
 """SGLang's default of --sampling-mask-max-tokens."""
+
+CUMULATIVE_EVENTS = 16
+"""Most events of one sample where each repeats all that came before: eight times the bytes of a plain answer."""
 
 ABORTED_IN_QUEUE = "Abort in waiting queue"
 
@@ -37,18 +39,26 @@ class Malformed(ValueError):
 
 
 def generate_body(
-    requests: Sequence[SampleRequest], *, vocab_size: int, mask_max_tokens: int, cache_key: str
+    requests: Sequence[SampleRequest],
+    *,
+    vocab_size: int,
+    mask_max_tokens: int,
+    cache_key: str,
+    stream_interval: int | None = None,
+    cumulative: bool = False,
 ) -> dict[str, Any]:
     """The body of one batched /generate call.
 
-    `cache_key` separates prefix caches: only requests of the same key share one.
+    `cache_key` separates prefix caches: only requests of the same key share one. `stream_interval` asks for a stream
+    with an event for every so many tokens of a sample; where events are `cumulative`, at most CUMULATIVE_EVENTS of them,
+    so that what is sent again and again stays in proportion.
     Raises InvalidField if top-k asks for more tokens than the server can report true log-probabilities for.
     """
     sampling: list[dict[str, Any]] = []
     masks: list[bool] = []
     for request in requests:
         top_k = _effective_top_k(request, vocab_size)
-        narrowed = _is_narrowed(request, vocab_size)
+        narrowed = is_narrowed(request, vocab_size)
         if narrowed and request.temperature > 0:
             top_k = _top_k_for_mask(request, top_k, vocab_size, mask_max_tokens)
         parameters: dict[str, Any] = {
@@ -63,6 +73,9 @@ def generate_body(
             parameters["stop"] = list(request.stop)
         if request.stop_token_ids:
             parameters["stop_token_ids"] = list(request.stop_token_ids)
+        if stream_interval is not None:
+            fewest = -(-request.max_new_tokens // CUMULATIVE_EVENTS) if cumulative else 1
+            parameters["stream_interval"] = max(stream_interval, fewest)
         sampling.append(parameters)
         masks.append(narrowed)
     return {
@@ -72,7 +85,7 @@ def generate_body(
         "return_logprob": True,
         "return_sampling_mask": masks if any(masks) else False,
         "extra_key": [cache_key] * len(requests),
-        "stream": False,
+        "stream": stream_interval is not None,
     }
 
 
@@ -80,7 +93,7 @@ def _effective_top_k(request: SampleRequest, vocab_size: int) -> int:
     return request.top_k if request.top_k < vocab_size else 0
 
 
-def _is_narrowed(request: SampleRequest, vocab_size: int) -> bool:
+def is_narrowed(request: SampleRequest, vocab_size: int) -> bool:
     """True if some tokens cannot be drawn, so that plain log-probabilities are not those of the draw."""
     top_k = _effective_top_k(request, vocab_size)
     return request.top_p < 1 or top_k > 0 or request.min_p > 0 or request.temperature == 0
@@ -111,27 +124,46 @@ def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size:
     samples: list[GeneratedSample] = []
     for entry, request in zip(reply, requests, strict=True):
         try:
-            samples.append(_parse_sample(entry, request, narrowed=_is_narrowed(request, vocab_size)))
+            samples.append(_parse_sample(entry, request, narrowed=is_narrowed(request, vocab_size)))
         except Malformed as error:
-            samples.append(unusable(request, str(error)))
+            samples.append(unusable(request, str(error), received=_tokens_in(entry)))
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            samples.append(unusable(request, f"{type(error).__name__}: {error}"))
+            samples.append(unusable(request, f"{type(error).__name__}: {error}", received=_tokens_in(entry)))
     if all(sample.fault for sample in samples):
         raise Malformed(samples[0].fault)
     return samples
+
+
+def _tokens_in(entry: object) -> int:
+    ids = entry.get("output_ids") if isinstance(entry, dict) else None
+    return len(ids) if isinstance(ids, list) else 0
 
 
 def _parse_sample(entry: dict[str, Any], request: SampleRequest, *, narrowed: bool) -> GeneratedSample:
     meta = entry["meta_info"]
     if meta["id"] != request.rid:
         raise Malformed(f"an answer to {meta['id']} in place of {request.rid}")
+    return make_sample(request, entry["output_ids"], drawn_logprobs(meta, narrowed=narrowed), meta)
+
+
+def make_sample(
+    request: SampleRequest,
+    ids: Sequence[int],
+    drawn: Sequence[float],
+    meta: dict[str, Any],
+    *,
+    spans: tuple[VersionSpan, ...] | None = None,
+) -> GeneratedSample:
+    """The sample of tokens, their log-probabilities and the meta_info of the end. `spans` where that has none.
+
+    Raises Malformed.
+    """
     finish = meta["finish_reason"]
     reason = _FINISH_REASONS.get(finish["type"])
     if reason is None:
         raise Malformed(f"finish reason {finish['type']!r}")
-
-    output_ids = np.asarray(entry["output_ids"], dtype=np.int32)
-    logprobs = _logprobs(meta, narrowed=narrowed)
+    output_ids, logprobs = np.asarray(ids, dtype=np.int32), np.asarray(drawn, dtype=np.float32)
+    received = max(len(output_ids), len(logprobs))
     if reason == "abort":
         # Tokens are never handed on without the log-probability that training needs.
         kept = min(len(output_ids), len(logprobs))
@@ -145,18 +177,18 @@ def _parse_sample(entry: dict[str, Any], request: SampleRequest, *, narrowed: bo
         sample_index=request.sample_index,
         output_ids=output_ids,
         logprobs=logprobs,
-        spans=_spans(meta, len(output_ids)),
+        spans=_spans(meta, len(output_ids)) if spans is None else spans,
         finish_reason=reason,
         aborted_in_queue=reason == "abort" and finish.get("message") == ABORTED_IN_QUEUE,
+        unusable_tokens=received - len(output_ids),
     )
 
 
-def _logprobs(meta: dict[str, Any], *, narrowed: bool) -> npt.NDArray[np.float32]:
+def drawn_logprobs(meta: dict[str, Any], *, narrowed: bool) -> list[float]:
+    """The log-probabilities with which the tokens of an answer were drawn."""
     if narrowed:
-        drawn = meta.get("output_token_sampling_logprobs", [])
-    else:
-        drawn = [entry[0] for entry in meta.get("output_token_logprobs", ())]
-    return np.asarray(drawn, dtype=np.float32)
+        return list(meta.get("output_token_sampling_logprobs", ()))
+    return [entry[0] for entry in meta.get("output_token_logprobs", ())]
 
 
 def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:

@@ -100,6 +100,21 @@ class GeneratedSample:
     fault: str = ""
     """Why the engine's answer to this request cannot be used, though it answered others of the same call; then there
     are no tokens, and finish_reason is "abort". Empty when nothing is wrong."""
+    unusable_tokens: int = 0
+    """Tokens that the engine sent for this request and that are not among output_ids: without a log-probability, or of
+    an answer that is not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is, whoever gave it the work."""
+
+    running: int
+    """Requests that are decoded now."""
+    waiting: int
+    """Requests that wait inside the engine."""
+    token_usage: float
+    """Part of the KV cache in use, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +136,32 @@ class EngineInfo:
     """Requests decoded at once; further ones wait inside the engine."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that is broadcast to the engine."""
+
+    name: str
+    dtype: str
+    """torch's name without its prefix, as in "bfloat16"."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """A process group, and an engine's place in it; rank 0 is the sender's."""
+
+    group_name: str
+    backend: str
+    """"gloo" or "nccl"."""
+    master_address: str
+    """Where the members meet, as the engine reaches it."""
+    master_port: int
+    rank: int
+    """From 1."""
+    world_size: int
+    """Ranks in all, the sender's included."""
+
+
 class Engine(Protocol):
     """An inference engine as a rollout worker sees it.
 
@@ -135,7 +176,8 @@ class Engine(Protocol):
 
         Requests that arrive while the engine is paused wait for `resume`. At the deadline, what runs is aborted and
         comes back as it is (finish_reason "abort"); EngineTimeout only if not even that comes back. Cancelling the
-        call aborts its requests in the engine. Raises InvalidField for what the engine must not be sent.
+        call aborts its requests in the engine. Raises InvalidField for what the engine must not be sent; an EngineError
+        carries as `partial` what had arrived.
         """
         ...
 
@@ -159,12 +201,48 @@ class Engine(Protocol):
         """
         ...
 
+    async def load_tensors(self, path: Path, version_label: str) -> None:
+        """As `load_files`, but the values are read here and handed over: the engine need not see `path`.
+
+        For small models and engines on this machine; EngineLoadFailed says so for others.
+        """
+        ...
+
+    async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
+        """Raise EngineLoadFailed (old weights kept) unless a broadcast of `tensors` is all of the engine's model."""
+        ...
+
+    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+        """Become a member of a process group, in place of an older one of the same name.
+
+        Returns when all members have joined. Raises EngineLoadFailed (old weights kept) if the group does not come
+        about; after an EngineTimeout the engine may be stuck until the group's other members are gone.
+        """
+        ...
+
+    async def leave_group(self, group_name: str) -> None:
+        """Give up membership, and whatever of a `receive` was left unfinished. Not to be a member is no error."""
+        ...
+
+    async def receive(
+        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
+    ) -> None:
+        """Take `tensors`, broadcast in this order, as the weights named `version_label`; verified when it returns.
+
+        For a paused engine. Raises EngineLoadFailed, whose `weights` says whether the old ones are still in place.
+        """
+        ...
+
     async def loaded_version(self) -> str:
         """The label of the weights that generate now."""
         ...
 
     async def ready(self) -> bool:
         """True if the engine can be reached, is healthy and not paused. Raises nothing; costs no generation."""
+        ...
+
+    async def load(self) -> EngineLoad:
+        """How busy the engine is now. Costs no generation, and answers during a pause."""
         ...
 
     async def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ of JSON {name: {dtype, shape, data_offsets}}, data (https://github.com/huggingfa
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,49 @@ class UnloadableWeights(ValueError):
     """The files are not complete, or not of the model that the engine serves."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where the values of one tensor lie."""
+
+    name: str
+    dtype: str
+    """safetensors' name, as in "BF16"."""
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    """First byte in the file."""
+    end: int
+    """The byte after its last."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its values."""
+        return self.end - self.start
+
+    def read(self) -> bytes:
+        """Its values, little-endian, the last dimension running fastest. Blocking. Raises UnloadableWeights."""
+        with self.file.open("rb") as stream:
+            stream.seek(self.start)
+            values = stream.read(self.size_bytes)
+        if len(values) != self.size_bytes:
+            raise UnloadableWeights(f"{self.file} became shorter while it was read")
+        return values
+
+
 def read_layout(directory: Path) -> Layout:
     """Shapes of all tensors in the model at `directory`. Raises UnloadableWeights."""
+    return {tensor.name: tensor.shape for tensor in read_headers(directory)}
+
+
+def read_headers(directory: Path) -> list[StoredTensor]:
+    """All tensors in the model at `directory`, without their values. Raises UnloadableWeights."""
     try:
-        files = _weight_files(directory)
-        layout: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            layout.update(_read_header(file))
+        tensors: dict[str, StoredTensor] = {}
+        for file in _weight_files(directory):
+            tensors.update((tensor.name, tensor) for tensor in _read_header(file))
     except OSError as error:
         raise UnloadableWeights(f"{error.filename or directory}: {error.strerror or error}") from error
-    return layout
+    return list(tensors.values())
 
 
 def check_same_model(new: Layout, served: Layout) -> None:
@@ -67,7 +101,7 @@ def _weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
+def _read_header(file: Path) -> list[StoredTensor]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -78,10 +112,21 @@ def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         header: dict[str, Any] = json.loads(raw)
         header.pop("__metadata__", None)
-        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in header.items()}
+        data = 8 + length
+        tensors = [
+            StoredTensor(
+                name,
+                str(entry["dtype"]),
+                tuple(int(n) for n in entry["shape"]),
+                file,
+                data + int(entry["data_offsets"][0]),
+                data + int(entry["data_offsets"][1]),
+            )
+            for name, entry in header.items()
+        ]
     except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise UnloadableWeights(f"{file} has an unreadable header: {error}") from error
+    end = max((tensor.end for tensor in tensors), default=data)
     if size != end:
         raise UnloadableWeights(f"{file} has {size} bytes, its header promises {end}")
-    return shapes
+    return tensors

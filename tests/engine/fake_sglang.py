@@ -4,6 +4,7 @@ It generates nothing. Each path answers by a handler that a test can replace; ev
 """
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
@@ -36,6 +37,20 @@ def answer(rid: str, tokens: list[int], **meta: Any) -> dict[str, Any]:
             **meta,
         },
     }
+
+
+def event(entry: object) -> bytes:
+    """One event of a stream, as SGLang writes it."""
+    return b"data: " + json.dumps(entry, separators=(",", ":")).encode() + b"\n\n"
+
+
+def as_stream(response: web.StreamResponse) -> web.StreamResponse:
+    """The stream that says the same as a plain reply to a batch: one event for each entry."""
+    if not isinstance(response, web.Response) or response.status != 200 or not isinstance(response.body, bytes):
+        return response
+    entries = json.loads(response.body)
+    events = b"".join(event({**entry, "index": i}) for i, entry in enumerate(entries))
+    return web.Response(body=events + b"data: [DONE]\n\n", content_type="text/event-stream")
 
 
 class FakeSglang:
@@ -89,6 +104,8 @@ class FakeSglang:
         body = await request.json() if request.can_read_body else None
         self.received[request.path].append(body)
         response = await self.handlers[request.path](body)
+        if request.path == "/generate" and body.get("stream"):
+            response = as_stream(response)
         if response is HANG_UP:
             assert request.transport is not None
             request.transport.close()

@@ -5,6 +5,7 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ async def fake() -> AsyncIterator[FakeSglang]:
         yield server
 
 
-@pytest_asyncio.fixture
-async def engine(fake: FakeSglang) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(fake.url, options=QUICK)
+@pytest_asyncio.fixture(params=["streamed", "plain"])
+async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncIterator[SglangEngine]:
+    engine = SglangEngine(fake.url, options=replace(QUICK, stream=request.param == "streamed"))
     await engine.info()
     fake.received.clear()
     yield engine
@@ -139,13 +140,17 @@ async def test_a_malformed_answer_is_not_used(engine: SglangEngine, fake: FakeSg
         await engine.generate([asked])
 
 
-async def test_an_answer_for_another_number_of_requests_is_not_used(engine: SglangEngine, fake: FakeSglang) -> None:
+async def test_a_request_without_an_answer_is_noticed(engine: SglangEngine, fake: FakeSglang) -> None:
     async def reply(body: Any) -> web.StreamResponse:
         return ok([answer(body["rid"][0], [7])])
 
     fake.handlers["/generate"] = reply
-    with pytest.raises(EngineMalformed, match="batch of 2"):
-        await engine.generate([request(), request()])
+    if engine.options.stream:
+        first, second = await engine.generate([request(), request()])
+        assert (first.fault, second.fault) == ("", "the stream ended without its last event")
+    else:
+        with pytest.raises(EngineMalformed, match="batch of 2"):
+            await engine.generate([request(), request()])
 
 
 async def test_spans_come_from_the_tokens_and_not_from_the_version_at_the_end(

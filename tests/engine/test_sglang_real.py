@@ -258,14 +258,14 @@ async def test_a_refusal_by_the_server_itself_is_told_apart_and_survived(
     # Readable here when it is checked, gone when the server looks: what a retention that is too eager would do.
     vanishing = tmp_path / "vanishing"
     shutil.copytree(models.constant[1], vanishing)
-    original = engine._post
+    original = engine._calls.post
 
     async def post_after_removal(path: str, *args: object, **kwargs: object) -> object:
         if path == "/update_weights_from_disk":
             shutil.rmtree(vanishing)
         return await original(path, *args, **kwargs)  # type: ignore[arg-type]
 
-    engine._post = post_after_removal  # type: ignore[method-assign,assignment]
+    engine._calls.post = post_after_removal  # type: ignore[method-assign,assignment]
     with pytest.raises(EngineLoadFailed) as failed:
         await engine.load_files(vanishing, "11.1")
     assert failed.value.weights == "kept"

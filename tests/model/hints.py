@@ -1,9 +1,9 @@
 """Whoever waits is told when its wait could end: the hints of an operation, against what has become possible.
 
-Three parties wait: a trainer for the next round (topic groups), a worker for a task (tasks), and blocked pushes for
-room (space). After each operation every party is tried on a copy of the model; one that could not go on before the
-operation and can now must have been hinted at. Time alone publishes nothing; a wait looks again by itself after a
-while.
+Four parties wait: a trainer for the next round (topic groups), a worker for a task (tasks), blocked pushes for room
+(space), and an engine for its turn to load (weights). After each operation every party is tried on a copy of the model;
+one that could not go on before the operation and can now must have been hinted at. Time alone publishes nothing; a wait
+looks again by itself after a while.
 """
 
 import pickle
@@ -32,7 +32,7 @@ class HintedPair(Pair):
     """The pull that waits."""
 
     def do(self, entry: Entry) -> Any:
-        before = self._possible()
+        before, watched = self._possible(), self._watched()
         waited = self.pull
         tickets = self.subject.tickets(self.run_id)
         reply = super().do(entry)
@@ -49,8 +49,17 @@ class HintedPair(Pair):
                 raise self._disagreement(f"hint missing: {topic} after {entry.operation}: {possible}")
             self.seen[f"hint:{topic}"] += bool(possible and not before[topic])
             self.seen[f"hint:{topic}:in vain"] += topic in told and not possible
+        if watched != self._watched() and Topic.WEIGHTS not in told:
+            raise self._disagreement(f"hint missing: {Topic.WEIGHTS} after {entry.operation}: {self._watched()}")
         self._follow(entry, told)
         return reply
+
+    def _watched(self) -> tuple[Any, ...]:
+        """What a watch of the weights sends anew when it changes."""
+        if self.view is None:
+            return ()
+        weights = self.model.weights(self.run_id)
+        return weights.published, weights.manifest, weights.paused, weights.plan
 
     def _follow(self, entry: Entry, told: set[Topic]) -> None:
         """Who is told looks again, as the service does: the store knows of those who wait what they said last."""
@@ -76,6 +85,7 @@ class HintedPair(Pair):
         if isinstance(leased, ops.Leased):
             ended = leased.grants or leased.wait in {LeaseWait.PAUSED, LeaseWait.DRAINING}
             possible[Topic.TASKS] = f"{len(leased.grants)} {leased.wait}" if ended else ""
+        possible[Topic.WEIGHTS] = "load" if self.model.weights(self.run_id).may_load else ""
         waiting = list(self.waiting.values())
         possible[Topic.SPACE] = ""
         for replica in sorted({one.replica for one in waiting}):

@@ -4,6 +4,7 @@ The only place where the tests depend on how the model keeps its state.
 """
 
 from buffer_service.domain.model import ReferenceModel
+from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.model.records import Lease
 from buffer_service.domain.model.state import RunState
@@ -44,6 +45,10 @@ class Inside:
         """Payload keys of those who wait for room."""
         return frozenset(key for key, _ in self._run.line) if self._run else frozenset()
 
+    def workers(self) -> int:
+        """How many are known."""
+        return len(self._run.leases.workers) if self._run else 0
+
     # ── steps ──
 
     def rounds_of(self, step: int) -> int:
@@ -82,6 +87,18 @@ class Inside:
         expiries = [lease.expiry for lease in self.leases().values()]
         backing_off = [task.not_before for task in run.tasks.values() if task in run.pending]
         return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
+
+    def places(self) -> list[int]:
+        """Last moments of places of engines that load, and those after."""
+        until = self._run.engines.places.values() if self._run else ()
+        return [moment + more for moment in until for more in (0, 1)]
+
+    def silences(self) -> list[int]:
+        """Last moments at which engines and workers are still remembered, and those after."""
+        if self._run is None:
+            return []
+        heard = [*self._run.engines.heard_ms.values(), *(w.heard_ms for w in self._run.leases.workers.values())]
+        return [moment + FORGOTTEN_MS + more for moment in heard for more in (0, 1)]
 
     def moments(self) -> list[int]:
         """The same, and where places in the line lapse."""

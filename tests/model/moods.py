@@ -151,6 +151,20 @@ MOODS = {
         {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 2, "flood": 3, "update_policy": 3},
         ("recording",),
     ),
+    "rolling": Mood(
+        {
+            **STEADY,
+            "plan": 8,
+            "report_engine": 3,
+            "report_for_loads": 9,
+            "outlive_a_place": 6,
+            "fall_silent": 4,
+            "hold_for_long": 2,
+            "update_policy": 2,
+            "resume": 1,
+        },
+        ("rolling",),
+    ),
 }
 
 INSTEAD = {

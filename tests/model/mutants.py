@@ -12,7 +12,22 @@ from buffer_service.domain.admission import NO_OPEN_STEP, capacity
 from buffer_service.domain.failures import over_budget
 from buffer_service.domain.filters import acceptance_ppm, why_filtered
 from buffer_service.domain.gate import age_milli, aged_out, too_spread, too_stale
-from buffer_service.domain.model import batches, leasing, line, progress, pushing, queue, records, rounds, state, steps
+from buffer_service.domain.model import (
+    batches,
+    engines,
+    leases,
+    leasing,
+    line,
+    progress,
+    pushing,
+    queue,
+    records,
+    resuming,
+    rounds,
+    state,
+    steps,
+)
+from buffer_service.domain.model.engines import Engines
 from buffer_service.domain.model.leases import LeaseBook
 from buffer_service.domain.model.line import Line
 from buffer_service.domain.model.pending import PendingTasks
@@ -263,6 +278,63 @@ def of_the_task(group: Group) -> str:
     return group.task.environment
 
 
+# ── weights and engines ──
+
+_publish = progress.publish
+
+
+def plans_outlive_publishes(run: RunState, request: ops.Publish) -> ops.Published:
+    plan = run.plan
+    published = _publish(run, request)
+    run.plan = plan
+    return published
+
+
+_rewind_clock = resuming._rewind_clock
+
+
+def plans_outlive_resumes(run: RunState, next_step: int) -> None:
+    plan = run.plan
+    _rewind_clock(run, next_step)
+    run.plan = plan
+
+
+_plan_collective = progress.plan_collective
+
+
+def plans_of_anything(run: RunState, plan: ops.PlanCollective) -> int:
+    run.plan, run.changed = plan, True
+    return run.settle()
+
+
+def first_plans_stay(run: RunState, plan: ops.PlanCollective) -> int:
+    before = run.plan
+    revision = _plan_collective(run, plan)
+    run.plan = before or plan
+    return revision
+
+
+_ask = Engines.ask
+
+
+def places_are_kept(known: Engines, report: ops.EngineReport, limit: int, now: int) -> bool:
+    held = known.places.get(report.engine_id)
+    may_load = _ask(known, report, limit, now)
+    if held is not None:
+        known.places.setdefault(report.engine_id, held)
+    return may_load
+
+
+_forget_workers = LeaseBook.forget_silent
+
+
+def silence_of_holders_counts_on(book: LeaseBook, now: int) -> None:
+    heard = {worker_id: worker.heard_ms for worker_id, worker in book.workers.items()}
+    _forget_workers(book, now)
+    for worker_id, worker in book.workers.items():
+        worker.heard_ms = heard[worker_id]
+
+
 MUTANTS: dict[str, Defect] = {
     "the newest group is dropped, not the oldest": Defect("steady", RunState, "drop_oldest", newest_is_dropped),
     "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", a_millisecond_more),
@@ -318,4 +390,22 @@ MUTANTS: dict[str, Defect] = {
     "generations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
     "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),
     "groups count for their task's environment": Defect("shared", Group, "environment", property(of_the_task)),
+    # Coordination of weights.
+    "a plan outlives the publish of its version": Defect("rolling", progress, "publish", plans_outlive_publishes),
+    "a plan outlives a resume": Defect("rolling", resuming, "_rewind_clock", plans_outlive_resumes),
+    "anyone may plan anything": Defect("rolling", progress, "plan_collective", plans_of_anything),
+    "the first plan stays": Defect("rolling", progress, "plan_collective", first_plans_stay),
+    "any number of engines may load at once": Defect("rolling", Engines, "ask", lambda *_: True),
+    "places last a millisecond longer": Defect("rolling", engines, "PLACE_TTL_MS", 60_001),
+    "places are not given back": Defect("rolling", Engines, "ask", places_are_kept),
+    "engines that are broken need places": Defect(
+        "rolling", engines, "_IN_SERVICE", ("ready", "loading", "quarantined")
+    ),
+    "engines are never forgotten": Defect("rolling", Engines, "forget_silent", lambda *_: False),
+    "engines are remembered a millisecond longer": Defect("rolling", engines, "FORGOTTEN_MS", 3_600_001),
+    "workers are never forgotten": Defect("rolling", LeaseBook, "forget_silent", lambda *_: None),
+    "workers are remembered a millisecond longer": Defect("rolling", leases, "FORGOTTEN_MS", 3_600_001),
+    "the silence of who held leases counts on": Defect(
+        "rolling", LeaseBook, "forget_silent", silence_of_holders_counts_on
+    ),
 }

@@ -56,6 +56,7 @@ _DATA: dict[str, type] = {
         ops.LeaseReturn,
         ops.NewGroup,
         ops.NewTask,
+        ops.PlanCollective,
         ops.Publish,
         ops.Pull,
         ops.Resume,

@@ -6,11 +6,11 @@ from buffer_service.domain import ops
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.policies import changed, policy
-from tests.model.trainer_actions import TrainerActions
 from tests.model.universe import INSTANCES, TIME_STEPS_MS, WORKERS
+from tests.model.weight_actions import WeightActions
 
 
-class OperatorActions(TrainerActions):
+class OperatorActions(WeightActions):
     """Each method is one action. `features`: what the policies of this history are about."""
 
     features: tuple[str, ...] = ()

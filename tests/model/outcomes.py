@@ -26,6 +26,7 @@ OPERATIONS = (
     "give_back",
     "lease",
     "pause_run",
+    "plan_collective",
     "publish",
     "pull",
     "push",
@@ -74,6 +75,12 @@ EXPECTED = frozenset(
         "shares:leases",
         "publish:new",
         "publish:repeated",
+        "plan:new",
+        "plan:repeated",
+        *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over")),
+        "engine:forgotten",
+        "worker:forgotten",
+        "worker:kept",
         "steps:freed",
         "released:by_steps",
         "released:by_bytes",
@@ -187,6 +194,8 @@ def observe(
             _count_batch(seen, entry.args[0], reply, before, after)
         case ops.Short():
             seen["pull:short"] += 1
+        case ops.EngineReported():
+            seen[f"load:{_answer(entry.args[0], reply, after.policy)}"] += 1
         case ops.Resumed() if reply.epoch > before.view.epoch:
             mode = entry.args[0].mode
             seen[f"resume:{mode}"] += before.view.next_step > reply.next_step
@@ -195,6 +204,16 @@ def observe(
             pass
     _count_line(seen, inside, entry, args, before)
     _count_changes(seen, entry, before.view, after)
+
+
+def _answer(report: ops.EngineReport, reply: ops.EngineReported, policy: RunPolicy) -> str:
+    if not report.wants_load:
+        return "over"
+    if not policy.max_unavailable_engines:
+        return "unlimited"
+    if report.state not in {"ready", "loading"}:
+        return "not_in_service"
+    return "granted" if reply.may_load else "refused"
 
 
 def _count_error(seen: Counter[str], refusal: RolloutBufferError) -> None:

@@ -33,11 +33,16 @@ SEEN_REVISION = frozenset(
         "pull",
         "commit",
         "publish",
+        "plan_collective",
         "checkpoint",
         "report_engine",
     }
 )
 """Operations whose caller says what it has seen."""
+
+
+WEIGHTS = frozenset({"publish", "plan_collective", "resume", "report_engine", "update_policy"})
+"""Operations after which the watched weights are compared."""
 
 
 class Disagreement(AssertionError):
@@ -109,7 +114,7 @@ class Pair:
             self._compare_bodies(reply, answer)
         self._settle(view)
         self._remember_waiting(entry, reply, answer)
-        if before.view and self.view and before.view.published != self.view.published:
+        if entry.operation in WEIGHTS and self.view:
             self._compare_now("weights")
         if entry.operation == "delete_run":
             self.subject.set_time(self.run_id, self.now)

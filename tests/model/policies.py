@@ -184,6 +184,11 @@ def _recording(draw: Draw, values: Values) -> Values:
     return {"record_groups": True}
 
 
+def _rolling(draw: Draw, values: Values) -> Values:
+    lease_ttl_ms = draw.pick((values["lease_ttl_ms"], 3_600_000))
+    return {"max_unavailable_engines": draw.pick((0, 1, 1, 2)), "lease_ttl_ms": lease_ttl_ms}
+
+
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "ordered": _ordered,
     "measured": _measured,
@@ -200,6 +205,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "forgetting": _forgetting,
     "foresighted": _foresighted,
     "recording": _recording,
+    "rolling": _rolling,
 }
 
 

@@ -14,4 +14,4 @@ def test_whoever_waits_is_told_when_the_wait_can_end(valkey: StoreSubject) -> No
     seen = explore(valkey, OPERATIONS, kind=HintedPair, seed="hints")
     print("\n".join(f"{name} {seen[name]}" for name in sorted(seen) if name.startswith("hint")))
     assert seen["operations"] >= OPERATIONS
-    assert min(seen["hint:groups"], seen["hint:tasks"], seen["hint:space"]) > 0
+    assert min(seen["hint:groups"], seen["hint:tasks"], seen["hint:space"], seen["hint:weights"]) > 0

@@ -1,10 +1,11 @@
 """What happens at the end of every history, so that what no dump shows makes a difference after all.
 
 A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
-continue and how stale that is, who waits in which place for room, whose turn it is among environments, or what the
-queue and the steps hold. So: the first lease is outlived, the run is released and often all its steps are queued again,
-blocked groups are tried from the end of the line, every task is leased and failed until nothing is left to lease, every
-stored round is read, and the queue is emptied group by group.
+continue and how stale that is, who waits in which place for room, whose turn it is among environments, which engines
+have a place to load, or what the queue and the steps hold. So: engines ask for places; the first lease is outlived, the
+run is released and often all its steps are queued again, blocked groups are tried from the end of the line, every task
+is leased and failed until nothing is left to lease, every stored round is read, and the queue is emptied group by
+group.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from buffer_service.domain.model.state import STORE_ROLLED_BACK
 from buffer_service.domain.policy import UNSET, RunPolicy
 from tests.model.notation import Entry
 from tests.model.pair import Pair
+from tests.model.universe import LOADERS
 
 WORKER, INSTANCE, ENGINE = "uncovers", "p1", "e9"
 ALL = 256
@@ -28,6 +30,7 @@ def uncover(pair: Pair) -> None:
     if view.paused == STORE_ROLLED_BACK or view.revision % 3 == 0:
         mode = ops.ResumeMode.REQUEUE if view.revision % 2 else ops.ResumeMode.REPLAY
         pair.both("resume", ops.Resume(view.checkpointed_steps, mode, "uncover", allow_regenerate=False))
+    _ask_to_load(pair)
     pair.both("update_policy", _without_caps(_view(pair).policy))
     _empty_the_line(pair)
     _publish(pair)
@@ -49,6 +52,15 @@ def _outlive_a_lease(pair: Pair) -> None:
         pair.do(Entry("time", (min(ahead),)))
     for lease_id, lease in sorted(leases.items()):
         pair.both("extend", lease.worker_id, lease.instance_id, [lease_id])
+
+
+def _ask_to_load(pair: Pair) -> None:
+    """Whoever has a place keeps it; of the others as many get one as are left."""
+    if _view(pair).policy.max_unavailable_engines:
+        for engine_id in reversed(LOADERS):
+            loaded = _view(pair).published
+            report = ops.EngineReport(engine_id, WORKER, "loading", loaded, 0, 0, "", 0, wants_load=True)
+            pair.both("report_engine", report)
 
 
 def _without_caps(policy: RunPolicy) -> RunPolicy:

@@ -175,8 +175,8 @@ async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run
     ]
     for report in reports:
         await run.store.report_engine(run.run_id, report)
-    revision, published = await run.store.report_engine(run.run_id, reports[1])
-    assert (revision, published) == (3, weights(0))
+    reported = await run.store.report_engine(run.run_id, reports[1])
+    assert reported == ops.EngineReported(3, weights(0), may_load=True)
     assert list((await run.view()).engines) == [reports[1], reports[0]]
 
 

@@ -156,6 +156,13 @@ class RunRpc:
     def get(self) -> runs_pb2.Run:
         return self.rpc.runs.GetRun(runs_pb2.GetRunRequest(run=self.ref), timeout=TIMEOUT_S).run
 
+    def get_revision(self) -> int:
+        return self.rpc.runs.GetRun(runs_pb2.GetRunRequest(run=self.ref), timeout=TIMEOUT_S).revision
+
+    def update_policy(self, **policy: Any) -> None:
+        request = runs_pb2.UpdatePolicyRequest(run=self.ref, policy=runs_pb2.RunPolicy(**policy))
+        self.rpc.runs.UpdatePolicy(request, timeout=TIMEOUT_S)
+
     # ── tasks ──
 
     def submit_request(self, tasks: Sequence[tasks_pb2.Task], **fields: Any) -> tasks_pb2.SubmitTasksRequest:
@@ -267,6 +274,27 @@ class RunRpc:
     def publish(self, version: int, **fields: Any) -> weights_pb2.PublishResponse:
         return self.rpc.weights.Publish(self.publish_request(version, **fields), timeout=TIMEOUT_S)
 
+    def announce(self, plan: weights_pb2.CollectivePlan) -> weights_pb2.PlanCollectiveResponse:
+        request = weights_pb2.PlanCollectiveRequest(run=self.ref, epoch=self.epoch, plan=plan)
+        return self.rpc.weights.PlanCollective(request, timeout=TIMEOUT_S)
+
+    def watch(self) -> Any:
+        """A watch of the weights; cancel it."""
+        return streamed(self.rpc.weights.WatchWeights(weights_pb2.WatchWeightsRequest(run=self.ref), timeout=TIMEOUT_S))
+
+    def report(
+        self,
+        engine_id: str,
+        state: weights_pb2.EngineState = weights_pb2.ENGINE_STATE_READY,
+        *,
+        wants_load: bool = False,
+        **fields: Any,
+    ) -> weights_pb2.ReportEngineResponse:
+        values: dict[str, Any] = {"worker_id": self.worker_id, "loaded": VERSION_0, **fields}
+        report = weights_pb2.EngineReport(engine_id=engine_id, state=state, **values)
+        request = weights_pb2.ReportEngineRequest(run=self.ref, report=report, wants_load=wants_load)
+        return self.rpc.weights.ReportEngine(request, timeout=TIMEOUT_S)
+
 
 def connect(address: str) -> Rpc:
     """A client with a channel of its own."""
@@ -277,3 +305,21 @@ def manifest(name: str = "model.safetensors", url: str = "/weights/1") -> weight
     """A valid manifest of one file."""
     file = weights_pb2.WeightFile(name=name, size_bytes=4, sha256=bytes(32))
     return weights_pb2.WeightManifest(files=weights_pb2.FilesManifest(base_url=url, files=[file]))
+
+
+def make_plan(version: int = 1, epoch: int = 1, **fields: Any) -> weights_pb2.CollectivePlan:
+    """A valid plan for one engine."""
+    values: dict[str, Any] = {
+        "phase": weights_pb2.PLAN_PHASE_PREPARE,
+        "membership": 1,
+        "master_address": "127.0.0.1",
+        "master_port": 29_500,
+        "group_name": "run:1",
+        "backend": "gloo",
+        "world_size": 2,
+        "members": [weights_pb2.PlanMember(engine_id="engine-0", rank=1)],
+        "tensors": [weights_pb2.TensorSpec(name="model.embed.weight", dtype="bfloat16", shape=[8, 4])],
+        "timeout_ms": 10_000,
+        **fields,
+    }
+    return weights_pb2.CollectivePlan(version=common_pb2.WeightVersion(epoch=epoch, version=version), **values)

@@ -6,6 +6,7 @@ Invariants: a task is in here exactly while it is leased; a worker's `leased` ho
 import heapq
 
 from buffer_service.domain.identity import LeaseId
+from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.model.records import Lease, Task, Worker
 
 
@@ -48,6 +49,18 @@ class LeaseBook:
         lease = task.lease
         held = (lease.worker_id, lease.instance_id) == (worker_id, instance_id)
         return task if held and lease.expiry >= now else None
+
+    def forget_silent(self, now: int) -> None:
+        """Forget workers that are silent and hold no lease; one that holds a lease is looked at again after as long a
+        silence.
+        """
+        for worker_id, worker in list(self.workers.items()):
+            if worker.heard_ms >= now - FORGOTTEN_MS:
+                continue
+            if worker.leased:
+                worker.heard_ms = now
+            else:
+                del self.workers[worker_id]
 
     def next_due(self, now: int) -> Task | None:
         """The leased task with the earliest expiry, when that is past; the lowest sequence among equals."""

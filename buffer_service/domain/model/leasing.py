@@ -108,12 +108,13 @@ def _worker(run: RunState, ask: LeaseAsk) -> Worker:
         for task in list(worker.leased.values()) if worker else []:
             _interrupt(run, task)
         worker = run.leases.workers[ask.worker_id] = Worker(ask.instance_id)
+    worker.heard_ms = run.now
     return worker
 
 
 def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
     """Why this engine gets nothing, whatever is pending."""
-    report = run.engines.get(ask.engine_id)
+    report = run.engines.reports.get(ask.engine_id)
     if run.paused:
         return LeaseWait.PAUSED
     if run.draining:

@@ -1,4 +1,4 @@
-"""The trainer's progress: commit, publish, checkpoint.
+"""The trainer's progress: commit, plan, publish, checkpoint.
 
 Order of a trainer: pull → train → commit or publish → checkpoint. Invariants:
 checkpointed_steps <= committed_steps <= next_step; versions rise within an epoch by publish only; what a commit leaves
@@ -7,7 +7,7 @@ retained is within the policy's bounds.
 
 from buffer_service.domain.model.records import PublishedAt
 from buffer_service.domain.model.state import RunState
-from buffer_service.domain.ops import Publish, Published, WeightVersion
+from buffer_service.domain.ops import PlanCollective, Publish, Published, WeightVersion
 from buffer_service.domain.transitions import GroupState
 from buffer_wire.errors import NotCommitted, StepAhead, VersionConflict
 
@@ -32,6 +32,8 @@ def publish(run: RunState, request: Publish) -> Published:
         _require_assembled(run, request.commit_through)
         _commit(run, request.commit_through)
     if not repeated:
+        if run.plan is not None and run.plan.version <= request.version:
+            run.plan = None
         run.published = WeightVersion(request.epoch, request.version)
         run.manifest = request.manifest
         run.published_steps = run.committed_steps
@@ -42,6 +44,18 @@ def publish(run: RunState, request: Publish) -> Published:
         run.publishes.append(PublishedAt(run.committed_steps, request.version, request.manifest))
         run.changed = True
     return Published(run.settle(), run.published, run.committed_steps)
+
+
+def plan_collective(run: RunState, plan: PlanCollective) -> int:
+    """Announce weights to come, in place of those announced before."""
+    run.require_epoch(plan.epoch)
+    run.require_store()
+    if plan.version <= run.published.version:
+        raise VersionConflict(plan.version, run.published.version)
+    if run.plan != plan:
+        run.plan = plan
+        run.changed = True
+    return run.settle()
 
 
 def checkpoint(run: RunState, epoch: int, through_step: int) -> tuple[int, int]:

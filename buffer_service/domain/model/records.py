@@ -118,6 +118,8 @@ class Worker:
     """A worker's process, the leases it holds, and its last request that was given leases."""
 
     instance_id: str
+    heard_ms: int = 0
+    """When it asked for leases last."""
     leased: dict[str, Task] = field(default_factory=dict)
     request_id: str = ""
     granted: list[tuple[Task, str]] = field(default_factory=list)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from buffer_service.domain import ops
 from buffer_service.domain.model import (
     batches,
+    evaluation_leases,
     invariants,
     leasing,
     progress,
@@ -13,12 +14,13 @@ from buffer_service.domain.model import (
     submitting,
     view,
 )
+from buffer_service.domain.model.evaluation_operations import EvaluationOperations
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import InvalidPolicy, RunExists, RunPaused, StoreRolledBack, UnknownRun
 
 
-class ReferenceModel:
+class ReferenceModel(EvaluationOperations):
     """All runs, in memory. Methods mirror RunStore; see there for what each raises."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -33,11 +35,11 @@ class ReferenceModel:
         if run is None:
             now = self._now_ms()
             run = self._runs[run_id] = RunState(run_id, policy, created_ms=now, now=now, revision=revision)
-            return view.view(run), True
+            return view.view(run, now), True
         if run.policy != policy:
             theirs, ours = policy.to_store(), run.policy.to_store()
             raise RunExists(run_id, ",".join(sorted(name for name in ours if ours[name] != theirs[name])))
-        return view.view(run), False
+        return self.view(run_id), False
 
     def list_runs(self) -> Sequence[str]:
         """Ids of all runs, sorted."""
@@ -45,7 +47,8 @@ class ReferenceModel:
 
     def view(self, run_id: str) -> ops.RunView:
         """The whole state of a run."""
-        return view.view(self._known(run_id))
+        run = self._known(run_id)
+        return view.view(run, max(run.now, self._now_ms()))
 
     def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
         """Replace the policy; returns the revision."""
@@ -108,9 +111,12 @@ class ReferenceModel:
         return leasing.give_back(self._begin(run_id, seen_revision), worker_id, instance_id, returns)
 
     def expire(self, run_id: str) -> int:
-        """Expire the leases that are due; returns how many."""
+        """Expire the leases that are due; forget engines and idle workers that are silent. Returns how many leases."""
         run = self._begin(run_id)
-        expired = leasing.expire(run)
+        expired = leasing.expire(run) + evaluation_leases.expire(run)
+        if run.engines.forget_silent(run.now):
+            run.changed = True
+        run.leases.forget_silent(run.now)
         run.settle()
         return expired
 
@@ -167,6 +173,10 @@ class ReferenceModel:
         """Publish and commit in one decision."""
         return progress.publish(self._begin(run_id, seen_revision), publish)
 
+    def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+        """Announce a collective update in place of an earlier one."""
+        return progress.plan_collective(self._begin(run_id, seen_revision), plan)
+
     def checkpoint(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
         """Free replay data and tombstones; returns (revision, checkpointed_steps)."""
         return progress.checkpoint(self._begin(run_id, seen_revision), epoch, through_step)
@@ -180,17 +190,23 @@ class ReferenceModel:
     def weights(self, run_id: str) -> ops.WeightsView:
         """The published weights."""
         run = self._known(run_id)
-        return ops.WeightsView(run.revision, run.published, run.manifest, paused=bool(run.paused))
+        limit = run.policy.max_unavailable_engines
+        return ops.WeightsView(
+            run.revision,
+            run.published,
+            run.manifest,
+            paused=bool(run.paused),
+            plan=run.plan.plan if run.plan else b"",
+            may_load=not limit or len(run.engines.held(max(run.now, self._now_ms()))) < limit,
+        )
 
-    def report_engine(
-        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
-    ) -> tuple[int, ops.WeightVersion]:
-        """Record an engine's state; returns (revision, published)."""
+    def report_engine(self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0) -> ops.EngineReported:
+        """Record an engine's state; give or take back its place among those that are out of service for a load."""
         run = self._begin(run_id, seen_revision)
-        if run.engines.get(report.engine_id) != report:
-            run.engines[report.engine_id] = report
+        if run.engines.report(report, run.now):
             run.changed = True
-        return run.settle(), run.published
+        may_load = run.engines.ask(report, run.policy.max_unavailable_engines, run.now)
+        return ops.EngineReported(run.settle(), run.published, may_load)
 
     # ── oracle ──
 

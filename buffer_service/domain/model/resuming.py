@@ -58,6 +58,7 @@ def _rewind_clock(run: RunState, next_step: int) -> None:
     run.epoch += 1
     run.published = WeightVersion(run.epoch, fork.version)
     run.manifest = fork.manifest
+    run.plan = None
     run.timeline.fork(run.epoch, fork.version)
     run.queue.clamp(fork.version)
     for step in run.steps.values():

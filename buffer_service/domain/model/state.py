@@ -11,6 +11,8 @@ from buffer_service.domain.failures import over_budget
 from buffer_service.domain.filters import ALL_PASSED_PPM
 from buffer_service.domain.identity import group_id
 from buffer_service.domain.ledger import GroupLedger, TaskLedger, add
+from buffer_service.domain.model.engines import Engines
+from buffer_service.domain.model.evaluation_book import Book
 from buffer_service.domain.model.leases import LeaseBook
 from buffer_service.domain.model.line import Line
 from buffer_service.domain.model.pending import PendingTasks
@@ -19,8 +21,8 @@ from buffer_service.domain.model.records import Group, Payloads, PublishedAt, Ta
 from buffer_service.domain.model.steps import Step
 from buffer_service.domain.ops import (
     Amount,
-    EngineReport,
     GroupFacts,
+    PlanCollective,
     Resumed,
     Submitted,
     TaskFailure,
@@ -87,6 +89,8 @@ class RunState:
     epoch: int = 1
     published: WeightVersion = WeightVersion(epoch=1, version=0)  # noqa: RUF009 (frozen)
     manifest: bytes = b""
+    plan: PlanCollective | None = None
+    """Of weights newer than the published ones."""
     publishes: list[PublishedAt] = field(default_factory=list)
     """In order of committed_steps, one entry for each."""
     timeline: Timeline = field(default_factory=Timeline)
@@ -130,7 +134,8 @@ class RunState:
     )
     failures: deque[TaskFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_SHOWN))
     """The newest last."""
-    engines: dict[str, EngineReport] = field(default_factory=dict)
+    engines: Engines = field(default_factory=Engines)
+    evaluations: Book = field(default_factory=Book)
     after_accept: tuple[RunPolicy, Amount, Amount] | None = None
     """For the invariants: the policy, what was queued and what was live right after the last group was queued."""
 

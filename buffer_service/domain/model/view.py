@@ -6,8 +6,11 @@ from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.transitions import TaskState
 
 
-def view(run: RunState) -> RunView:
-    """The whole state; what is queued, forming, delivered, pending and leased is counted from what exists."""
+def view(run: RunState, now: int) -> RunView:
+    """The whole state at `now` (ms).
+
+    What is queued, forming, delivered, pending and leased is counted from what exists.
+    """
     return RunView(
         run_id=run.run_id,
         policy=run.policy,
@@ -26,7 +29,7 @@ def view(run: RunState) -> RunView:
         environments={name: ledger.entries() for name, ledger in run.environment_ledgers.items()},
         tasks={**run.task_ledger.entries(), TaskState.PENDING: len(run.pending), TaskState.LEASED: len(run.leases)},
         statistics=dict(run.statistics),
-        engines=[run.engines[engine_id] for engine_id in sorted(run.engines)],
+        engines=run.engines.view(now),
         failures=list(reversed(run.failures)),
     )
 

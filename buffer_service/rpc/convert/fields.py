@@ -79,10 +79,10 @@ def to_version(value: WeightVersion) -> common_pb2.WeightVersion:
     return common_pb2.WeightVersion(epoch=value.epoch, version=value.version)
 
 
-def unique(values: Iterable[T], field: str) -> None:
-    """No value twice."""
+def unique(values: Iterable[T], field: str, part: str = "") -> None:
+    """No value twice; `part` is the field of the entries that they are."""
     seen: set[T] = set()
     for i, value in enumerate(values):
         if value in seen:
-            raise InvalidField(f"{field}[{i}]", str(value), "given once in the request")
+            raise InvalidField(f"{field}[{i}]{part}", str(value), "given once in the request")
         seen.add(value)

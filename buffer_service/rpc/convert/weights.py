@@ -4,6 +4,7 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import weights_pb2 as pb
 
 _STATES = {
@@ -14,8 +15,12 @@ _STATES = {
     pb.ENGINE_STATE_STOPPED: "stopped",
 }
 _TO_STATES = {name: state for state, name in _STATES.items()}
-_SCHEMES = ("/", "file:///", "http://", "https://")
+_HTTP = ("http://", "https://")
+_SCHEMES = ("/", "file:///", *_HTTP)
+_SAFETENSORS = ".safetensors"
+_BESIDE_SAFETENSORS = (".index.json", "config.json")
 _U32 = (1 << 32) - 1
+_U64 = (1 << 64) - 1
 
 
 def publish(request: pb.PublishRequest) -> ops.Publish:
@@ -29,21 +34,45 @@ def publish(request: pb.PublishRequest) -> ops.Publish:
 
 
 def _manifest(manifest: pb.WeightManifest) -> bytes:
-    if manifest.WhichOneof("kind") != "files":
-        raise InvalidField("manifest.kind", "unset", "files")
-    files = manifest.files
-    if not files.base_url.startswith(_SCHEMES):
-        raise InvalidField("manifest.files.base_url", files.base_url, "an absolute path, file:///, http:// or https://")
-    fields.count(files.files, "manifest.files.files", 1, 4_096)
-    for i, file in enumerate(files.files):
-        at = f"manifest.files.files[{i}]"
-        fields.text(file.name, f"{at}.name", 1, 256)
-        if file.name.startswith("/") or ".." in file.name.split("/") or "\\" in file.name:
-            raise InvalidField(f"{at}.name", file.name, 'a relative path without ".."')
-        if len(file.sha256) != 32:
-            raise InvalidField(f"{at}.sha256", f"{len(file.sha256)} bytes", "32 bytes")
-    fields.unique((file.name for file in files.files), "manifest.files.files")
+    kind = manifest.WhichOneof("kind")
+    if kind is None:
+        raise InvalidField("manifest.kind", "unset", "files, collective or tensors")
+    if kind == "files":
+        _files(manifest.files, "manifest.files")
+    elif kind == "tensors":
+        _files(manifest.tensors.files, "manifest.tensors.files")
+        _check_tensor_files(manifest.tensors.files)
+    else:
+        fields.number(manifest.collective.membership, "manifest.collective.membership", 1, _U64)
+    if manifest.HasField("fallback"):
+        if kind != "collective":
+            raise InvalidField("manifest.fallback", "set", f"unset with {kind}")
+        _files(manifest.fallback, "manifest.fallback")
     return fields.size(manifest.SerializeToString(deterministic=True), "manifest", limits.MAX_MANIFEST_BYTES)
+
+
+def _files(files: pb.FilesManifest, at: str) -> None:
+    if not files.base_url.startswith(_SCHEMES):
+        raise InvalidField(f"{at}.base_url", files.base_url, "an absolute path, file:///, http:// or https://")
+    fields.count(files.files, f"{at}.files", 1, 4_096)
+    for i, file in enumerate(files.files):
+        fields.text(file.name, f"{at}.files[{i}].name", 1, 256)
+        if file.name.startswith("/") or ".." in file.name.split("/") or "\\" in file.name:
+            raise InvalidField(f"{at}.files[{i}].name", file.name, 'a relative path without ".."')
+        if len(file.sha256) != 32:
+            raise InvalidField(f"{at}.files[{i}].sha256", f"{len(file.sha256)} bytes", "32 bytes")
+    fields.unique((file.name for file in files.files), f"{at}.files")
+
+
+def _check_tensor_files(files: pb.FilesManifest) -> None:
+    """There are tensors in it, and nothing that a worker could not hand over."""
+    for i, file in enumerate(files.files):
+        if not file.name.endswith((_SAFETENSORS, *_BESIDE_SAFETENSORS)):
+            raise InvalidField(
+                f"manifest.tensors.files.files[{i}].name", file.name, "*.safetensors, its *.index.json or config.json"
+            )
+    if not any(file.name.endswith(_SAFETENSORS) for file in files.files):
+        raise InvalidField("manifest.tensors.files.files", "no *.safetensors", "at least one *.safetensors")
 
 
 def to_watch(view: ops.WeightsView) -> pb.WatchWeightsResponse:
@@ -53,13 +82,18 @@ def to_watch(view: ops.WeightsView) -> pb.WatchWeightsResponse:
         published=fields.to_version(view.published),
         manifest=pb.WeightManifest.FromString(view.manifest) if view.manifest else None,
         paused=view.paused,
+        plan=pb.CollectivePlan.FromString(view.plan) if view.plan else None,
     )
 
 
-def report(message: pb.EngineReport) -> ops.EngineReport:
+def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
     """A checked engine report."""
+    message = request.report
     if message.state not in _STATES:
         raise InvalidField("report.state", message.state, "one of EngineState")
+    fields.text(message.weights_url, "report.weights_url", 0, 256)
+    if message.weights_url and not message.weights_url.startswith(_HTTP):
+        raise InvalidField("report.weights_url", message.weights_url, "http:// or https://, or empty")
     return ops.EngineReport(
         engine_id=fields.name(message.engine_id, "report.engine_id"),
         worker_id=fields.name(message.worker_id, "report.worker_id"),
@@ -69,6 +103,10 @@ def report(message: pb.EngineReport) -> ops.EngineReport:
         last_reload_ms=message.last_reload_ms,
         last_error=fields.text(message.last_error, "report.last_error", 0, limits.MAX_ERROR_CHARS),
         errors=message.errors,
+        membership=message.membership,
+        prepared=fields.version(message.prepared, "report.prepared") if message.HasField("prepared") else None,
+        weights_url=message.weights_url,
+        wants_load=request.wants_load,
     )
 
 
@@ -78,12 +116,20 @@ def stored_report(message: pb.EngineReport) -> ops.EngineReport:
         engine_id=message.engine_id,
         worker_id=message.worker_id,
         state=_STATES[message.state],
-        loaded=ops.WeightVersion(message.loaded.epoch, message.loaded.version),
+        loaded=_stored_version(message.loaded),
         reloads=message.reloads,
         last_reload_ms=message.last_reload_ms,
         last_error=message.last_error,
         errors=message.errors,
+        membership=message.membership,
+        prepared=_stored_version(message.prepared) if message.HasField("prepared") else None,
+        weights_url=message.weights_url,
+        silent_ms=message.silent_ms,
     )
+
+
+def _stored_version(message: common_pb2.WeightVersion) -> ops.WeightVersion:
+    return ops.WeightVersion(message.epoch, message.version)
 
 
 def to_report(value: ops.EngineReport) -> pb.EngineReport:
@@ -97,4 +143,8 @@ def to_report(value: ops.EngineReport) -> pb.EngineReport:
         last_reload_ms=min(value.last_reload_ms, _U32),
         last_error=value.last_error,
         errors=value.errors,
+        membership=value.membership,
+        prepared=fields.to_version(value.prepared) if value.prepared else None,
+        weights_url=value.weights_url,
+        silent_ms=value.silent_ms,
     )

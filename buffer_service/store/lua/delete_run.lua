@@ -9,6 +9,7 @@
 
 -- @include reply
 -- @include keys
+-- @include burial
 
 local request = unpack_msg(ARGV[1])
 local VICTIMS = 256
@@ -20,7 +21,7 @@ local DELETING, TRASH = key('deleting'), key('trash')
 call('HDEL', DELETING, '')
 if request[1] == 1 and call('EXISTS', RUN) == 1 then
   call('RENAME', RUN, DELETING)
-  call('PUBLISH', key('notify'), 'groups,space,tasks,weights')
+  call('PUBLISH', key('notify'), 'evaluations,groups,results,space,tasks,weights')
 end
 if call('EXISTS', DELETING) == 0 then
   return refuse('unknown_run')
@@ -106,6 +107,13 @@ empty_tasks(key('delayed'))
 empty_tasks(key('leases'))
 empty_sorted_set(key('waiting'), trash_all)
 empty_sorted_set(key('staging'), trash_all)
+for _, raw in ipairs(call('HVALS', key('evals'))) do
+  call('SADD', EVAL_DELETING, format('%d', unpack_msg(raw).number))
+end
+call('UNLINK', key('evals'))
+if left > 0 then
+  left = left - bury_evaluations(left)
+end
 if left <= 0 or call('EXISTS', TRASH) == 1 then
   return reply('more')
 end
@@ -113,8 +121,9 @@ end
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
   'groups', 'classes', 'environments', 'env_ledger', 'steps', 'rounds', 'chunks', 'tasks', 'specs', 'delayed', 'leases',
-  'pending_environments', 'waiting', 'staging', 'workers', 'engines', 'ended', 'failures', 'manifests', 'commits',
-  'record', 'test_now', 'deleting',
+  'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'places',
+  'ended', 'failures', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests',
+  'test_now', 'deleting',
 }
 for _, name in ipairs(classes) do
   names[#names + 1] = 'q:' .. name
@@ -125,6 +134,9 @@ for _, environment in ipairs(environments) do
 end
 for _, worker in ipairs(call('HKEYS', key('workers'))) do
   names[#names + 1] = 'held:' .. worker
+end
+for _, worker in ipairs(call('HKEYS', key('eval_workers'))) do
+  names[#names + 1] = 'eval_held:' .. worker
 end
 for index, name in ipairs(names) do
   names[index] = key(name)

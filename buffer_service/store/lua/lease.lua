@@ -25,6 +25,7 @@ if refusal then
   return refusal
 end
 call('HSET', RUN, 'asked', format('%d', now))
+call('ZADD', key('workers_heard'), format('%d', now), worker_id)
 expire_leases(100)
 
 local held = key('held:' .. worker_id)

@@ -41,6 +41,9 @@ if not is_repeat then
   if manifest ~= '' then
     call('HSET', manifests, format('%d', version), manifest)
   end
+  if version >= tonumber(call('HGET', RUN, 'plan_version') or math.huge) then
+    forget_plan()
+  end
   state.version = version
   state.published_steps = state.committed_steps
   if commit_through < 0 then

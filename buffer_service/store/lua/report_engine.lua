@@ -1,22 +1,35 @@
--- Records what a worker says of an engine.
+-- Records what a worker says of an engine, and gives or takes back its place among those that may be out of service for
+-- a load.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, engine_id, report}; report: packed {engine_id, worker_id, state, epoch, version, reloads,
---         last_reload_ms, last_error, errors}
--- Replies {'ok', revision, epoch, version} | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(1)
+-- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1)}; report: packed {engine_id, worker_id, state,
+--         epoch, version, reloads, last_reload_ms, last_error, errors, membership, prepared_epoch (0: none),
+--         prepared_version, weights_url}
+-- Replies {'ok', revision, epoch, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
+-- Complexity O(log engines)
 
--- @include run
+-- @include places
 
 local request = unpack_msg(ARGV[1])
+local seen, engine_id, report, engine_state, wants_load = unpack(request, 1, 5)
 relieve()
-local refusal = open_run(request[1])
+local refusal = open_run(seen)
 if refusal then
   return refusal
 end
-if call('HGET', key('engines'), request[2]) ~= request[3] then
-  call('HSET', key('engines'), request[2], request[3])
+if call('HGET', key('engines'), engine_id) ~= report then
+  call('HSET', key('engines'), engine_id, report)
   changed = true
   topics.tasks = true
 end
-return reply('ok', close_run(), state.epoch, state.version)
+call('ZADD', key('engines_heard'), format('%d', now), engine_id)
+
+-- An engine that does not serve anyway cannot be taken out of service: it needs no place.
+local needs_place = place_limit() > 0 and (engine_state == 'ready' or engine_state == 'loading')
+local may_load = not needs_place
+if needs_place and wants_load == 1 then
+  may_load = take_place(engine_id)
+else
+  leave_place(engine_id)
+end
+return reply('ok', close_run(), state.epoch, state.version, may_load and 1 or 0)

@@ -29,7 +29,7 @@ for name, value in pairs(wished) do
 end
 if changed then
   call('HSET', RUN, 'policy', pack(policy))
-  topics.groups, topics.tasks, topics.space = true, true, true
+  topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
   if not shares_on() then
     call('HDEL', RUN, 'queue_stride', 'lease_stride')
   end

@@ -4,10 +4,10 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
---         failures}
+--         heard, now, failures}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
---         engines and failures packed records
+--         engines and failures packed records, heard {engine, ms of its last report, ...}
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
@@ -48,4 +48,5 @@ end
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
 return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
-  call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')), call('LRANGE', key('failures'), 0, -1))
+  call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
+  call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1))

@@ -1,14 +1,17 @@
--- The published weights.
+-- The published weights, and the collective update to newer ones that is under way.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
--- Replies {'weights', revision, epoch, version, manifest, paused} | {'error', 'unknown_run'}
--- Complexity O(1)
+-- Replies {'weights', revision, epoch, version, manifest, paused, plan, may_load} | {'error', 'unknown_run'};
+--         manifest and plan: '' for none; may_load: 0 when every place of an engine that loads is taken
+-- Complexity O(log engines)
 
--- @include run
+-- @include places
 
 if not load_run() then
   return refuse('unknown_run')
 end
 local manifest = call('HGET', key('manifests'), format('%d', state.version)) or ''
-return reply('weights', state.revision, state.epoch, state.version, manifest, state.paused)
+local plan = call('HGET', RUN, 'plan') or ''
+return reply('weights', state.revision, state.epoch, state.version, manifest, state.paused, plan,
+  has_places() and 1 or 0)

@@ -12,6 +12,11 @@ local function check_trainer()
   return check_rolled_back()
 end
 
+-- The collective update that is under way has ended, or never will.
+local function forget_plan()
+  call('HDEL', RUN, 'plan', 'plan_version')
+end
+
 -- Forgets publishes that no resume can go back to: all before the newest one at or before checkpointed_steps.
 local function prune_publishes()
   local commits, manifests = key('commits'), key('manifests')

@@ -31,6 +31,7 @@ end
 local function begin_resume(request_id, step, mode, regenerate)
   state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
   state.version = rewind_publishes(step)
+  forget_plan()
   state.epoch = state.epoch + 1
   state.forks[#state.forks + 1] = {state.epoch, state.version}
   state.world_size = 0

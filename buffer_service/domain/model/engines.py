@@ -1,0 +1,69 @@
+"""Engines: what was last said of each, when, and which have a place among those that are out of service for a load.
+
+Invariant: places are given while fewer than the policy's are held. A policy that lowers their number takes none back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from buffer_service.domain.ops import EngineReport
+
+PLACE_TTL_MS = 60_000
+"""How long a place is kept without a word from its engine."""
+
+FORGOTTEN_MS = 3_600_000
+"""An engine or an idle worker that is silent for longer has never been."""
+
+_IN_SERVICE = ("ready", "loading")
+"""States of engines that serve, or load after they have: only these can be taken out of service."""
+
+
+@dataclass(slots=True)
+class Engines:
+    """By engine id."""
+
+    reports: dict[str, EngineReport] = field(default_factory=dict)
+    heard_ms: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    """Until when (ms, inclusive)."""
+
+    def report(self, report: EngineReport, now: int) -> bool:
+        """Record it; returns whether it says anything new."""
+        said = replace(report, wants_load=False, silent_ms=0)
+        is_news = self.reports.get(report.engine_id) != said
+        self.reports[report.engine_id] = said
+        self.heard_ms[report.engine_id] = now
+        return is_news
+
+    def ask(self, report: EngineReport, limit: int, now: int) -> bool:
+        """Whether the engine may load now; at most `limit` (0: any number) may at once."""
+        if not limit or report.state not in _IN_SERVICE:
+            self.places.pop(report.engine_id, None)
+            return True
+        if not report.wants_load:
+            self.places.pop(report.engine_id, None)
+            return False
+        held = self.held(now)
+        if report.engine_id not in held and len(held) >= limit:
+            return False
+        self.places[report.engine_id] = now + PLACE_TTL_MS
+        return True
+
+    def held(self, now: int) -> set[str]:
+        """Engines that have a place."""
+        return {engine_id for engine_id, until in self.places.items() if until >= now}
+
+    def forget_silent(self, now: int) -> bool:
+        """Forget engines that have been silent for too long; returns whether there were any."""
+        silent = [engine_id for engine_id, heard in self.heard_ms.items() if heard < now - FORGOTTEN_MS]
+        for engine_id in silent:
+            del self.reports[engine_id], self.heard_ms[engine_id]
+            self.places.pop(engine_id, None)
+        return bool(silent)
+
+    def view(self, now: int) -> Sequence[EngineReport]:
+        """In order of engine ids."""
+        return [
+            replace(report, silent_ms=now - self.heard_ms[engine_id])
+            for engine_id, report in sorted(self.reports.items())
+        ]

@@ -1,0 +1,26 @@
+-- Tasks of an evaluation that have ended, in order of their ending.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {eval_id, start, limit}
+-- Replies {'results', revision, evaluation, results}: view_evaluation of lib/evaluations.lua, and for each result
+--         {index, task_id, attempts, error, payload key ('' where it failed)}
+--       | {'error', 'unknown_run' | 'unknown_evaluation', ...}
+-- Complexity O(limit)
+
+-- @include evaluations
+
+local eval_id, start, limit = unpack(unpack_msg(ARGV[1]), 1, 3)
+if not load_run() then
+  return refuse('unknown_run')
+end
+local evaluation = load_evaluation(eval_id)
+if not evaluation then
+  return refuse('unknown_evaluation', eval_id)
+end
+local results = {}
+local last = format('%d', start + limit - 1)
+for at, index in ipairs(call('LRANGE', eval_key('ended', evaluation.number), format('%d', start), last)) do
+  local task = load_eval_task(evaluation, tonumber(index))
+  results[at] = {tonumber(index), task.task_id, task.attempt, task.payload == '' and task.error or '', task.payload}
+end
+return reply('results', state.revision, view_evaluation(eval_id, evaluation, true), results)

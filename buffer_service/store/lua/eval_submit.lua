@@ -1,0 +1,65 @@
+-- Adds an evaluation, or finds it.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {seen_revision, epoch, eval_id, version (-1: the published one), digest, tasks}; a task is {task_id,
+--         group_size, spec}
+-- Replies {'submitted', revision, created (1 or 0), evaluation}: view_evaluation of lib/evaluations.lua
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'evaluation_exists' |
+--         'evaluations_full' | 'evaluation_version', ...}
+-- Complexity O(tasks * log tasks)
+
+-- @include evaluations
+-- @include commit
+
+local request = unpack_msg(ARGV[1])
+local seen, epoch, eval_id, version, digest, tasks = unpack(request, 1, 6)
+
+local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
+if refusal then
+  return refusal
+end
+local known = load_evaluation(eval_id)
+if known then
+  if known.digest ~= digest then
+    return refuse('evaluation_exists', eval_id)
+  end
+  return reply('submitted', close_run(), 0, view_evaluation(eval_id, known, true))
+end
+if call('HLEN', EVALS) >= MAX_EVALUATIONS then
+  return refuse('evaluations_full', 'evaluations', MAX_EVALUATIONS + 1, MAX_EVALUATIONS)
+end
+local bytes = 0
+for _, task in ipairs(tasks) do
+  bytes = bytes + #task[3]
+end
+local stored = tonumber(call('HGET', RUN, 'eval_bytes') or 0) + bytes
+if stored > MAX_EVAL_BYTES then
+  return refuse('evaluations_full', 'stored_bytes', stored, MAX_EVAL_BYTES)
+end
+if version < 0 then
+  version = state.version
+end
+local manifest = call('HGET', key('manifests'), format('%d', version))
+if version > state.version or (version ~= state.version and version ~= 0 and not manifest) then
+  return refuse('evaluation_version', version, state.version)
+end
+
+state.sequence = state.sequence + 1
+local evaluation = {
+  number = state.sequence, epoch = state.epoch, version = version, digest = digest, created_ms = now, tasks = #tasks,
+  finished = 0, failed = 0, bytes = 0, failures = {},
+}
+for at, task in ipairs(tasks) do
+  call('HSET', eval_key('specs', evaluation.number), format('%d', at - 1), task[3])
+  save_eval_task(evaluation, at - 1, {
+    task_id = task[1], group_size = task[2], spec_bytes = #task[3], state = 'pending', attempt = 0, failures = 0,
+    worker = '', instance = '', error = '', payload = '', accepted = 0,
+  })
+  queue_eval_task(eval_id, evaluation, at - 1, 0)
+end
+if manifest then
+  call('HSET', key('eval_manifests'), format('%d', evaluation.number), manifest)
+end
+store_bytes(evaluation, bytes)
+save_evaluation(eval_id, evaluation)
+return reply('submitted', close_run(), 1, view_evaluation(eval_id, evaluation, true))

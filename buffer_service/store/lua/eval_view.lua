@@ -1,0 +1,34 @@
+-- How far evaluations are.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {eval_id ('' for all)}
+-- Replies {'evaluations', revision, {evaluation, ...}} in order of submission: view_evaluation of lib/evaluations.lua,
+--         with failures where one is named
+--       | {'error', 'unknown_run' | 'unknown_evaluation', ...}
+-- Complexity O(evaluations)
+
+-- @include evaluations
+
+local eval_id = unpack_msg(ARGV[1])[1]
+if not load_run() then
+  return refuse('unknown_run')
+end
+if eval_id ~= '' then
+  local evaluation = load_evaluation(eval_id)
+  if not evaluation then
+    return refuse('unknown_evaluation', eval_id)
+  end
+  return reply('evaluations', state.revision, {view_evaluation(eval_id, evaluation, true)})
+end
+local found = {}
+local flat = call('HGETALL', EVALS)
+for at = 1, #flat, 2 do
+  found[#found + 1] = {flat[at], unpack_msg(flat[at + 1])}
+end
+table.sort(found, function(one, two)
+  return one[2].number < two[2].number
+end)
+for at, pair in ipairs(found) do
+  found[at] = view_evaluation(pair[1], pair[2], false)
+end
+return reply('evaluations', state.revision, found)

@@ -1,0 +1,39 @@
+-- What is left of deleted evaluations. Set `eval_deleting` holds their numbers until nothing is.
+
+-- @include reply
+-- @include keys
+
+local EVAL_DELETING = key('eval_deleting')
+
+-- Empties up to about `limit` tasks of deleted evaluations; their results go to trash. Returns how many.
+local function bury_evaluations(limit)
+  local done = 0
+  while done < limit do
+    local number = call('SRANDMEMBER', EVAL_DELETING)
+    if not number then
+      return done
+    end
+    local tasks = key('eval_tasks:' .. number)
+    local indexes = call('HRANDFIELD', tasks, limit - done)
+    if #indexes > 0 then
+      local payloads = {}
+      for _, raw in ipairs(call('HMGET', tasks, unpack(indexes))) do
+        local payload = unpack_msg(raw).payload
+        if payload ~= '' then
+          payloads[#payloads + 1] = payload
+        end
+      end
+      call_many('SADD', key('trash'), payloads)
+      call_many('HDEL', tasks, indexes)
+    end
+    if call('EXISTS', tasks) == 0 then
+      for _, kind in ipairs({'specs', 'pending', 'ended'}) do
+        call('UNLINK', key('eval_' .. kind .. ':' .. number))
+      end
+      call('HDEL', key('eval_manifests'), number)
+      call('SREM', EVAL_DELETING, number)
+    end
+    done = done + #indexes + 1
+  end
+  return done
+end

@@ -1,0 +1,72 @@
+"""Control calls to one SGLang server, with their deadlines; what is not a success becomes an error of this package.
+
+Invariant: every call made here may be made twice, because each sets a state and none steps it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_workers.engine.errors import EngineMalformed, EngineRejected
+from rollout_workers.engine.http import HttpConnection, Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangOptions:
+    """Deadlines of the calls to one server, in seconds."""
+
+    control_timeout_s: float = 15.0
+    """Questions, resume, abort, and pauses that keep their requests."""
+    pause_abort_timeout_s: float = 60.0
+    """A pause that ends every request: SGLang answers when all are gone."""
+    load_timeout_s: float = 120.0
+    """A load; without a pause it waits for running requests first."""
+    generate_timeout_s: float = 600.0
+    """Default of `generate`."""
+    abort_grace_s: float = 5.0
+    """How long an aborted request may take to hand over what it has."""
+    ready_timeout_s: float = 2.0
+    stream: bool = True
+    """Have tokens sent as they are made: a server that dies costs none of those that had arrived."""
+    stream_interval: int = 16
+    """Tokens of a sample between two events of its stream: at most so many are lost with a server."""
+    full_queue_wait_s: float = 10.0
+    """A request that finds the server's queue full is sent again, with growing pauses, for so long."""
+    reconnect_s: float = 5.0
+    """An engine that refuses connections for so long is reported unavailable."""
+
+
+class SglangCalls:
+    """Questions and commands to the server behind `http`. Raises EngineTimeout, EngineUnavailable."""
+
+    def __init__(self, http: HttpConnection, options: SglangOptions) -> None:
+        self.http = http
+        self.options = options
+
+    @property
+    def address(self) -> str:
+        """Base URL of the server."""
+        return self.http.base_url
+
+    async def get(self, path: str, doing: str) -> dict[str, Any]:
+        """A JSON object. Raises EngineRejected, EngineMalformed."""
+        reply = await self.http.call(
+            "GET", path, doing=doing, deadline_s=self.options.control_timeout_s, repeatable=True
+        )
+        if reply.status != 200:
+            raise EngineRejected(self.address, doing, reply.status, reply.message)
+        if not isinstance(reply.body, dict):
+            raise EngineMalformed(self.address, doing, f"no JSON object: {reply.message}")
+        return reply.body
+
+    async def post(
+        self, path: str, body: object, doing: str, *, deadline_s: float | None = None, repeatable: bool = True
+    ) -> Reply:
+        """A command, and whatever the server says to it."""
+        allowed_s = self.options.control_timeout_s if deadline_s is None else deadline_s
+        return await self.http.call("POST", path, body, doing=doing, deadline_s=allowed_s, repeatable=repeatable)
+
+    async def post_ok(self, path: str, body: object, doing: str, *, deadline_s: float | None = None) -> None:
+        """A command that has to succeed. Raises EngineRejected."""
+        reply = await self.post(path, body, doing, deadline_s=deadline_s)
+        if reply.status != 200:
+            raise EngineRejected(self.address, doing, reply.status, reply.message)

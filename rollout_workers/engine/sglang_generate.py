@@ -1,0 +1,131 @@
+"""One batched call to SGLang's /generate, streamed or not: sent, watched until its deadline, and cleaned up after.
+
+Invariants: what arrived of a call that fails is in its error (`partial`), as far as it was streamed; a call that nobody
+waits for any more leaves nothing running in the server.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollout_workers.engine import sglang_wire
+from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.sglang_calls import SglangCalls
+from rollout_workers.engine.sglang_stream import BatchStream, StreamRefused
+from rollout_workers.engine.types import GeneratedSample, SampleRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What a server's answers depend on."""
+
+    vocab_size: int
+    mask_max_tokens: int = sglang_wire.MASK_TOKENS_DEFAULT
+    incremental: bool = False
+    """True if its streams send only what is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call brought."""
+
+    samples: list[GeneratedSample]
+    refused: dict[str, StreamRefused] = field(default_factory=dict)
+    """Requests that found no room, by id. Only of streams: a plain call is refused as a whole."""
+
+
+class SglangGenerate:
+    """Calls to the server behind `calls`; `label` says which weights are in force there."""
+
+    def __init__(self, calls: SglangCalls, settings: ServerSettings, label: Callable[[], str]) -> None:
+        self._calls = calls
+        self._settings = settings
+        self._label = label
+        self._cut_off = 0
+
+    def take_cut_off(self) -> int:
+        """Tokens that had arrived of calls that were cancelled, since this was asked last."""
+        tokens, self._cut_off = self._cut_off, 0
+        return tokens
+
+    async def call(self, requests: Sequence[SampleRequest], *, deadline: float, allowed_s: float) -> Answer:
+        """Generate these; at `deadline` (monotonic) what runs is aborted and comes back as it is. Raises EngineError,
+        InvalidField.
+        """
+        calls, settings = self._calls, self._settings
+        doing = f"generating {len(requests)} samples"
+        stream: BatchStream | None = None
+        if calls.options.stream:
+            stream = BatchStream(
+                requests, vocab_size=settings.vocab_size, incremental=settings.incremental, label=self._label()
+            )
+        post = asyncio.create_task(self._post(requests, stream, doing, deadline))
+        rids = [request.rid for request in requests]
+        try:
+            # In a task of its own, because it outlives the deadline: an aborted request still hands over its tokens.
+            await asyncio.wait({post}, timeout=deadline - time.monotonic())
+            if not post.done():
+                await self.abort_quietly(rids)
+                await asyncio.wait({post}, timeout=calls.options.abort_grace_s)
+            if not post.done():
+                raise EngineTimeout(calls.address, doing, allowed_s)
+            try:
+                return post.result()
+            except sglang_wire.Malformed as error:
+                raise EngineMalformed(calls.address, doing, str(error)) from error
+        except asyncio.CancelledError:
+            self._cut_off += stream.received if stream is not None else 0
+            await self.abort_quietly(rids)
+            raise
+        except EngineError as error:
+            # Of a batch that was refused, or whose connection broke, parts may still run.
+            await self.abort_quietly(rids)
+            if stream is not None:
+                error.partial = tuple(s for s in stream.samples() if len(s.output_ids) or s.unusable_tokens)
+            raise
+        finally:
+            post.cancel()
+            await asyncio.gather(post, return_exceptions=True)
+
+    async def _post(
+        self, requests: Sequence[SampleRequest], stream: BatchStream | None, doing: str, deadline: float
+    ) -> Answer:
+        calls, settings = self._calls, self._settings
+        body = sglang_wire.generate_body(
+            requests,
+            vocab_size=settings.vocab_size,
+            mask_max_tokens=settings.mask_max_tokens,
+            cache_key=self._label(),
+            stream_interval=calls.options.stream_interval if stream is not None else None,
+            cumulative=not settings.incremental,
+        )
+        try:
+            reply = await calls.http.call(
+                "POST",
+                "/generate",
+                body,
+                doing=doing,
+                deadline_s=deadline - time.monotonic() + 2 * calls.options.abort_grace_s,
+                repeatable=False,  # the first attempt may be running under the same ids
+                on_data=None if stream is None else lambda data: stream.feed(data, self._label()),
+            )
+        except StreamRefused as refused:
+            raise EngineRejected(calls.address, doing, refused.status, refused.message) from refused
+        if reply.status != 200:
+            raise EngineRejected(calls.address, doing, reply.status, reply.message)
+        if stream is None:
+            return Answer(sglang_wire.parse_reply(reply.body, requests, vocab_size=settings.vocab_size))
+        if not stream.done:
+            raise EngineUnavailable(calls.address, doing, "it ended its stream before the end")
+        samples, refused_ones = stream.samples(), stream.refused()
+        if samples and all(sample.fault for sample in samples) and not refused_ones:
+            raise sglang_wire.Malformed(samples[0].fault)
+        return Answer([sample for sample in samples if sample.rid not in refused_ones], refused_ones)
+
+    async def abort_quietly(self, rids: Sequence[str]) -> None:
+        """Abort on the way out of a failed call, whose own error matters more, and which may be being cancelled."""
+        calls = [
+            self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request", deadline_s=1.0) for rid in rids
+        ]
+        await asyncio.shield(asyncio.gather(*calls, return_exceptions=True))

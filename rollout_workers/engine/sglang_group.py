@@ -1,0 +1,74 @@
+"""Membership of one SGLang server in process groups. Seen working with SGLang 0.5.23.
+
+The server's habits that shape this file:
+- Joining blocks its scheduler: nothing is generated, and no other command is answered, until all members are there.
+  Its own deadline for that is torch's 30 minutes, so it is sent only where somebody listens at the meeting point; a
+  meeting point that closes ends the wait at once.
+- It forgets nothing: a name that is in use refuses a second group, so an older group of the name is given up first.
+"""
+
+import asyncio
+import time
+from http import HTTPStatus
+
+from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected
+from rollout_workers.engine.sglang_calls import SglangCalls
+from rollout_workers.engine.types import GroupPlace
+
+_LOOK_AGAIN_S = 0.1
+_NOT_A_MEMBER = "does not exist"
+
+
+class SglangGroup:
+    """Joins and leaves for one server."""
+
+    def __init__(self, calls: SglangCalls) -> None:
+        self._calls = calls
+
+    async def join(self, place: GroupPlace, *, deadline_s: float) -> None:
+        """See Engine.join_group."""
+        deadline_at = time.monotonic() + deadline_s
+        await self.leave(place.group_name)
+        await self._until_somebody_listens(place, deadline_at, deadline_s)
+        doing = f"joining process group {place.group_name}"
+        body = {
+            "master_address": place.master_address,
+            "master_port": place.master_port,
+            "rank_offset": place.rank,
+            "world_size": place.world_size,
+            "group_name": place.group_name,
+            "backend": place.backend,
+        }
+        reply = await self._calls.post(
+            "/init_weights_update_group", body, doing, deadline_s=deadline_at - time.monotonic(), repeatable=False
+        )
+        if reply.status != HTTPStatus.OK:
+            raise self._failed(place, reply.message)
+
+    async def leave(self, group_name: str) -> None:
+        """See Engine.leave_group."""
+        doing = f"leaving process group {group_name}"
+        reply = await self._calls.post("/destroy_weights_update_group", {"group_name": group_name}, doing)
+        # Older servers have no such command, and one that is no member refuses it.
+        if reply.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND) or _NOT_A_MEMBER in reply.message:
+            return
+        raise EngineRejected(self._calls.address, doing, reply.status, reply.message)
+
+    async def _until_somebody_listens(self, place: GroupPlace, deadline_at: float, deadline_s: float) -> None:
+        """Seen from here; where the worker and its engine are on different machines that is the best guess."""
+        while True:
+            try:
+                async with asyncio.timeout(deadline_at - time.monotonic()):
+                    _, writer = await asyncio.open_connection(place.master_address, place.master_port)
+                    writer.close()
+                return
+            except (OSError, TimeoutError) as error:
+                if time.monotonic() + _LOOK_AGAIN_S >= deadline_at:
+                    where = f"{place.master_address}:{place.master_port}"
+                    why = f"nobody listens at {where}, where it meets, within {deadline_s:g} s ({error})"
+                    raise self._failed(place, why) from error
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _failed(self, place: GroupPlace, cause: str) -> EngineLoadFailed:
+        source = f"process group {place.group_name}"
+        return EngineLoadFailed(self._calls.address, source, "to come", cause=cause, weights="kept")

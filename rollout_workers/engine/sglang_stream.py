@@ -1,0 +1,217 @@
+"""Reads SGLang's event stream of one batched /generate, and keeps every token as it arrives. No I/O.
+
+What SGLang 0.5.23 sends, and what follows for this file:
+- Events `data: {...}` of one sample each, told apart by `index` (the last key of an event), and `data: [DONE]` at the
+  end. A sample's last event carries its finish reason and `weight_versions`, the exact spans; those before carry none.
+- Log-probabilities come with their tokens, also those of the draw (`output_token_sampling_logprobs`).
+- A server started with --incremental-streaming-output sends what is new. Any other sends everything again each time:
+  of those events the last two are kept unread, and read when something depends on them, so the work stays linear.
+- An abort that meets a request outside the running batch repeats the last token and all log-probabilities on an
+  incremental stream, and leaves the log-probabilities of the draw out on any: `completion_tokens` says what is new.
+- A refusal of one request (503, the queue is full) is its last event, with HTTP status 200; one of the whole batch is
+  an event with `error`.
+
+Tokens whose sample has no last event (the server died) are attributed to a label all the same: one seen earlier than
+that which was in force when the event before arrived. A server's events lag behind its weights by less than a reload,
+and no token is then said to be of newer weights than it is.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_workers.engine import sglang_wire
+from rollout_workers.engine.requests import never_ran, unusable
+from rollout_workers.engine.sglang_wire import Malformed
+from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
+
+_INDEX = re.compile(rb'"index":\s*(\d+)')
+_END_OF_EVENT = b"\n\n"
+_DONE = b"[DONE]"
+_BUSY = frozenset({429, 503})
+
+
+class StreamRefused(Exception):
+    """The server answered with an error in place of events."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class BatchStream:
+    """The stream of one call: `feed` it, then take `samples`. `label` is that of the weights when the call was sent."""
+
+    def __init__(self, requests: Sequence[SampleRequest], *, vocab_size: int, incremental: bool, label: str) -> None:
+        self._samples = [
+            _SampleStream(request, narrowed=sglang_wire.is_narrowed(request, vocab_size), incremental=incremental)
+            for request in requests
+        ]
+        self._labels = [label]
+        self._rest = b""
+        self.done = False
+        """True once the server has said that the stream is complete."""
+
+    def feed(self, data: bytes, label: str) -> None:
+        """Take in what arrived while `label` was in force. Raises StreamRefused, Malformed."""
+        if label != self._labels[-1]:
+            self._labels.append(label)
+        *events, self._rest = (self._rest + data).split(_END_OF_EVENT)
+        for event in events:
+            body = event.strip().removeprefix(b"data:").strip()
+            if body == _DONE:
+                self.done = True
+            elif body:
+                self._take(body)
+
+    def _take(self, body: bytes) -> None:
+        index = _INDEX.search(body, max(body.rfind(b'"index"'), 0))
+        if index is None or int(index[1]) >= len(self._samples):
+            event = _parsed(body)
+            error = event.get("error")
+            if isinstance(error, dict):
+                code = error.get("code")
+                raise StreamRefused(code if isinstance(code, int) else 400, str(error.get("message", error)))
+            raise Malformed(f"an event that belongs to no request: {body[:200].decode(errors='replace')}")
+        self._samples[int(index[1])].take(body, len(self._labels) - 1)
+
+    def samples(self) -> list[GeneratedSample]:
+        """One for each request, in order. Of a stream that broke off, those without a last event count as aborted, with
+        what arrived of them; in a complete one they break the contract.
+        """
+        return [sample.result(self._labels, complete=self.done) for sample in self._samples]
+
+    @property
+    def received(self) -> int:
+        """Tokens that have arrived."""
+        return sum(sample.received for sample in self._samples)
+
+    def refused(self) -> dict[str, StreamRefused]:
+        """Requests that the server had no room for, by id: they never ran, and can be sent again."""
+        refusals = ((sample.request.rid, sample.refusal()) for sample in self._samples)
+        return {rid: refusal for rid, refusal in refusals if refusal is not None}
+
+
+class _SampleStream:
+    """One sample's events."""
+
+    def __init__(self, request: SampleRequest, *, narrowed: bool, incremental: bool) -> None:
+        self.request = request
+        self._narrowed = narrowed
+        self._incremental = incremental
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._meta: dict[str, Any] = {}
+        """Of the newest event that was read."""
+        self._unread: list[bytes] = []
+        """The last events of a cumulative stream, two at most."""
+        self._faults: list[str] = []
+        self._seen_label = 0
+        """Place in the batch's labels of the one that was in force when the last event arrived."""
+        self._label = 0
+        """Of the tokens that have no span yet."""
+        self._spans: list[tuple[int, int]] = []
+        """(label, end): tokens from the last end to this one, by place in the batch's labels."""
+
+    def take(self, body: bytes, seen_label: int) -> None:
+        """One event, arrived under the label at place `seen_label`."""
+        label = max(self._seen_label - 1, 0)
+        self._seen_label = seen_label
+        if label != self._label:
+            self._read()
+            self._spans.append((self._label, len(self._ids)))
+            self._label = label
+        self._unread = [*self._unread[-1:], body]
+        if self._incremental:
+            self._read()
+
+    def _read(self) -> None:
+        """Take in the events that are unread."""
+        unread, self._unread = self._unread, []
+        if not self._narrowed:
+            unread = unread[-1:]
+        for body in unread:
+            try:
+                self._absorb(_parsed(body))
+            except Malformed as error:
+                self._faults.append(str(error))
+            except (KeyError, TypeError, IndexError, AttributeError) as error:
+                self._faults.append(f"{type(error).__name__}: {error}")
+
+    def _absorb(self, event: dict[str, Any]) -> None:
+        meta = event["meta_info"]
+        if meta["id"] != self.request.rid:
+            raise Malformed(f"an answer to {meta['id']} in place of {self.request.rid}")
+        self._meta = meta
+        ids, logprobs = event["output_ids"], sglang_wire.drawn_logprobs(meta, narrowed=self._narrowed)
+        if self._incremental:
+            new = meta.get("completion_tokens", len(self._ids) + len(ids)) - len(self._ids)
+            if new > len(ids):
+                raise Malformed(f"{len(ids)} tokens where {new} were missing")
+            self._ids += ids[: max(new, 0)]
+            self._logprobs += logprobs[: max(new, 0)]
+        else:
+            self._ids += ids[len(self._ids) :]
+            self._logprobs += logprobs[len(self._logprobs) :]
+
+    @property
+    def _finish(self) -> dict[str, Any] | None:
+        finish = self._meta.get("finish_reason")
+        return finish if isinstance(finish, dict) else None
+
+    @property
+    def received(self) -> int:
+        self._read()
+        return max(len(self._ids), len(self._logprobs))
+
+    def refusal(self) -> StreamRefused | None:
+        self._read()
+        status = (self._finish or {}).get("status_code")
+        if self._ids or status not in _BUSY:
+            return None
+        return StreamRefused(int(status), str((self._finish or {}).get("message", "")))
+
+    def result(self, labels: Sequence[str], *, complete: bool) -> GeneratedSample:
+        received = self.received
+        if self._faults:
+            return unusable(self.request, self._faults[0], received=received)
+        finish = self._finish
+        if finish is not None and finish.get("status_code") and not self._ids:
+            return unusable(self.request, f"refused with status {finish['status_code']}: {finish.get('message')}")
+        if complete and finish is None:
+            return unusable(self.request, "the stream ended without its last event", received=received)
+        if not received and finish is None:
+            return never_ran(self.request)
+        meta = {**self._meta, "finish_reason": finish or {"type": "abort"}}
+        spans = None
+        if meta["finish_reason"].get("type") == "abort" and not meta.get("weight_versions"):
+            spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
+        try:
+            return sglang_wire.make_sample(self.request, self._ids, self._logprobs, meta, spans=spans)
+        except Malformed as error:
+            return unusable(self.request, str(error), received=received)
+
+    def _spans_seen(self, labels: Sequence[str], length: int) -> tuple[VersionSpan, ...]:
+        """Spans over [0, length) by what was seen, and never newer than the truth."""
+        spans: list[VersionSpan] = []
+        for label, end in [*self._spans, (self._label, length)]:
+            start, end = (spans[-1].end if spans else 0), min(end, length)  # noqa: PLW2901
+            if end <= start:
+                continue
+            if spans and spans[-1].version_label == labels[label]:
+                spans[-1] = VersionSpan(labels[label], spans[-1].start, end)
+            else:
+                spans.append(VersionSpan(labels[label], start, end))
+        return tuple(spans)
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(body)
+    except ValueError as error:
+        raise Malformed(f"an event that is no JSON: {body[:200].decode(errors='replace')}") from error
+    if not isinstance(event, dict):
+        raise Malformed(f"an event that is no object: {body[:200].decode(errors='replace')}")
+    return event

@@ -1,0 +1,327 @@
+"""What a rollout function is given: one sample, turn by turn.
+
+    async def rollout(episode: Episode) -> float | None:
+        while True:
+            turn = await episode.generate()
+            question = environment(turn.text)
+            if question is None:
+                episode.finish()
+                return 1.0
+            episode.append("tool", text=question)
+
+Invariants: tokens that were generated are never tokenized again, so that what is trained on is what was drawn; between
+two turns of the model only the environment's tokens are added, with mask 0; interruptions of the engine (pauses, lost
+connections) happen inside `generate` and are not seen; after the worker was told to stop, `generate` does not return,
+and the function is cancelled: it must not swallow CancelledError.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.engine.types import FinishReason
+from rollout_workers.engine_calls import EMPTY_CALLS, EngineCalls
+from rollout_workers.errors import EpisodeFull, PromptRefused
+from rollout_workers.prompts import Conversation, Prompts, Tokenizer, messages_of
+from rollout_workers.samples import SampleProgress, TokenIds, TurnNote
+from rollout_workers.sampling import request_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One complete turn."""
+
+    role: str
+    """"assistant" where the model wrote, else as it was appended."""
+    ids: TokenIds
+    """int32 [t]; a stop token of the model is the last of them."""
+    finish_reason: FinishReason | None
+    """"stop" or "length" where the model wrote, else None."""
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
+    """float32 [t], 0 where the environment wrote."""
+    _decode: Callable[[TokenIds], str] = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """Decoded without special tokens. Raises PromptRefused when the worker has no tokenizer."""
+        return self._decode(self.ids)
+
+
+class Episode:
+    """One sample of a group. For use by one function, one call at a time."""
+
+    def __init__(
+        self, index: int, calls: EngineCalls, prompts: Prompts, tokenizer: Tokenizer | PromptRefused, *, deadline: float
+    ) -> None:
+        self.sample_index = index
+        """Place of the sample in its group, from 0."""
+        self._calls = calls
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._deadline = deadline
+        """On the monotonic clock."""
+        self._before: Conversation | None = None
+        self._pending: list[dict[str, Any]] = []
+        self._busy = False
+        self._finish: Literal["stop", "length"] | None = None
+        self.failure: Exception | None = None
+        """What ended the sample, whatever the function makes of it."""
+        self.full: EpisodeFull | None = None
+        """Set once something did not fit."""
+        self.resumed = bool(len(self._sample))
+        """True when an interrupted attempt has left turns, or part of one: `generate` goes on with it."""
+
+    # ── the task ─────────────────────────────────────────────────────────────
+
+    @property
+    def task(self) -> tasks_pb2.Task:
+        """As it was submitted."""
+        return self._calls.progress.task
+
+    @property
+    def environment(self) -> str:
+        """The task's environment."""
+        return self.task.environment
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The task's metadata, a JSON object. Raises ValueError when it is none."""
+        found: Mapping[str, Any] = json.loads(self.task.metadata_json or "{}")
+        return found
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """int32 [p]."""
+        return self._calls.progress.prompt_of(self.sample_index)
+
+    @property
+    def engine(self) -> str:
+        """The engine's id."""
+        return self._calls.slot.engine_id
+
+    # ── what is there ────────────────────────────────────────────────────────
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The complete turns so far; those of an interrupted attempt are there at the start if the function is
+        resumable. Messages whose text was appended since the last `generate` are not among them yet.
+        """
+        return tuple(self._turn(note) for note in self._sample.turns)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit, the environment's and the model's together."""
+        info = self._calls.slot.info
+        return max(info.context_length - len(self.prompt_ids) - len(self._sample), 0)
+
+    # ── acting ───────────────────────────────────────────────────────────────
+
+    async def generate(
+        self, max_new_tokens: int | None = None, *, stop: Sequence[str] = (), stop_token_ids: Sequence[int] = ()
+    ) -> Turn:
+        """Let the model write a turn.
+
+        It ends at a stop string or token (the task's, and these), or after `max_new_tokens`, or when the task's
+        max_new_tokens, which count for all turns of a sample together, or the context are used up. Raises EpisodeFull
+        when not one token fits.
+        """
+        self._check_open("generate")
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise InvalidField("max_new_tokens", max_new_tokens, "at least 1")
+        self._busy = True
+        try:
+            await self._say_pending()
+            finish = await self._write(max_new_tokens or self.task.sampling.max_new_tokens, stop, stop_token_ids)
+        finally:
+            self._busy = False
+        return self._turn(self._sample.note_turn("assistant", finish))
+
+    def append(self, role: str, *, text: str | None = None, ids: Sequence[int] | TokenIds | None = None) -> None:
+        """Add what the environment says. With `text` it is a message, which the model's chat template writes when the
+        next turn begins; with `ids` exactly these tokens. Raises EpisodeFull when they do not fit.
+        """
+        self._check_open("append")
+        sample = self._sample
+        if not sample.turns or len(sample) > sample.noted:
+            raise RuntimeError(
+                "the model's turn is not complete: call generate() first"
+                if len(sample)
+                else "before the first generate() there is only the prompt: set_prompt() changes it"
+            )
+        if (text is None) == (ids is None):
+            raise TypeError("append takes either text= or ids=")
+        if text is not None:
+            self._pending.append({"role": role, "content": text})
+            return
+        if self._pending:
+            raise RuntimeError("messages wait for generate(); ids cannot be put behind them")
+        self._interject(role, self._checked(np.asarray(ids, np.int32)))
+
+    async def set_prompt(
+        self, messages: Conversation | None = None, *, ids: Sequence[int] | TokenIds | None = None
+    ) -> None:
+        """Give this sample a prompt of its own in place of the task's; only before the first `generate`. Raises
+        PromptRefused, InvalidField.
+        """
+        self._check_open("set_prompt")
+        if len(self._sample):
+            raise RuntimeError("the model has written already: the prompt cannot be changed")
+        if (messages is None) == (ids is None):
+            raise TypeError("set_prompt takes either messages or ids=")
+        if messages is not None:
+            self._before = messages
+            ids = await self._prompts.of_messages(self.task.task_id, messages)
+        prompt = self._checked(np.asarray(ids, np.int32))
+        info = self._calls.slot.info
+        longest = min(info.max_input_tokens, info.context_length - 1)
+        if not 1 <= len(prompt) <= longest:
+            raise InvalidField("prompt", f"{len(prompt)} tokens", f"1 to {longest} for this engine")
+        self._sample.prompt_ids = prompt
+
+    def finish(self, reason: Literal["stop", "length"] = "stop") -> None:
+        """The sample is complete. Nothing can be added to it any more; messages that the model has not answered are
+        dropped.
+        """
+        self._check_open("finish")
+        if reason not in {"stop", "length"}:
+            raise InvalidField("reason", reason, "stop or length")
+        if not self._sample.turns:
+            raise RuntimeError("there is nothing to finish: call generate() first")
+        self._finish = reason
+
+    def conclude(self, reward: object) -> str:
+        """Take what the function returned; returns what is wrong with it, or nothing. For the runner."""
+        sample = self._sample
+        if self.full is not None and self._finish is None and sample.turns:
+            self._finish = "length"
+        if not sample.turns:
+            return str(self.full) if self.full else "it returned without having called episode.generate()"
+        if self._finish is None:
+            return "it returned without having called episode.finish()"
+        if reward is not None:
+            try:
+                number = float(reward)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                return f"it returned {reward!r}, neither a finite number nor None"
+            sample.reward = number
+        sample.finish = self._finish
+        return ""
+
+    # ── inside ───────────────────────────────────────────────────────────────
+
+    @property
+    def _sample(self) -> SampleProgress:
+        return self._calls.progress.samples[self.sample_index]
+
+    def _turn(self, note: TurnNote) -> Turn:
+        sample = self._sample
+        ids, logprobs = sample.output_ids[note.start : note.end], sample.logprobs[note.start : note.end]
+        return Turn(note.role, ids, note.finish, logprobs, self._decoded)
+
+    def _decoded(self, ids: TokenIds) -> str:
+        if isinstance(self._tokenizer, PromptRefused):
+            raise self._tokenizer
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+
+    def _check_open(self, doing: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._finish is not None:
+            raise RuntimeError(f"{doing}() after finish()")
+        if self._busy:
+            raise RuntimeError(f"{doing}() while generate() is under way")
+
+    def _checked(self, ids: TokenIds) -> TokenIds:
+        vocab_size = self._calls.slot.info.vocab_size
+        if ids.ndim != 1:
+            raise InvalidField("ids", f"shape {ids.shape}", "one dimension")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+            raise InvalidField("ids", f"token ids {ids.min()} to {ids.max()}", f"0 to {vocab_size - 1}")
+        return ids
+
+    def _interject(self, role: str, ids: TokenIds) -> None:
+        if len(ids) > self.room:
+            self._raise_full(f"{len(ids)} tokens of the environment where {self.room} fit into the context")
+        if len(ids):
+            self._sample.interject(ids)
+            self._sample.note_turn(role)
+
+    async def _say_pending(self) -> None:
+        """Write the messages that wait, and the generation prompt, as the chat template has them."""
+        if not self._pending:
+            return
+        before = self._before or messages_of(self.task) or [{"role": "user", "content": "."}]
+        last_id = int(self._sample.output_ids[-1])
+        ids = await self._prompts.next_messages(
+            self.task.task_id, before, self._pending, last_id=last_id, prompt_next=True
+        )
+        role = str(self._pending[0]["role"])
+        self._pending = []
+        self._interject(role, self._checked(ids))
+
+    async def _write(self, most: int, stop: Sequence[str], stop_token_ids: Sequence[int]) -> FinishReason:
+        """Generate until the turn is complete."""
+        calls, sample, index = self._calls, self._sample, self.sample_index
+        empty_calls = 0
+        while True:
+            if calls.ended:
+                await _never()
+            began = sample.noted
+            left = self._left(most - (len(sample) - began))
+            if left < 1:
+                if len(sample) > began:
+                    return "length"
+                self._raise_full("max_new_tokens or the context are used up")
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                self._fail(calls.failure(f"sample {index} was not finished in time"))
+            before = len(sample)
+            input_ids = np.concatenate([self.prompt_ids, sample.output_ids])
+            request = request_of(
+                self.task.sampling, index, input_ids, left, stop=tuple(stop), stop_token_ids=tuple(stop_token_ids)
+            )
+            failed = await calls.make([request], left_s)
+            finish, sample.finish = sample.finish, None
+            if finish is not None:
+                return finish
+            empty_calls = empty_calls + 1 if len(sample) == before else 0
+            error = failed.get(index)
+            if len(sample) < before and error is not None:
+                # Its tokens were those of other weights: the function has to begin anew.
+                self._fail(error)
+            if empty_calls == EMPTY_CALLS:
+                error = calls.failure(f"{empty_calls} engine calls in a row were aborted without a token")
+            if error is not None and not calls.ended:
+                calls.say({index: error})
+                if not await calls.may_try_again(index, error, final=empty_calls == EMPTY_CALLS) and not calls.ended:
+                    self._fail(error)
+
+    def _left(self, of_turn: int) -> int:
+        """Tokens that the next engine call may bring."""
+        sample, info = self._sample, self._calls.slot.info
+        if len(self.prompt_ids) + len(sample) > info.max_input_tokens:
+            return 0
+        return min(of_turn, self.task.sampling.max_new_tokens - sample.generated, self.room)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self.failure = error
+        raise error
+
+    def _raise_full(self, why: str) -> NoReturn:
+        self.full = EpisodeFull(self.sample_index, why)
+        raise self.full
+
+
+async def _never() -> None:
+    """Wait to be cancelled."""
+    await asyncio.get_running_loop().create_future()

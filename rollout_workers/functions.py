@@ -1,0 +1,96 @@
+"""Rollout functions: how the user's code makes one sample out of as many turns as it likes.
+
+    async def rollout(episode: Episode) -> float | None: ...
+
+It is named `module:function`, called once for every sample of a group, the samples of a group side by side on one
+engine, and drives the Episode it is given (rollout_workers.episode). What it returns is the sample's reward; None
+leaves that to the reward function. With `rollout.resumable = True` it is called again with the turns of an interrupted
+attempt, otherwise interrupted samples start anew. An object with an async `__call__` does as well; if it has
+`running()`, an async context manager, the worker works within it.
+"""
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from buffer_wire.errors import InvalidField
+from rollout_workers.counters import describe
+
+if TYPE_CHECKING:
+    from rollout_workers.episode import Episode
+    from rollout_workers.options import WorkerOptions
+
+RolloutFunction: TypeAlias = "Callable[[Episode], Awaitable[float | None]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout function and what is to be known of it."""
+
+    name: str
+    function: RolloutFunction
+
+    @property
+    def resumable(self) -> bool:
+        """True if it goes on from the turns of an interrupted attempt."""
+        return bool(getattr(self.function, "resumable", False))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Whatever the function needs while the worker works."""
+        needs = getattr(self.function, "running", None)
+        async with needs() if needs is not None else contextlib.nullcontext():
+            yield
+
+
+def load_rollout(name: str) -> Rollout:
+    """Import `module:function`. Raises InvalidField."""
+    function = load("rollout", name)
+    if not is_coroutine(function):
+        raise InvalidField("rollout", name, "a coroutine function: async def rollout(episode)")
+    return Rollout(name, function)
+
+
+def rollout_of(options: "WorkerOptions") -> Rollout | None:
+    """What the options name: a function, a verifiers environment, or None for a single turn. Raises InvalidField."""
+    if options.environment:
+        return load_environment(options)
+    return load_rollout(options.rollout) if options.rollout else None
+
+
+def load_environment(options: "WorkerOptions") -> Rollout:
+    """An environment of another library, as `library:name`. Raises InvalidField."""
+    library, _, name = options.environment.partition(":")
+    try:
+        from rollout_workers.integrations import verifiers  # noqa: PLC0415 - an extra that few workers have
+    except ImportError as error:
+        limit = f"a library that is installed: pip install 'rollout-buffer[verifiers]' ({describe(error)})"
+        raise InvalidField("environment", options.environment, limit) from error
+    if library != "verifiers":
+        raise InvalidField("environment", options.environment, "verifiers:NAME")
+    return Rollout(options.environment, verifiers.load(name, options))
+
+
+def load(option: str, name: str) -> Callable[..., Any]:
+    """Import what `module:name` names. Raises InvalidField, naming the option."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidField(option, name, f"module:function that can be imported ({describe(error)})") from error
+    if not callable(found):
+        raise InvalidField(option, name, f"a function; it is a {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """True for coroutine functions, and for objects with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )

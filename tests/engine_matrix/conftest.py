@@ -1,0 +1,36 @@
+"""A service and a pair of real SGLang servers, each started once for a module."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine_matrix.servers import Servers, sglang_servers
+from tests.engine_matrix.truth import write_version
+from tests.support.service import ServiceProcess, running_service
+
+
+@pytest.fixture(scope="session")
+def updates() -> int:
+    """Weight updates of each cell: RB_ENGINE_UPDATES."""
+    return int(os.environ.get("RB_ENGINE_UPDATES", "8"))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of version 0."""
+    return write_version(tmp_path_factory.mktemp("model") / "base", 0)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with running_service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def servers(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Two servers without overlap scheduling. The first test that asks waits for them."""
+    with sglang_servers(tmp_path_factory.mktemp("servers"), (base, base)) as running:
+        yield running

@@ -1,0 +1,87 @@
+"""The truth about versions: weights of version v always emit the token FIRST + v mod VERSIONS, whatever is drawn.
+
+So every token tells the version that made it, and what its span says can be compared with that. Neighbouring versions
+never share a token, nor any two within VERSIONS of each other.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.tiny_model import TinyModelShape, write_constant_model
+from trainer_client.batch import Batch, Group, Sample
+
+SHAPE = TinyModelShape()
+FIRST = 100
+VERSIONS = 256
+
+
+def token_of(version: int) -> int:
+    """What weights of this version emit."""
+    return FIRST + version % VERSIONS
+
+
+def write_version(directory: Path, version: int) -> Path:
+    """The model of a version; `directory`."""
+    return write_constant_model(directory, token_of(version), shape=SHAPE)
+
+
+@dataclass(slots=True)
+class Seen:
+    """Sums over everything that a trainer was given."""
+
+    groups: int = 0
+    samples: int = 0
+    tokens: int = 0
+    """Response tokens."""
+    spanning_samples: int = 0
+    """Samples with tokens of more than one version."""
+    mislabelled: int = 0
+    """Tokens whose span names another version than the one that made them."""
+    most_mislabelled: int = 0
+    """Of one sample, above the number of updates that it went through: at most 0 within the documented bound."""
+    overstated: int = 0
+    """Mislabelled tokens whose span names an older version than the one that made them."""
+    elsewhere: int = 0
+    """Mislabelled tokens that are not the first of their span."""
+    task_ids: list[str] = field(default_factory=list)
+    """In the order of delivery."""
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch."""
+        for group in batch.groups:
+            self.add_group(group)
+
+    def add_group(self, group: Group) -> None:
+        """Count a group."""
+        self.groups += 1
+        self.task_ids.append(group.header.task_id)
+        for sample in group.samples:
+            self._add_sample(sample)
+
+    def _add_sample(self, sample: Sample) -> None:
+        tokens = np.asarray(sample.token_ids[sample.prompt_len :])
+        claimed = np.full(len(tokens), -1)
+        starts = [span.start - sample.prompt_len for span in sample.spans]
+        for start, span in zip(starts, sample.spans, strict=True):
+            claimed[start : span.end - sample.prompt_len] = span.version.version
+        wrong = np.flatnonzero(tokens != FIRST + claimed % VERSIONS)
+        versions = [span.version.version for span in sample.spans]
+        assert versions == sorted(versions), f"versions fall within a sample: {sample.spans}"
+        self.samples += 1
+        self.tokens += len(tokens)
+        self.spanning_samples += len(set(versions)) > 1
+        self.mislabelled += len(wrong)
+        self.most_mislabelled = max(self.most_mislabelled, len(wrong) - (versions[-1] - versions[0]))
+        for at in wrong:
+            behind = (int(claimed[at]) - (int(tokens[at]) - FIRST)) % VERSIONS
+            self.overstated += behind > VERSIONS // 2
+            self.elsewhere += int(at) not in starts
+
+
+def twice(task_ids: Iterable[str]) -> set[str]:
+    """Those that appear more than once."""
+    seen: set[str] = set()
+    return {task_id for task_id in task_ids if task_id in seen or seen.add(task_id)}  # type: ignore[func-returns-value]

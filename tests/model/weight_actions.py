@@ -1,0 +1,102 @@
+"""What trainers and workers do about weights beyond publishing: plan collective updates, load in turn, fall silent."""
+
+import dataclasses
+
+from buffer_service.domain import ops
+from buffer_service.domain.model.engines import FORGOTTEN_MS
+from tests.model.drawing import Draw
+from tests.model.notation import Entry
+from tests.model.trainer_actions import TrainerActions
+from tests.model.universe import LOADERS, LOADING_STATES, PHASES
+
+
+class WeightActions(TrainerActions):
+    """Each method is one action."""
+
+    def plan(self, draw: Draw) -> None:
+        """A plan, or the next phase of one, sometimes of a version that is not newer; now and then what ends it."""
+        published = self.view.published.version
+        version = max(0, published + draw.pick((1, 1, 1, 2, 3, 0, -1)))
+        plan = ops.PlanCollective(self.epoch(draw), version, b"plan %d %s" % (version, draw.pick(PHASES)))
+        for _ in range(2 if draw.rarely(4) else 1):
+            self._announce(plan)
+        if draw.rarely(3):
+            self.publish(draw)
+        elif draw.rarely(4):
+            self.resume(draw)
+
+    def _announce(self, plan: ops.PlanCollective) -> None:
+        before = self.view.revision
+        revision = self.pair.both("plan_collective", plan)
+        if revision is not None:
+            self.pair.seen["plan:new" if revision > before else "plan:repeated"] += 1
+
+    def report_for_loads(self, draw: Draw) -> None:
+        """Engines ask for a place one after another, keep asking, give it back, or break."""
+        for _ in range(draw.integer(1, 5)):
+            report = ops.EngineReport(
+                draw.pick(LOADERS),
+                "w1",
+                draw.pick(LOADING_STATES),
+                self.versions[-1],
+                0,
+                0,
+                "",
+                0,
+                membership=draw.pick((0, 0, 1, (1 << 64) - 1)),
+                prepared=draw.pick((None, None, self.versions[-1], self.versions[0])),
+                weights_url=draw.pick(("", "", "http://w1:9000")),
+                wants_load=not draw.rarely(3),
+            )
+            self.pair.both("report_engine", report)
+
+    def outlive_a_place(self, draw: Draw) -> None:
+        """A place is kept to its last moment, or lapses, and others ask for it then."""
+        self.report_for_loads(draw)
+        places = sorted({moment - self.pair.now for moment in self.pair.inside.places()})
+        ahead = [by_ms for by_ms in places if by_ms >= 0]
+        if ahead:
+            self.pair.do(Entry("time", (draw.pick(ahead[:4]),)))
+            self.report_for_loads(draw)
+
+    def fall_silent(self, draw: Draw) -> None:
+        """Engines and workers that were there are forgotten by the sweep, or just not yet; then some come back."""
+        self._stop_waiting()
+        ahead = sorted({by_ms for moment in self.pair.inside.silences() if (by_ms := moment - self.pair.now) >= 0})
+        if ahead:
+            self.pair.do(Entry("time", (draw.pick(ahead),)))
+        engines, workers = len(self.view.engines), self.pair.inside.workers()
+        self.pair.do(Entry("sweep"))
+        self.pair.seen["engine:forgotten"] += engines > len(self.view.engines)
+        self.pair.seen["worker:forgotten"] += workers > self.pair.inside.workers()
+        self._ask_again(draw)
+
+    def hold_for_long(self, draw: Draw) -> None:
+        """A worker that holds leases asks for nothing for an hour, gives them back, and is remembered after that."""
+        self._stop_waiting()
+        self.submit(draw)
+        self.lease(draw)
+        self.pair.do(Entry("time", (FORGOTTEN_MS // 2,)))
+        for lease_id, lease in self.pair.inside.leases().items():
+            self.pair.both("extend", lease.worker_id, lease.instance_id, [lease_id])
+        self.pair.do(Entry("time", (FORGOTTEN_MS // 2 + 1,)))
+        self.pair.do(Entry("sweep"))
+        leases = self.pair.inside.leases().items()
+        self.pair.seen["worker:kept"] += bool(leases)
+        for lease_id, lease in list(leases):
+            back = ops.LeaseReturn(lease_id, ops.ReturnKind.INTERRUPTED, "", b"", None, 0)
+            self.pair.both("give_back", lease.worker_id, lease.instance_id, [back])
+        self.pair.do(Entry("sweep"))
+        self._ask_again(draw)
+
+    def _stop_waiting(self) -> None:
+        """Nobody waits for room for so long without a word."""
+        if self.pair.waiting:
+            self.pair.do(Entry("abandon_push", names=tuple(self.pair.waiting)))
+
+    def _ask_again(self, draw: Draw) -> None:
+        """An earlier request for leases is repeated, and there is something to lease."""
+        if self.asks:
+            self.submit(draw)
+            again = draw.recent(self.asks)
+            self.pair.both("lease", dataclasses.replace(again, loaded=self.view.published))

@@ -1,0 +1,73 @@
+"""A collective update as the trainer announces it: who takes part, where they meet, what is sent in which order."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rollout_buffer.v1 import common_pb2
+from rollout_buffer.v1 import weights_pb2 as pb
+from trainer_client.state import WeightVersion
+
+Phase: TypeAlias = Literal["prepare", "broadcast", "abandoned"]
+_PHASES = {
+    "prepare": pb.PLAN_PHASE_PREPARE,
+    "broadcast": pb.PLAN_PHASE_BROADCAST,
+    "abandoned": pb.PLAN_PHASE_ABANDONED,
+}
+
+Backend: TypeAlias = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of an update. `dtype` is torch's name without its prefix, as in "bfloat16"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMember:
+    """An engine's place in the process group; `rank` is its first one, from 1. The trainer is rank 0."""
+
+    engine_id: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivePlan:
+    """One attempt at one version, in one phase."""
+
+    version: WeightVersion
+    """To come: above the published one, in the trainer's epoch."""
+    phase: Phase
+    membership: int
+    """Number of the process group, rising."""
+    master_address: str
+    """Where the group meets, as the engines reach it."""
+    master_port: int
+    group_name: str
+    backend: Backend
+    world_size: int
+    """Ranks in all, the trainer's included."""
+    members: tuple[PlanMember, ...]
+    tensors: tuple[TensorSpec, ...]
+    """In the order in which they are sent."""
+    timeout_ms: int
+    """Longest time for joining, and again for receiving."""
+
+    def to_wire(self) -> pb.CollectivePlan:
+        """The message."""
+        return pb.CollectivePlan(
+            version=common_pb2.WeightVersion(epoch=self.version.epoch, version=self.version.version),
+            phase=_PHASES[self.phase],
+            membership=self.membership,
+            master_address=self.master_address,
+            master_port=self.master_port,
+            group_name=self.group_name,
+            backend=self.backend,
+            world_size=self.world_size,
+            members=[pb.PlanMember(engine_id=member.engine_id, rank=member.rank) for member in self.members],
+            tensors=[pb.TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in self.tensors],
+            timeout_ms=self.timeout_ms,
+        )
