@@ -148,6 +148,10 @@ def worker(
             "--engine", help="http://host:port of a running SGLang server; repeatable.", rich_help_panel=_ENGINES
         ),
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(help="URL of an sglang-router, whose servers are the engines.", rich_help_panel=_ENGINES),
+    ] = None,
     launch: Annotated[
         Path | None, typer.Option(help="Launch SGLang servers with this model directory.", rich_help_panel=_ENGINES)
     ] = None,
@@ -161,6 +165,21 @@ def worker(
     engine_flag: Annotated[
         list[str] | None,
         typer.Option(help="Passed on to SGLang's launch_server; repeatable.", rich_help_panel=_ENGINES),
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Receive tokens as they are made, so that a killed engine costs few. Default: --stream.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = None,
+    stream_interval: Annotated[
+        int | None, typer.Option(help="Tokens of a sample between two events of a stream.", rich_help_panel=_ENGINES)
+    ] = None,
+    breaker_failures: Annotated[
+        int | None,
+        typer.Option(help="Failed calls in a row that cut an engine off from work.", rich_help_panel=_ENGINES),
     ] = None,
     ready_timeout_s: Annotated[
         float | None, typer.Option(help="Start of a launched server.", rich_help_panel=_TIMES)
@@ -227,8 +246,8 @@ def worker(
 ) -> None:
     """Generate rollouts: lease tasks, drive SGLang, score, push, and reload weights in flight.
 
-    Name the engines in exactly one way: --engine URL (repeatable), --launch MODEL, or --simulate. SIGTERM and Ctrl-C
-    drain: partial work is handed back. A second one ends at once.
+    Name the engines in exactly one way: --engine URL (repeatable), --router URL, --launch MODEL, or --simulate.
+    SIGTERM and Ctrl-C drain: partial work is handed back. A second one ends at once.
     """
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     from buffer_cli.worker import run

@@ -142,15 +142,25 @@ def _balance(what: str, *, balanced: bool) -> str:
 
 
 def _engine_table(engines: Sequence[EngineReport]) -> Table:
-    table = Table("engine", "state", "version", "reloads", "last reload", "errors", "last error", title="engines")
+    columns = ("engine", "state", "version", "group", "reloads", "last reload", "silent", "errors", "last error")
+    table = Table(*columns, title="engines")
     for engine in engines:
         table.add_row(
             engine.engine_id,
             engine.state,
             str(engine.loaded.version),
+            _process_group(engine),
             str(engine.reloads),
             f"{engine.last_reload_ms} ms",
+            f"{engine.silent_ms // 1000} s",
             str(engine.errors),
             escape(engine.last_error[:60]),
         )
     return table
+
+
+def _process_group(engine: EngineReport) -> str:
+    """The process group that it is in, and the version that it is ready to receive there."""
+    if not engine.membership:
+        return "-"
+    return f"{engine.membership}, ready for {engine.prepared.version}" if engine.prepared else str(engine.membership)

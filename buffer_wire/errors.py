@@ -12,7 +12,7 @@
     │   └── StaleEpoch
     ├── NotReady                           the same request can succeed later
     │   ├── BatchNotReady / EvaluationNotReady
-    │   └── PendingFull
+    │   └── PendingFull / CollectiveFailed
     ├── RunPaused                          needs an operator or a resume
     │   └── StoreRolledBack / FailureBudgetExceeded
     ├── ReplayGap                          replay data is gone
@@ -297,6 +297,21 @@ class PendingFull(NotReady):
             f"{pending} tasks are pending and the run's max_pending_tasks is {limit}; submit later",
             pending=pending,
             limit=limit,
+        )
+
+
+class CollectiveFailed(NotReady):
+    """No engine received a broadcast version; raised by the trainer's client. Attributes: version, engines."""
+
+    reason = "collective_failed"
+    code = "UNAVAILABLE"
+
+    def __init__(self, version: int, failed: Mapping[str, str], why: str) -> None:
+        engines = "; ".join(f"{engine_id}: {reason}" for engine_id, reason in failed.items()) or "none failed by itself"
+        super().__init__(
+            f"version {version} could not be broadcast: {why}; engines left out: {engines}",
+            version=version,
+            engines=",".join(failed),
         )
 
 

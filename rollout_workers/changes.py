@@ -30,3 +30,17 @@ class Changes:
         except TimeoutError:
             return False
         return True
+
+
+async def until_any(holds: Callable[[], bool], *sources: Changes, timeout_s: float) -> bool:
+    """Wait until `holds()`, looked at after a change of any source; False when `timeout_s` passed first."""
+    if holds():
+        return True
+    waits = [asyncio.create_task(source.until(holds, timeout_s)) for source in sources]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return holds()

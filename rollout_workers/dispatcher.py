@@ -3,7 +3,8 @@
 Invariants: at most `concurrency` groups are being generated (not counting single samples that are generated anew after
 their reward failed) and at most `outstanding` leases are held, those being scored and pushed included; a lease request
 has an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
-begins, and what the last request may have granted is handed back.
+begins, and what the last request may have granted is handed back; while requests of others wait inside the engine,
+nothing is leased for it.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import time
 import structlog
 
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import describe
@@ -27,6 +29,9 @@ _AFTER_QUICK_ANSWER_S = 0.25
 _AFTER_HELD_ANSWER_S = 2.0
 _WARN_AFTER_S = 60.0
 _UNSEEN_S = 2.0
+_HEAD_START_S = 0.05
+"""How long an engine waits for a less loaded one of this worker to ask first."""
+_CROWDED = Backoff(first_s=0.1, ceiling_s=1.0)
 
 WAITS_ON = {
     tasks_pb2.LEASE_WAIT_NO_TASKS: "the trainer's feeder: no task is pending",
@@ -46,7 +51,7 @@ _log = structlog.get_logger()
 
 
 class Dispatcher:
-    """The lease loop of one engine. `outstanding` bounds the leases held."""
+    """The lease loop of one engine. `outstanding` bounds the leases held; `peers` are all of the worker."""
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Dispatcher:
         concurrency: int,
         outstanding: int,
         lease_wait_s: float,
+        peers: "list[Dispatcher] | tuple[()]" = (),
     ) -> None:
         self._slot = slot
         self._service = service
@@ -73,6 +79,9 @@ class Dispatcher:
         self._requests = 0
         self._asked = False
         """True while a request is unanswered."""
+        self._wants = False
+        """True while it is about to ask."""
+        self._peers = peers
         self._worked_at = time.monotonic()
         self._warned_at = 0.0
         self.waiting_on = ""
@@ -122,8 +131,9 @@ class Dispatcher:
                 self._idle(f"engine {self._slot.engine_id}: {self._slot.last_error or 'it is being loaded'}")
                 continue
             await self._changes.until(lambda: self._room() > 0)
-            if not self._slot.leasable:
+            if not await self._is_fit():
                 continue
+            await self._after_less_loaded()
             began = time.monotonic()
             reply = await self._ask()
             if self._stopping:
@@ -140,9 +150,39 @@ class Dispatcher:
                 # Not every wait is waited for at the service.
                 await asyncio.sleep(_AFTER_HELD_ANSWER_S if reply.wait in _HELD else _AFTER_QUICK_ANSWER_S)
 
+    async def _is_fit(self) -> bool:
+        """False when new work would not be begun: the engine was lost, or others' requests wait in it."""
+        slot, waits = self._slot, _CROWDED.delays()
+        while slot.leasable and not self._stopping:
+            await slot.load.ask(slot.engine, slot.in_flight)
+            if not slot.load.is_crowded(slot.info.max_running_requests):
+                return slot.leasable
+            self.waiting_on = f"engine {slot.engine_id}: {slot.load.waiting} requests wait in it, others' among them"
+            self._idle(self.waiting_on)
+            await asyncio.sleep(next(waits))
+            await slot.load.ask(slot.engine, slot.in_flight, max_age_s=0.0)
+        return False
+
+    async def _after_less_loaded(self) -> None:
+        """Let dispatchers ask first whose engines have less to do: tasks may be few."""
+        self._wants = True
+        by = time.monotonic() + _HEAD_START_S
+        while time.monotonic() < by and any(peer.is_ahead_of(self) for peer in self._peers):  # noqa: ASYNC110 - brief
+            await asyncio.sleep(_HEAD_START_S / 5)
+
+    @property
+    def busy(self) -> float:
+        """Requests on the engine for each that it decodes at once."""
+        slot = self._slot
+        return slot.load.requests(slot.in_flight) / max(slot.info.max_running_requests, 1)
+
+    def is_ahead_of(self, other: "Dispatcher") -> bool:
+        """True when this one is about to ask, has not asked yet, and its engine has less to do than `other`'s."""
+        return self is not other and self._wants and not self._asked and self.busy < other.busy
+
     async def _ask(self) -> tasks_pb2.LeaseTasksResponse:
         self._requests += 1
-        self._asked = True
+        self._asked, self._wants = True, False
         reply = await self._lease(self._room(), self._slot.loaded, self._lease_wait_s)
         self._asked = False
         return reply

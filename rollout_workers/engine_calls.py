@@ -5,6 +5,7 @@ sample or counted as discarded; a call that failed with part of its answers keep
 engine is quarantined, nothing new is sent.
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 import structlog
@@ -61,7 +62,7 @@ class EngineCalls:
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:
-            failed = self._take(await self.slot.engine.generate(requests, deadline_s=left_s))
+            failed = self._take(await self.slot.generate(requests, deadline_s=left_s))
             for error in failed.values():
                 self.slot.failed(error)
         except (EngineError, InvalidField) as raised:
@@ -69,6 +70,11 @@ class EngineCalls:
                 self.slot.failed(raised, suspect=isinstance(raised, EngineUnavailable | EngineTimeout))
             failed = {request.sample_index: raised for request in requests}
             failed |= self._take(getattr(raised, "partial", ()))
+        except asyncio.CancelledError:
+            cut_off = self.slot.engine.take_cut_off()
+            self.progress.received += cut_off
+            self.progress.discarded["cut_off"] += cut_off
+            raise
         finally:
             self._rids -= rids
             self.slot.changes.notify()
@@ -113,7 +119,9 @@ class EngineCalls:
     async def _engine_is_fit(self) -> bool:
         """False when the engine is gone: then others are to finish the work."""
         slot = self.slot
-        await slot.changes.until(lambda: slot.leasable or not slot.reachable or self.ended, _VERDICT_S)
+        await slot.changes.until(
+            lambda: slot.leasable or not slot.reachable or slot.breaker.is_open or self.ended, _VERDICT_S
+        )
         return slot.leasable
 
     def _take(self, done: Collection[GeneratedSample]) -> dict[int, Exception]:
@@ -121,10 +129,10 @@ class EngineCalls:
         failed: dict[int, Exception] = {}
         for new in done:
             sample, index = self.progress.samples[new.sample_index], new.sample_index
-            self.progress.received += len(new.output_ids)
+            self.progress.received += len(new.output_ids) + new.unusable_tokens
             why = new.fault
-            if why and len(new.output_ids):
-                self.progress.discarded["unusable_answer"] += len(new.output_ids)
+            if unusable := new.unusable_tokens + (len(new.output_ids) if why else 0):
+                self.progress.discarded["unusable_answer"] += unusable
             if not why:
                 try:
                     sample.append(new, self.slot.version_of)

@@ -53,15 +53,19 @@ class RemoteHost:
     def __init__(self, url: str, options: WorkerOptions) -> None:
         self.base_model = options.base_model
         self._engine = SglangEngine(url, options=_sglang_options(options))
-        self._url = url
+        self.url = url
         self._timeout_s = options.engine_timeout_s
+
+    async def is_ready(self) -> bool:
+        """True if the server could be opened at once."""
+        return await self._engine.ready()
 
     async def open(self) -> Engine:
         """Wait until the server is ready."""
         deadline = time.monotonic() + self._timeout_s
         while not await self._engine.ready():
             if time.monotonic() > deadline:
-                raise EngineUnavailable(self._url, "starting", f"not ready after {self._timeout_s:g} s")
+                raise EngineUnavailable(self.url, "starting", f"not ready after {self._timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
         return self._engine
 
@@ -70,7 +74,7 @@ class RemoteHost:
         # A server that was left paused is there, but not ready: it is reached by going on.
         await self._engine.resume()
         if not await self._engine.ready():
-            raise EngineUnavailable(self._url, "reconnecting", "not ready")
+            raise EngineUnavailable(self.url, "reconnecting", "not ready")
         return self._engine
 
     async def close(self) -> None:
@@ -162,7 +166,7 @@ class SimulatedHost:
 
 
 def hosts_of(options: WorkerOptions) -> list[EngineHost]:
-    """One host for each engine that the options name."""
+    """One host for each engine that the options name; those that a router lists are not known here."""
     if options.launch is not None:
         return [LaunchedHost(i, options) for i in range(options.launch.engines)]
     if options.simulated is not None:
@@ -175,13 +179,14 @@ async def open_engines(hosts: Sequence[EngineHost], worker_id: str) -> AsyncIter
     """All engines, started side by side; closed again whatever happens. Raises the EngineErrors as a group."""
     try:
         async with asyncio.TaskGroup() as group:
-            opening = [group.create_task(_open(f"{worker_id}.e{i}", host)) for i, host in enumerate(hosts)]
+            opening = [group.create_task(open_slot(f"{worker_id}.e{i}", host)) for i, host in enumerate(hosts)]
         yield [opened.result() for opened in opening]
     finally:
         await asyncio.gather(*(host.close() for host in hosts), return_exceptions=True)
 
 
-async def _open(engine_id: str, host: EngineHost) -> EngineSlot:
+async def open_slot(engine_id: str, host: EngineHost) -> EngineSlot:
+    """One engine, opened. Raises EngineError."""
     engine = await host.open()
     info = await engine.info()
     slot = EngineSlot(engine_id, engine, info, base_model=host.base_model)
@@ -192,4 +197,9 @@ async def _open(engine_id: str, host: EngineHost) -> EngineSlot:
 
 
 def _sglang_options(options: WorkerOptions) -> SglangOptions:
-    return SglangOptions(generate_timeout_s=options.generate_timeout_s, load_timeout_s=options.reload_timeout_s)
+    return SglangOptions(
+        generate_timeout_s=options.generate_timeout_s,
+        load_timeout_s=options.reload_timeout_s,
+        stream=options.stream,
+        stream_interval=options.stream_interval,
+    )

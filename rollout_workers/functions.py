@@ -64,14 +64,14 @@ def rollout_of(options: "WorkerOptions") -> Rollout | None:
 def load_environment(options: "WorkerOptions") -> Rollout:
     """An environment of another library, as `library:name`. Raises InvalidField."""
     library, _, name = options.environment.partition(":")
-    try:
-        from rollout_workers.integrations import verifiers  # noqa: PLC0415 - an extra that few workers have
-    except ImportError as error:
-        limit = f"a library that is installed: pip install 'rollout-buffer[verifiers]' ({describe(error)})"
-        raise InvalidField("environment", options.environment, limit) from error
     if library != "verifiers":
         raise InvalidField("environment", options.environment, "verifiers:NAME")
-    return Rollout(options.environment, verifiers.load(name, options))
+    try:
+        adapter = importlib.import_module(f"rollout_workers.integrations.{library}")
+    except ImportError as error:
+        limit = f"a library that is installed: pip install 'rollout-buffer[{library}]' ({describe(error)})"
+        raise InvalidField("environment", options.environment, limit) from error
+    return Rollout(options.environment, adapter.load(name, options))
 
 
 def load(option: str, name: str) -> Callable[..., Any]:

@@ -1,5 +1,8 @@
 """Watches over one engine: notices when it is gone, has it started again if the worker owns it, and connects it anew.
 
+An engine that answers and still fails call after call is cut off by its circuit breaker; the guard makes the trial
+calls that close it again.
+
 Invariants: a suspect engine gets no new work until it has answered a probe and names the weights it should hold; an
 engine that comes back is taken for one with unknown weights, so that the loader brings it to the published version
 before it works again.
@@ -9,10 +12,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import structlog
 
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineError
+from rollout_workers.engine.types import SampleRequest
 from rollout_workers.engines import EngineHost
 from rollout_workers.errors import EnginesLost
 from rollout_workers.service import WaitLog
@@ -20,6 +25,9 @@ from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import BASE, Version
 
 PROBE_S = 5.0
+TRIAL_S = 30.0
+"""Longest time for the one token that closes a circuit."""
+
 _SECOND_PROBE_S = 0.2
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
 _log = structlog.get_logger()
@@ -40,7 +48,8 @@ class EngineGuard:
         """Guard until cancelled. Raises EnginesLost when no engine of the worker was reachable for `timeout_s`."""
         slot = self._slot
         while True:
-            await slot.changes.until(lambda: slot.suspect, timeout_s=PROBE_S)
+            pause_s = min(PROBE_S, slot.breaker.trial_in_s)
+            await slot.changes.until(lambda: slot.suspect, timeout_s=pause_s)
             if self._host.ended:
                 await self._reconnect("its process has ended")
             elif slot.loading:
@@ -50,8 +59,19 @@ class EngineGuard:
                 if slot.suspect:
                     slot.suspect = False
                     slot.changes.notify()
+                if slot.breaker.trial_in_s == 0:
+                    await self._try_out()
             elif not slot.loading:
                 await self._reconnect("it does not answer, or was started anew")
+
+    async def _try_out(self) -> None:
+        """The circuit is open and its pause over: one token decides whether the engine gets work again."""
+        self._slot.breaker.tried()
+        trial = SampleRequest(sample_index=0, input_ids=np.zeros(1, np.int32), max_new_tokens=1)
+        try:
+            await self._slot.generate([trial], deadline_s=TRIAL_S)
+        except EngineError as error:
+            self._slot.failed(error)
 
     async def _answers(self) -> bool:
         if await self._slot.engine.ready():

@@ -113,12 +113,24 @@ class WorkerOptions:
     engine_urls: tuple[str, ...] = ()
     """Base URLs (http://host:port) of running SGLang servers, one engine each."""
 
+    router: str = ""
+    """Base URL of an sglang-router: the SGLang servers that it lists are the engines, followed as they come and go."""
+
     launch: LaunchOptions | None = None
 
     simulated: SimulatedOptions | None = None
 
     worker_id: str = field(default_factory=default_worker_id)
     """1 to 100 characters of [A-Za-z0-9._:-]; a restarted worker of the same name releases its old leases at once."""
+
+    stream: bool = True
+    """Have SGLang send tokens as they are made, so that an engine that dies costs only the last few of each sample."""
+
+    stream_interval: int = 16
+    """Tokens of a sample between two events of its stream, 1 to 4,096."""
+
+    breaker_failures: int = 5
+    """Failed calls in a row after which an engine gets no work until a trial succeeds, 1 to 1,000."""
 
     groups_per_engine: int = 8
     """Groups in flight on each engine, 1 to 256."""
@@ -188,6 +200,8 @@ class WorkerOptions:
         self._check_functions()
         _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
         _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        _check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
+        _check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         _check("reward_processes", self.reward_processes, lambda n: 0 <= n <= 256, "0 to 256")
         _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
         _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
@@ -206,11 +220,11 @@ class WorkerOptions:
             "engine_timeout_s",
         ):
             _check(name, getattr(self, name), _positive, "a finite number of seconds above 0")
-        for url in self.engine_urls:
+        for url in (*self.engine_urls, *([self.router] if self.router else [])):
             _check("engine_urls", url, lambda u: u.startswith(("http://", "https://")), "http://host:port")
-        sources = [bool(self.engine_urls), self.launch is not None, self.simulated is not None]
+        sources = [bool(self.engine_urls), bool(self.router), self.launch is not None, self.simulated is not None]
         if sum(sources) != 1:
-            raise InvalidField("engines", f"{sum(sources)} sources", "one of engine_urls, launch and simulated")
+            raise InvalidField("engines", f"{sum(sources)} sources", "one of engine_urls, router, launch and simulated")
 
     def _check_functions(self) -> None:
         if self.rollout and self.environment:

@@ -76,4 +76,6 @@ class Progress:
 def _state(slot: EngineSlot) -> str:
     if slot.quarantined:
         return f"{slot.loaded}(quarantined)"
+    if slot.reachable and slot.breaker.is_open:
+        return f"{slot.loaded}(circuit open)"
     return f"{slot.loaded}(starting)" if slot.reachable else "(lost)"

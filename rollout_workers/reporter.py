@@ -1,36 +1,61 @@
 """Tells the service where the engines stand: after every change, and once in a while without one.
 
-Changes that come while a report is under way are sent together afterwards; the newest state is what counts.
+Changes that come while a report is under way are sent together afterwards; the newest state is what counts. Reports
+also carry the loader's wish for a place among the engines that are out of service, and bring the answer.
 """
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 from rollout_buffer.v1 import weights_pb2
+from rollout_workers.changes import until_any
 from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
+from rollout_workers.weights.watcher import WeightWatcher
 
 REFRESH_S = 30.0
+KEEP_PLACE_S = 15.0
+"""A place lapses a minute after the last report that wants it."""
+ASK_AGAIN_S = (0.7, 1.5)
+"""Between two questions for a place, at random, so that those who wait do not ask at once."""
 
 
 class Reporter:
-    """Reports one engine."""
+    """Reports one engine. `watcher`: what it hears may mean that there is a place again."""
 
-    def __init__(self, slot: EngineSlot, service: ServiceClient, worker_id: str) -> None:
+    def __init__(self, slot: EngineSlot, service: ServiceClient, watcher: WeightWatcher, worker_id: str) -> None:
         self._slot = slot
         self._service = service
+        self._watcher = watcher
         self._worker_id = worker_id
+        self._heard = 0
         self._sent = weights_pb2.EngineReport()
+        self._sent_wish = False
 
     async def run(self) -> None:
         """Report until cancelled."""
+        slot = self._slot
         while True:
-            self._sent = self._slot.report(self._worker_id)
-            await self._service.report(self._sent)
-            await self._slot.changes.until(self._is_news, timeout_s=REFRESH_S)
+            self._heard = self._watcher.messages
+            self._sent, self._sent_wish = slot.report(self._worker_id), slot.wants_load
+            reply = await self._service.report(self._sent, wants_load=self._sent_wish)
+            may_load = self._sent_wish and slot.wants_load and reply.may_load
+            if may_load != slot.may_load:
+                slot.may_load = may_load
+                slot.changes.notify()
+            await until_any(self._is_news, slot.changes, self._watcher.changes, timeout_s=self._pause_s())
+
+    def _pause_s(self) -> float:
+        if not self._slot.wants_load:
+            return REFRESH_S
+        return KEEP_PLACE_S if self._slot.may_load else random.uniform(*ASK_AGAIN_S)  # noqa: S311 - spreads load
 
     def _is_news(self) -> bool:
-        return self._slot.report(self._worker_id) != self._sent
+        waits = self._slot.wants_load and not self._slot.may_load
+        if waits and self._watcher.messages != self._heard:
+            return True
+        return self._slot.wants_load != self._sent_wish or self._slot.report(self._worker_id) != self._sent
 
 
 async def report_all(slots: Sequence[EngineSlot], service: ServiceClient, worker_id: str, *, timeout_s: float) -> None:

@@ -48,10 +48,10 @@ def main() -> int:
             except EOFError:
                 return 0
             try:
-                value = function(from_message(head, ids))
-                answer: dict[str, Any] = {"reward": float(value)}
+                answer = {"reward": function(from_message(head, ids))}
+                json.dumps(answer)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                answer: dict[str, Any] = {"error": describe(error)}
+                answer = {"error": describe(error)}
             _send(stream, answer)
 
 

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 
 import structlog
 
@@ -43,8 +42,8 @@ class _Child:
         self._writer = writer
 
     @classmethod
-    async def start(cls, function: str) -> "_Child":
-        """Raises _Gone, OSError."""
+    async def start(cls) -> "_Child":
+        """Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -59,16 +58,13 @@ class _Child:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        child = cls(process, reader, writer)
-        try:
-            answer = await child.ask(json.dumps({"function": function, "path": sys.path}).encode(), b"")
-        except BaseException:
-            child.kill()
-            raise
+        return cls(process, reader, writer)
+
+    async def load(self, function: str) -> None:
+        """Have it import the function. Raises _Gone."""
+        answer = await self.ask(json.dumps({"function": function, "path": sys.path}).encode(), b"")
         if "error" in answer:
-            child.kill()
             raise _Gone(f"its process cannot load it: {answer['error']}")
-        return child
 
     @property
     def alive(self) -> bool:
@@ -125,16 +121,14 @@ class RewardProcesses:
         except (TypeError, ValueError) as error:
             raise self._failed(sample, f"the sample cannot be sent to its process: {error}") from error
         child = await self._free.get()
-        began = time.monotonic()
         try:
             child = await self._ready(child)
-            began = time.monotonic()
             async with asyncio.timeout(self._timeout_s):
                 answer = await child.ask(head, ids)
         except TimeoutError:
             self._end(child)
             child = None
-            why = f"no result within {time.monotonic() - began:.3g} s; its process was killed"
+            why = f"no result within {self._timeout_s:g} s; its process was killed"
             raise self._failed(sample, why) from None
         except (_Gone, OSError) as error:
             self._end(child)
@@ -162,15 +156,23 @@ class RewardProcesses:
         self._children.clear()
 
     async def _ready(self, child: _Child | None) -> _Child:
-        """A process that can be asked. Raises _Gone, TimeoutError, OSError."""
+        """A process that can be asked. Raises _Gone, OSError."""
         if self._closed:
             raise _Gone("the worker is ending")
         if child is not None and child.alive:
             return child
         self._children = {known for known in self._children if known.alive}
-        async with asyncio.timeout(START_TIMEOUT_S):
-            started = await _Child.start(self._function)
-        self._children.add(started)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                started = await _Child.start()
+                self._children.add(started)
+                try:
+                    await started.load(self._function)
+                except BaseException:
+                    started.kill()
+                    raise
+        except TimeoutError:
+            raise _Gone(f"its process did not load it within {START_TIMEOUT_S:g} s") from None
         _log.info("reward process started", function=self._function, pid=started.process.pid)
         return started
 

@@ -18,6 +18,8 @@ from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import (
     common_pb2,
     groups_pb2,
+    runs_pb2,
+    runs_pb2_grpc,
     tasks_pb2,
     tasks_pb2_grpc,
     weights_pb2,
@@ -89,6 +91,7 @@ class ServiceClient:
         self._bulk = grpc.aio.insecure_channel(address, options=client_options())
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._control)
         self._bulk_tasks = tasks_pb2_grpc.TaskServiceStub(self._bulk)
+        self._runs = runs_pb2_grpc.RunServiceStub(self._control)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._control)
         self._push = self._bulk.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
@@ -161,15 +164,24 @@ class ServiceClient:
 
         return await self._repeat("return leases", attempt, timeout_s or self.timeout_s)
 
-    async def report(self, report: weights_pb2.EngineReport, *, timeout_s: float | None = None) -> Version:
-        """Say where an engine stands; returns the published version."""
+    async def report(
+        self, report: weights_pb2.EngineReport, *, wants_load: bool = False, timeout_s: float | None = None
+    ) -> weights_pb2.ReportEngineResponse:
+        """Say where an engine stands, and ask for its place among those that are out of service to load."""
 
         def attempt() -> Awaitable[weights_pb2.ReportEngineResponse]:
-            request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report)
+            request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report, wants_load=wants_load)
             return self._weights.ReportEngine(request, timeout=CALL_TIMEOUT_S)
 
-        reply = await self._repeat("report an engine", attempt, timeout_s or self.timeout_s)
-        return Version.of(reply.published)
+        return await self._repeat("report an engine", attempt, timeout_s or self.timeout_s)
+
+    async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
+        """The engines of the run, as they were last reported. Raises RolloutBufferError."""
+
+        def attempt() -> Awaitable[runs_pb2.GetRunResponse]:
+            return self._runs.GetRun(runs_pb2.GetRunRequest(run=self.ref()), timeout=min(CALL_TIMEOUT_S, timeout_s))
+
+        return (await self._repeat("ask for the engines", attempt, timeout_s)).run.engines
 
     def watch(self) -> WatchStream:
         """A stream of the published weights, the present state first."""

@@ -1,17 +1,40 @@
 """One engine as the worker's parts share it: what it has loaded, whether it may be given work, what it is reported as.
 
 Invariants: `loaded` is what the engine itself last confirmed; an engine gets leases only when it is reachable, was
-brought to a published version since it was last connected, and is not quarantined. Written by the loader and the guard,
-read by everybody else.
+brought to a published version since it was last connected, and is not quarantined; weights that were received and never
+published do not count as loaded. Written by the loader and the guard, read by everybody else.
 """
 
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
 from rollout_buffer.v1 import weights_pb2
+from rollout_workers.breaker import Breaker, counts
 from rollout_workers.changes import Changes
 from rollout_workers.counters import describe
-from rollout_workers.engine.types import Engine, EngineInfo
+from rollout_workers.engine.errors import EngineError
+from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
+from rollout_workers.loads import LoadView
 from rollout_workers.versions import BASE, Version
 
 State = weights_pb2.EngineState
+
+_log = structlog.get_logger()
+
+
+class SwapHold(Protocol):
+    """What can ask an engine to keep its weights for a while."""
+
+    @property
+    def active(self) -> bool:
+        """True while the weights have to stay."""
+        ...
+
+    async def released(self) -> None:
+        """Return when they may go, or when the longest time for it has passed."""
+        ...
 
 
 class EngineSlot:
@@ -36,17 +59,36 @@ class EngineSlot:
         """True while the engine is paused because what it holds cannot be trusted."""
         self.quarantined = False
         self.stopped = False
+        self.awaits_plan = False
+        """True while the published weights are not to be had for this engine, other than by a collective update."""
+        self.membership = 0
+        """The process group that the engine belongs to; 0: none."""
+        self.prepared: Version | None = None
+        """The planned version for which the engine is paused and ready to receive."""
+        self.wants_load = False
+        """True while the loader asks for a place among the engines that are out of service, or has one."""
+        self.may_load = False
+        """True when the service has given it one."""
+        self.hold: SwapHold | None = None
+        """Waited for before the engine is paused for new weights."""
+        self.weights_url = ""
+        """Where this worker serves what it has fetched."""
         self.reloads = 0
         self.last_reload_ms = 0
         self.errors = 0
         self.last_error = ""
+        self.breaker = Breaker()
+        """Open after failed calls in a row: no new work until a trial has succeeded."""
+        self.in_flight = 0
+        """Requests of this worker that the engine has not answered."""
+        self.load = LoadView()
         self.suspect = False
         """True from an error that may mean that the engine is gone until the guard has heard from it."""
 
     @property
     def leasable(self) -> bool:
         """True when the engine may be given new work."""
-        unfit = self.suspect or self.quarantined or self.stopped
+        unfit = self.suspect or self.quarantined or self.stopped or self.breaker.is_open
         return self.reachable and self.current and not unfit
 
     @property
@@ -56,7 +98,7 @@ class EngineSlot:
             return weights_pb2.ENGINE_STATE_STOPPED
         if self.quarantined:
             return weights_pb2.ENGINE_STATE_QUARANTINED
-        if self.loading:
+        if self.loading or (self.awaits_plan and not self.current):
             return weights_pb2.ENGINE_STATE_LOADING
         return weights_pb2.ENGINE_STATE_READY if self.leasable else weights_pb2.ENGINE_STATE_STARTING
 
@@ -71,6 +113,32 @@ class EngineSlot:
         self.suspect = self.suspect or suspect
         self.changes.notify()
 
+    def ask_for_place(self, *, wanted: bool) -> None:
+        """Ask the service, by way of the reporter, to be out of service; or say that it is over."""
+        if wanted != self.wants_load:
+            self.wants_load, self.may_load = wanted, False
+            self.changes.notify()
+
+    async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
+        """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
+        self.in_flight += len(requests)
+        try:
+            done = await self.engine.generate(requests, deadline_s=deadline_s)
+        except EngineError as error:
+            if counts(error) and self.breaker.failed():
+                opened = f"no work after {self.breaker.failures} failed calls in a row, the last: {describe(error)}"
+                _log.error("circuit open", engine=self.engine_id, why=opened)
+                self.last_error = opened
+                self.changes.notify()
+            raise
+        else:
+            if self.breaker.succeeded():
+                _log.info("circuit closed", engine=self.engine_id)
+                self.changes.notify()
+            return done
+        finally:
+            self.in_flight -= len(requests)
+
     async def refresh(self) -> None:
         """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
         label = await self.engine.loaded_version()
@@ -79,6 +147,7 @@ class EngineSlot:
         # A label in our form says that somebody updated the engine, not from which run: it is loaded once more.
         self.pristine = known is None
         self.current = False
+        self.membership, self.prepared = 0, None
         self.changes.notify()
 
     def report(self, worker_id: str) -> weights_pb2.EngineReport:
@@ -92,4 +161,7 @@ class EngineSlot:
             last_reload_ms=self.last_reload_ms,
             last_error=self.last_error,
             errors=self.errors,
+            membership=self.membership,
+            prepared=self.prepared.wire() if self.prepared is not None else None,
+            weights_url=self.weights_url,
         )

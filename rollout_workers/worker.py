@@ -11,16 +11,19 @@ import contextlib
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from buffer_wire.errors import InvalidField, RolloutBufferError
+from rollout_workers.breaker import Breaker
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engines import EngineHost, hosts_of, open_engines
-from rollout_workers.functions import is_coroutine, rollout_of
+from rollout_workers.engines import EngineHost, RemoteHost, hosts_of, open_engines, open_slot
+from rollout_workers.fleet import Fleet, Seat
+from rollout_workers.functions import Rollout, is_coroutine, rollout_of
 from rollout_workers.guard import EngineGuard
 from rollout_workers.keeper import LeaseKeeper, hurry_after_publishes
 from rollout_workers.options import WorkerOptions
@@ -30,6 +33,7 @@ from rollout_workers.pusher import Pusher
 from rollout_workers.reporter import Reporter, report_all
 from rollout_workers.reward_processes import RewardProcesses
 from rollout_workers.rewards import RewardFunction, Scorer, load_reward, no_reward
+from rollout_workers.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.fetcher import WeightFetcher
@@ -47,14 +51,25 @@ finished samples are kept."""
 _log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all engines of the worker have in common."""
+
+    service: ServiceClient
+    tools: Tools
+    watcher: WeightWatcher
+    fetcher: WeightFetcher
+
+
 class Worker:
-    """One worker process. `reward` and `hosts` default to what the options name."""
+    """One worker process. `reward`, `rollout` and `hosts` default to what the options name."""
 
     def __init__(
         self,
         options: WorkerOptions,
         *,
         reward: RewardFunction | None = None,
+        rollout: Rollout | None = None,
         hosts: Sequence[EngineHost] | None = None,
     ) -> None:
         self.options = options
@@ -62,11 +77,14 @@ class Worker:
         self.slots: list[EngineSlot] = []
         self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
         if options.reward_processes and is_coroutine(self._reward):
-            raise InvalidField("reward_processes", options.reward_processes, "0 where the reward function is a coroutine")
-        self._rollout = rollout_of(options)
+            raise InvalidField("reward_processes", options.reward_processes, "0: the reward function is a coroutine")
+        self._rollout = rollout or rollout_of(options)
         self._hosts = hosts if hosts is not None else hosts_of(options)
         self._stop = asyncio.Event()
         self._dispatchers: list[Dispatcher] = []
+        self._keepers: list[LeaseKeeper] = []
+        self._engine_ids: dict[str, str] = {}
+        """Of engines that a router lists, by URL: one that comes back is known by its old name."""
 
     def stop(self) -> None:
         """Begin to drain. For use within the event loop, as from a signal handler."""
@@ -86,20 +104,29 @@ class Worker:
         fetcher = WeightFetcher(
             options.weights_dir / options.run_id, owner=options.worker_id, keep=options.keep_versions
         )
+        router = RouterClient(options.router) if options.router else None
         try:
             fetcher.sweep()
+            if router is not None:
+                first = await first_ready(router, options)
+                self._engine_ids[first.url] = f"{options.worker_id}.e0"
+                self._hosts = [first]
             async with open_engines(self._hosts, options.worker_id) as slots:
                 self.slots = slots
                 _log.info(
                     "engines ready",
                     engines=[f"{slot.engine_id} {slot.info.address} {slot.loaded}" for slot in slots],
                 )
-                await self._work(service, fetcher, slots)
+                await self._work(service, fetcher, slots, router)
         finally:
+            if router is not None:
+                await router.close()
             await fetcher.close()
             await service.close()
 
-    async def _work(self, service: ServiceClient, fetcher: WeightFetcher, slots: list[EngineSlot]) -> None:
+    async def _work(
+        self, service: ServiceClient, fetcher: WeightFetcher, slots: list[EngineSlot], router: RouterClient | None
+    ) -> None:
         options = self.options
         prompts = Prompts(options.tokenizer or _tokenizer_of(slots))
         scorer = Scorer(
@@ -128,31 +155,9 @@ class Worker:
         )
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run()]
-        keepers = [LeaseKeeper(slot.engine_id, service) for slot in slots]
-        parts.append(hurry_after_publishes(watcher, keepers))
-        for slot, host, keeper in zip(slots, self._hosts, keepers, strict=True):
-            self._dispatchers.append(
-                Dispatcher(
-                    slot,
-                    service,
-                    keeper,
-                    tools,
-                    concurrency=options.groups_per_engine,
-                    outstanding=options.groups_per_engine * OUTSTANDING_PER_SLOT,
-                    lease_wait_s=options.lease_wait_s,
-                )
-            )
-            loader = WeightLoader(
-                slot,
-                watcher,
-                fetcher,
-                pause_mode=PauseMode(options.pause_mode),
-                timeout_s=options.reload_timeout_s,
-                weightless=options.simulated is not None,
-            )
-            guard = EngineGuard(slot, host, slots, timeout_s=options.engine_timeout_s)
-            reporter = Reporter(slot, service, options.worker_id)
-            parts += [keeper.run(), loader.run(), guard.run(), reporter.run()]
+        parts.append(hurry_after_publishes(watcher, self._keepers))
+        shared = _Shared(service, tools, watcher, fetcher)
+        seats = [self._seat(shared, slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:
             progress = Progress(self.counters, slots, self._dispatchers, pusher, every_s=options.progress_every_s)
             parts.append(progress.run())
@@ -160,14 +165,84 @@ class Worker:
         try:
             async with needs, asyncio.TaskGroup() as group:
                 background = [group.create_task(part) for part in parts]
-                working = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers]
+                fleet = Fleet(group, service, options.worker_id)
+                for seat in seats:
+                    fleet.add(seat)
+                if router is not None:
+                    background.append(group.create_task(self._follow(router, fleet, shared).run()))
                 await self._stop.wait()
-                await self._drain(working)
+                await self._drain(fleet.working)
                 await self._say_stopped(service)
+                fleet.stop_parts()
                 for task in background:
                     task.cancel()
         finally:
             await scorer.close()
+            await asyncio.gather(*(host.close() for host in self._hosts), return_exceptions=True)
+
+    def _seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
+        """What drives one engine."""
+        options = self.options
+        slot.breaker = Breaker(options.breaker_failures)
+        keeper = LeaseKeeper(slot.engine_id, shared.service)
+        self._keepers.append(keeper)
+        dispatcher = Dispatcher(
+            slot,
+            shared.service,
+            keeper,
+            shared.tools,
+            concurrency=options.groups_per_engine,
+            outstanding=options.groups_per_engine * OUTSTANDING_PER_SLOT,
+            lease_wait_s=options.lease_wait_s,
+            peers=self._dispatchers,
+        )
+        self._dispatchers.append(dispatcher)
+        loader = WeightLoader(
+            slot,
+            shared.watcher,
+            shared.fetcher,
+            pause_mode=PauseMode(options.pause_mode),
+            timeout_s=options.reload_timeout_s,
+            weightless=options.simulated is not None,
+        )
+        guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
+        reporter = Reporter(slot, shared.service, shared.watcher, options.worker_id)
+        return Seat(slot, host, keeper, dispatcher, [keeper.run(), loader.run(), guard.run(), reporter.run()])
+
+    # ── engines that come and go ─────────────────────────────────────────────
+
+    def _follow(self, router: RouterClient, fleet: Fleet, shared: "_Shared") -> RouterWatch:
+        by_url = {seat.slot.info.address: seat for seat in fleet.seats}
+
+        async def add(url: str) -> None:
+            engine_id = self._engine_ids.setdefault(url, f"{self.options.worker_id}.e{len(self._engine_ids)}")
+            host = RemoteHost(url, self.options)
+            try:
+                slot = await open_slot(engine_id, host)
+            except BaseException:
+                await host.close()
+                raise
+            if self.stopping:
+                await host.close()
+                return
+            _log.info("engine joins", engine=engine_id, address=url, loaded=slot.loaded.label)
+            self._hosts = [*self._hosts, host]
+            self.slots.append(slot)
+            by_url[url] = self._seat(shared, slot, host)
+            fleet.add(by_url[url])
+
+        async def remove(url: str) -> None:
+            seat = by_url[url]
+
+            def gone() -> None:
+                by_url.pop(url, None)
+                self.slots.remove(seat.slot)
+                self._dispatchers.remove(seat.dispatcher)
+                self._keepers.remove(seat.keeper)
+
+            await fleet.remove(seat, grace_s=self.options.drain_grace_s, on_gone=gone)
+
+        return RouterWatch(router, lambda: set(by_url), add=add, remove=remove)
 
     async def _drain(self, working: Sequence[asyncio.Task[None]]) -> None:
         began, grace_s = time.monotonic(), self.options.drain_grace_s

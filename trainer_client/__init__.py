@@ -5,28 +5,38 @@ imported when they are.
 """
 
 from trainer_client.aio import AsyncBufferClient
+from trainer_client.aio_evaluating import AsyncEvaluation
 from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
-from trainer_client.manifest import FilesManifest, WeightFile, manifest_of
+from trainer_client.evaluating import Evaluation
+from trainer_client.evaluations import EvaluationFailure, EvaluationState
+from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
 from trainer_client.policy import Environment, Policy
+from trainer_client.publication import Publication, WeightPublisher
 from trainer_client.requests import Submission
-from trainer_client.session import SessionOptions, TrainerSession, WeightPublisher
+from trainer_client.session import SessionOptions, TrainerSession
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, WeightVersion
 from trainer_client.tasks import SamplingParams, Task
 from trainer_client.waiting import Waiting
 
 __all__ = [
     "AsyncBufferClient",
+    "AsyncEvaluation",
     "Batch",
     "BatchInfo",
     "BufferClient",
     "ClientOptions",
+    "CollectiveManifest",
     "Environment",
+    "Evaluation",
+    "EvaluationFailure",
+    "EvaluationState",
     "FilesManifest",
     "Group",
     "Ledger",
     "Policy",
+    "Publication",
     "Published",
     "Resumed",
     "RunState",
@@ -36,6 +46,7 @@ __all__ = [
     "Submission",
     "Submitted",
     "Task",
+    "TensorsManifest",
     "TrainerSession",
     "Turn",
     "VersionSpan",

@@ -17,6 +17,7 @@ from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
+from trainer_client.aio_evaluating import AsyncEvaluationCalls
 from trainer_client.batch import Batch
 from trainer_client.driver import (
     MIN_PULL_INTERVAL_S,
@@ -39,7 +40,7 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
 
 
-class AsyncBufferClient:
+class AsyncBufferClient(AsyncEvaluationCalls):
     """A connection to the service at `target` ("host:port" or "unix:path"). Use it in an `async with`.
 
     Every method does what `BufferClient`'s does, with the same arguments and errors.
@@ -48,7 +49,8 @@ class AsyncBufferClient:
     def __init__(self, target: str, options: ClientOptions | None = None) -> None:
         self.target = target
         self.options = options or ClientOptions()
-        self._revisions = Revisions()
+        self.revisions = Revisions()
+        """The highest revision that was seen of each run."""
         self._control = self._channel()
         self._bulk = self._channel()
         self._pull = self._bulk.unary_stream(
@@ -79,17 +81,17 @@ class AsyncBufferClient:
         )
         try:
             reply = await retry_async(
-                lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
                 deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
                 waiting_on=f"the service at {self.target}",
                 retry_on=worth_repeating,
                 on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
             )
         except UnknownRun:
-            self._revisions.forget(call.run_id)
+            self.revisions.forget(call.run_id)
             raise
         if call.run_id:
-            requests.note(self._revisions, call.run_id, reply)
+            requests.note(self.revisions, call.run_id, reply)
         return call.decode(reply)
 
     async def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
@@ -203,8 +205,8 @@ class AsyncBufferClient:
 
     async def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
-        assembly = PullAssembly(run_id, self._revisions, deadline.started)
-        request = spec.to_wire(self._revisions.ref(run_id), wait_s)
+        assembly = PullAssembly(run_id, self.revisions, deadline.started)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s)
         stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
         try:
             async for message in stream:
@@ -258,18 +260,18 @@ class AsyncBufferClient:
         self,
         run_id: str,
         version: int,
-        count: int = 1,
+        count: engines.Quorum = 1,
         *,
         epoch: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> RunState:
-        """Wait until `count` engines are ready with `version` of `epoch` (None: the run's) or newer."""
+        """Wait until `count` engines (a float: that share of them) are ready with `version` of `epoch` or newer."""
         deadline = Deadline.after(timeout_s)
-        notices = WaitNotices(f"waiting for version {version} on {count} engines", self.target, on_wait)
+        notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
         poll_s = engines.FIRST_POLL_S
         while True:
-            run = await self.run(run_id)
+            run = await self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
             missing = engines.not_loaded(run, version, count, epoch)
             if missing is None:
                 return run

@@ -27,10 +27,12 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
+from trainer_client.evaluating import EvaluationCalls
 from trainer_client.manifest import Manifest
 from trainer_client.opening import open_session
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
+from trainer_client.publication import WeightPublisher
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
@@ -39,7 +41,6 @@ from trainer_client.session import (
     SessionOptions,
     SessionPlan,
     TrainerSession,
-    WeightPublisher,
 )
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
 from trainer_client.tasks import Task
@@ -49,13 +50,14 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
 
 
-class BufferClient:
+class BufferClient(EvaluationCalls):
     """A connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`."""
 
     def __init__(self, target: str, options: ClientOptions | None = None) -> None:
         self.target = target
         self.options = options or ClientOptions()
-        self._revisions = Revisions()
+        self.revisions = Revisions()
+        """The highest revision that was seen of each run."""
         self._control = self._channel()
         self._bulk = self._channel()
         self._pull = self._bulk.unary_stream(
@@ -86,17 +88,17 @@ class BufferClient:
         )
         try:
             reply = retry_sync(
-                lambda: rpc(call.build(self._revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
                 deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
                 waiting_on=f"the service at {self.target}",
                 retry_on=worth_repeating,
                 on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
             )
         except UnknownRun:
-            self._revisions.forget(call.run_id)
+            self.revisions.forget(call.run_id)
             raise
         if call.run_id:
-            requests.note(self._revisions, call.run_id, reply)
+            requests.note(self.revisions, call.run_id, reply)
         return call.decode(reply)
 
     # ── runs ─────────────────────────────────────────────────────────────────
@@ -229,8 +231,8 @@ class BufferClient:
 
     def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
-        assembly = PullAssembly(run_id, self._revisions, deadline.started)
-        request = spec.to_wire(self._revisions.ref(run_id), wait_s)
+        assembly = PullAssembly(run_id, self.revisions, deadline.started)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s)
         stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
         try:
             for message in stream:
@@ -283,9 +285,7 @@ class BufferClient:
             requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
         )
 
-    def plan_collective(
-        self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None
-    ) -> None:
+    def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
         """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
 
         `trainer_client.publish.CollectivePublisher` carries such updates out. Raises VersionConflict, StaleEpoch,
@@ -297,21 +297,22 @@ class BufferClient:
         self,
         run_id: str,
         version: int,
-        count: int = 1,
+        count: engines.Quorum = 1,
         *,
         epoch: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> RunState:
-        """Wait until `count` engines are ready with `version` of `epoch` (None: the run's) or newer.
+        """Wait until `count` engines (a float: that share of them) are ready with `version` of `epoch` or newer.
 
-        Raises NotReady after `timeout_s`, naming the engines that are behind.
+        `epoch` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
+        Raises NotReady after `timeout_s`, naming the engines that lag and their last errors; InvalidField.
         """
         deadline = Deadline.after(timeout_s)
-        notices = WaitNotices(f"waiting for version {version} on {count} engines", self.target, on_wait)
+        notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
         poll_s = engines.FIRST_POLL_S
         while True:
-            run = self.run(run_id)
+            run = self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
             missing = engines.not_loaded(run, version, count, epoch)
             if missing is None:
                 return run

@@ -1,32 +1,66 @@
-"""Which engines have loaded a version, judged from a run's state."""
+"""Which engines have loaded a version, and how many a quorum is, judged from a run's state."""
 
-from buffer_wire.errors import NotReady
-from trainer_client.state import RunState, WeightVersion
+import math
+from typing import TypeAlias
+
+from buffer_wire.errors import InvalidField, NotReady
+from trainer_client.state import Engine, RunState, WeightVersion
 
 FIRST_POLL_S = 0.05
 MOST_POLL_S = 1.0
 
+SILENT_MS = 60_000
+"""An engine whose worker has not reported for this long (it does at least every 30 s) counts as gone."""
 
-def not_loaded(run: RunState, version: int, count: int, epoch: int | None) -> NotReady | None:
-    """None when at least `count` engines are ready with (epoch, version) or newer, else what is missing.
+LEAST_ANSWER_S = 5.0
+"""How long one look at the run may take at least, however short the wait."""
 
-    `epoch` None: the run's. A higher version of an abandoned timeline does not count as newer.
+IN_SERVICE = ("starting", "ready", "loading")
+
+Quorum: TypeAlias = int | float
+"""Engines to wait for: a number of them as an int, a share of those in service, above 0 and at most 1, as a float."""
+
+
+def said(quorum: Quorum) -> str:
+    """A quorum in words."""
+    return f"{quorum} engines" if isinstance(quorum, int) else f"{quorum:.0%} of the engines"
+
+
+def in_service(run: RunState) -> tuple[Engine, ...]:
+    """Engines that serve or are about to: neither quarantined nor stopped, and not silent."""
+    return tuple(e for e in run.engines if e.state in IN_SERVICE and e.silent_ms < SILENT_MS)
+
+
+def quorum_of(quorum: Quorum, run: RunState) -> int:
+    """How many engines that is now: of a share, rounded up, and at least 1. Raises InvalidField."""
+    if isinstance(quorum, bool) or not (quorum > 0 and (isinstance(quorum, int) or quorum <= 1)):
+        raise InvalidField("wait_for", quorum, "a number of engines (int) or a share of them above 0 and at most 1.0")
+    return quorum if isinstance(quorum, int) else max(1, math.ceil(quorum * len(in_service(run)) - 1e-9))
+
+
+def not_loaded(run: RunState, version: int, quorum: Quorum, epoch: int | None) -> NotReady | None:
+    """None when that many engines are ready with (epoch, version) or newer, else what is missing, with their names.
+
+    `epoch` None: the run's. A higher version of an abandoned timeline does not count as newer. Raises InvalidField.
     """
     wanted = WeightVersion(run.epoch if epoch is None else epoch, version)
-    ready = [engine for engine in run.engines if engine.state == "ready" and engine.loaded >= wanted]
+    count = quorum_of(quorum, run)
+    ready = [engine for engine in in_service(run) if engine.state == "ready" and engine.loaded >= wanted]
     if len(ready) >= count:
         return None
-    behind = ", ".join(
-        f"{engine.engine_id} ({engine.state}, version {engine.loaded.version}"
-        + (f", last error: {engine.last_error[:120]})" if engine.last_error else ")")
-        for engine in run.engines
-        if engine not in ready
-    )
-    waits_on = f"the engines {behind}" if behind else "workers to report their engines"
+    behind = [engine for engine in run.engines if engine not in ready]
+    waits_on = f"the engines {', '.join(map(_lagging, behind))}" if behind else "workers to report their engines"
     return NotReady(
         f"{len(ready)} of {count} engines have loaded version {version}; waiting on {waits_on}",
         version=version,
         ready=len(ready),
         count=count,
         waits_on=waits_on,
+        engines=",".join(engine.engine_id for engine in behind),
     )
+
+
+def _lagging(engine: Engine) -> str:
+    silent = f", silent for {engine.silent_ms // 1000} s" if engine.silent_ms >= SILENT_MS else ""
+    error = f", last error: {engine.last_error[:120]}" if engine.last_error else ""
+    return f"{engine.engine_id} ({engine.state}, version {engine.loaded.version}{silent}{error})"

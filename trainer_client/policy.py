@@ -131,6 +131,10 @@ class Policy:
     wait_timeout_ms: int | None = None
     """Longest wait for them; default 1,000."""
 
+    # ── weights ──────────────────────────────────────────────────────────────
+    max_unavailable_engines: int | None = None
+    """Engines that may be out of service at once to load weights from files; 0 (default) is no limit."""
+
     def __post_init__(self) -> None:
         rules = {
             name: rule if isinstance(rule, Environment) else Environment(share=rule)

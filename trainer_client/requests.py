@@ -206,9 +206,7 @@ def publish(
     )
 
 
-def plan_collective(
-    run_id: str, *, epoch: int, plan: CollectivePlan
-) -> Call[weights_pb2.PlanCollectiveResponse, None]:
+def plan_collective(run_id: str, *, epoch: int, plan: CollectivePlan) -> Call[weights_pb2.PlanCollectiveResponse, None]:
     """PlanCollective."""
     wire = plan.to_wire()
     return Call(

@@ -28,18 +28,21 @@ alone; it has to tell the others.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from buffer_wire.errors import InvalidField, PendingFull
 from trainer_client.batch import Batch
 from trainer_client.clock import TrainClock
+from trainer_client.engines import Quorum
+from trainer_client.evaluating import Evaluation
 from trainer_client.feeder import FeederOptions, TaskFeeder
-from trainer_client.manifest import FilesManifest, manifest_of
+from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
 from trainer_client.policy import Policy
 from trainer_client.prefetch import Prefetcher
+from trainer_client.publication import Publication, WeightPublisher, WeightSource
 from trainer_client.puller import Puller, PullSource
 from trainer_client.requests import ResumeMode, Submission
 from trainer_client.rounds import Place, gathered
@@ -52,27 +55,6 @@ if TYPE_CHECKING:
 
 BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
 """N of a step: a number, a function of the step, or None for the policy's."""
-
-Save: TypeAlias = Callable[[Path], object]
-"""Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
-
-WeightSource: TypeAlias = FilesManifest | Path | str | Save | None
-
-
-class WeightPublisher(Protocol):
-    """Where weights are put for the engines, and how long they stay; `trainer_client.publish` has some."""
-
-    def write(self, source: Path | str | Save, *, epoch: int, version: int) -> FilesManifest:
-        """Make the weights available; what the manifest names stays unchanged."""
-
-    def published(self, manifest: FilesManifest, *, committed_steps: int) -> None:
-        """The service offers them now; the steps below `committed_steps` are in them."""
-
-    def checkpointed(self, steps: int) -> None:
-        """No resume goes back before step `steps` any more."""
-
-    def resumed(self, next_step: int) -> None:
-        """What was published after more than `next_step` steps is abandoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +74,7 @@ class SessionOptions:
     max_prefetch_bytes: int = 8 << 30
     """Bytes of batches held ahead of the training loop."""
     on_wait: OnWait | None = None
-    """Told on whom the trainer waits while it waits; what it raises ends the wait."""
+    """Told on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +109,7 @@ class TrainerSession:
         which a function of the step says what is meant."""
         self._rank = plan.rank
         self._publisher = plan.publisher
+        self._on_wait = plan.options.on_wait
         self._committed_steps = min(run.committed_steps, start.next_step)
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
         self._feeder = self._make_feeder(plan)
@@ -199,29 +182,46 @@ class TrainerSession:
 
     # ── progress ─────────────────────────────────────────────────────────────
 
-    def publish(self, source: WeightSource = None, *, version: int | None = None) -> int:
+    def publish(
+        self,
+        source: WeightSource = None,
+        *,
+        version: int | None = None,
+        wait_for: Quorum | None = None,
+        timeout_s: float = 600.0,
+    ) -> int:
         """Offer weights trained on every batch so far to the engines, and commit through the last one.
 
-        `source`: a function that writes the weights into a directory, a directory, a manifest, or None for engines
-        that need not load. `version`: None: the next one. Returns the version. Does not wait for the engines.
-        Raises VersionConflict, StaleEpoch, InvalidField.
+        `source`: what the session's publisher takes (a function that writes the weights into a directory or a
+        directory, for files; a state dict, a module or a function that gives tensors, for the others), a manifest, or
+        None for engines that need not load. `version`: None: the next one. Returns the version. `wait_for`: None: it
+        does not wait for the engines; else how many of them have to be ready with the version within `timeout_s`.
+
+        Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, and NotReady for engines that lag,
+        by name; the version is published all the same.
         """
         version = self.version + 1 if version is None else version
         if self._rank == 0:
-            manifest = self._manifest(source, version)
-            done = self.client.publish(
-                self.run_id,
-                epoch=self.epoch,
-                version=version,
-                manifest=manifest,
-                commit_through=self._last_step(),
-            )
-            self._committed_steps = done.committed_steps
-            if self._publisher is not None and manifest is not None:
-                self._publisher.published(manifest, committed_steps=done.committed_steps)
-                # The service itself frees committed steps beyond this many.
-                self._publisher.checkpointed(done.committed_steps - (self.policy.retained_steps or 64))
-        self._clock.published(version)
+            manifest = self._manifest(source, self._publication(version))
+            self._publish(version, manifest, self._last_step())
+        self._published(version, wait_for, timeout_s)
+        return version
+
+    def rollback(
+        self, to_version: int, *, version: int | None = None, wait_for: Quorum | None = None, timeout_s: float = 600.0
+    ) -> int:
+        """Publish the weights of an older version again, under a new one; commits nothing. Returns the new version.
+
+        What the trainer itself holds is the caller's business, as are the batches that are generated meanwhile.
+        Raises InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
+        """
+        version = self.version + 1 if version is None else version
+        if self._rank == 0:
+            if self._publisher is None:
+                raise InvalidField("publisher", None, "one that keeps versions, to roll back to one")
+            manifest = self._publisher.offer_again(to_version, self._publication(version))
+            self._publish(version, manifest, None)
+        self._published(version, wait_for, timeout_s)
         return version
 
     def update_policy(self, **changes: object) -> Policy:
@@ -249,8 +249,20 @@ class TrainerSession:
             if self._publisher is not None:
                 self._publisher.checkpointed(freed)
 
-    def wait_for_engines(self, count: int = 1, *, timeout_s: float = 600.0, on_wait: OnWait | None = None) -> RunState:
-        """Wait until `count` engines are ready with the published version. Raises NotReady after `timeout_s`."""
+    def evaluate(self, tasks: Sequence[Task], *, version: int | None = None, eval_id: str | None = None) -> Evaluation:
+        """Have tasks generated wholly at the published version (None) or an earlier one, beside the training.
+
+        Returns at once; the next version may be published meanwhile. See `BufferClient.evaluate`.
+        """
+        return self.client.evaluate(self.run_id, tasks, epoch=self.epoch, version=version, eval_id=eval_id)
+
+    def wait_for_engines(
+        self, count: Quorum = 1, *, timeout_s: float = 600.0, on_wait: OnWait | None = None
+    ) -> RunState:
+        """Wait until `count` engines, or that share of them, are ready with the published version.
+
+        Raises NotReady after `timeout_s`, naming the engines that lag and their last errors.
+        """
         return self.client.wait_for_engines(
             self.run_id, self.version, count, epoch=self.epoch, timeout_s=timeout_s, on_wait=on_wait
         )
@@ -288,14 +300,32 @@ class TrainerSession:
         """The last step of this epoch that is trained; None before the first."""
         return self.next_step - 1 if self.next_step > self.start.next_step else None
 
-    def _manifest(self, source: WeightSource, version: int) -> FilesManifest | None:
-        if source is None or isinstance(source, FilesManifest):
+    def _publication(self, version: int) -> Publication:
+        return Publication(self.client, self.run_id, self.epoch, version, self._on_wait)
+
+    def _manifest(self, source: WeightSource, publication: Publication) -> Manifest | None:
+        if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
             return source
         if self._publisher is not None:
-            return self._publisher.write(source, epoch=self.epoch, version=version)
-        if callable(source):
+            return self._publisher.offer(source, publication)
+        if not isinstance(source, Path | str):
             raise InvalidField("source", source, "a directory or a manifest, unless the session has a publisher")
         return manifest_of(Path(source))
+
+    def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
+        done = self.client.publish(
+            self.run_id, epoch=self.epoch, version=version, manifest=manifest, commit_through=commit_through
+        )
+        self._committed_steps = done.committed_steps
+        if self._publisher is not None and manifest is not None:
+            self._publisher.published(manifest, committed_steps=done.committed_steps)
+            # The service itself frees committed steps beyond this many.
+            self._publisher.checkpointed(done.committed_steps - (self.policy.retained_steps or 64))
+
+    def _published(self, version: int, wait_for: Quorum | None, timeout_s: float) -> None:
+        self._clock.published(version)
+        if wait_for is not None and self._rank == 0:
+            self.wait_for_engines(wait_for, timeout_s=timeout_s, on_wait=self._on_wait)
 
     def _make_feeder(self, plan: SessionPlan) -> TaskFeeder | None:
         if plan.rank != 0 or plan.tasks is None:

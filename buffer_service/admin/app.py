@@ -1,7 +1,8 @@
 """The admin page's routes. Everything is read from the store, or asked of the supervisor, when it is requested."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from buffer_service.admin.evaluation_metrics import EvaluationCollector
 from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
@@ -80,7 +83,9 @@ class AdminPage:
         rpcs = CollectorRegistry()
         multiprocess.MultiProcessCollector(rpcs, path=str(self._facts.metrics_dir))  # type: ignore[no-untyped-call]
         runs = CollectorRegistry()
-        runs.register(RunCollector(await self._views()))
+        views = await self._views()
+        runs.register(RunCollector(views))
+        runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
         body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
@@ -91,11 +96,13 @@ class AdminPage:
     async def run(self, request: Request) -> Response:
         """One run, whole."""
         view = await self._store.view(request.path_params["run_id"])
+        _, evaluations = await self._store.evaluations(view.run_id)
         derived = {
             "groups_balanced": groups_balanced(view),
             "tasks_balanced": tasks_balanced(view),
             "filter_starves": starved(view),
             "waits_on": waits_on(Standing.of(view)),
+            "evaluations": [asdict(evaluation) for evaluation in evaluations],
         }
         return JSONResponse({**asdict(view), **derived})
 
@@ -107,6 +114,13 @@ class AdminPage:
             except UnknownRun:
                 continue  # deleted since it was listed
         return views
+
+    async def _evaluations(self, run_ids: Iterable[str]) -> dict[str, Sequence[EvaluationView]]:
+        evaluations = {}
+        for run_id in run_ids:
+            with contextlib.suppress(UnknownRun):  # Deleted since it was listed.
+                _, evaluations[run_id] = await self._store.evaluations(run_id)
+        return evaluations
 
     async def _store_silent_because(self) -> str:
         try:

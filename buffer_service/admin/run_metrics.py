@@ -175,6 +175,7 @@ class RunCollector(Collector):
     def _engines(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         states = GaugeMetricFamily("rollout_buffer_engines", "Engines by state.", labels=["run", "state"])
         lag = self._gauge("engine_lag_max_versions", "Published version minus the oldest loaded by a ready engine.")
+        silent = self._gauge("engine_silent_max_seconds", "Longest silence of an engine that has not stopped.")
         reloads = CounterMetricFamily("rollout_buffer_engine_reloads", "Successful reloads.", labels=["run"])
         errors = CounterMetricFamily("rollout_buffer_engine_errors", "Errors of engines.", labels=["run"])
         for view in self._views:
@@ -183,9 +184,12 @@ class RunCollector(Collector):
             ready = [engine.loaded.version for engine in view.engines if engine.state == "ready"]
             if ready:
                 lag.add_metric([view.run_id], max(0, view.published.version - min(ready)))
+            silences = [engine.silent_ms for engine in view.engines if engine.state != "stopped"]
+            if silences:
+                silent.add_metric([view.run_id], max(silences) / 1000)
             reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
             errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
-        yield from (states, lag, reloads, errors)
+        yield from (states, lag, silent, reloads, errors)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])

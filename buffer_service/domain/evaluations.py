@@ -193,8 +193,10 @@ class EvaluationResults:
 
 
 class EvaluationStore(Protocol):
-    """Evaluations of runs. As in `ports.RunStore`: each method is one try, and all may raise UnknownRun, StoreFault and,
-    where they take `seen_revision`, StoreRolledBack.
+    """Evaluations of runs.
+
+    As in `ports.RunStore`, each method is one try, and all may raise UnknownRun, StoreFault and, where they take
+    `seen_revision`, StoreRolledBack.
     """
 
     async def submit_evaluation(

@@ -8,6 +8,9 @@ from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 
+SILENT_MS = 60_000
+"""Workers report their engines twice as often at least."""
+
 _PAUSES = {
     "operator": "an operator: the run is held until it is continued",
     "failure_budget_exceeded": "an operator: more tasks failed than the policy's failure_budget allows",
@@ -27,7 +30,9 @@ class Standing:
     max_staleness: int
     """UNSET for no gate."""
     engines: Sequence[tuple[str, int]]
-    """State and loaded version of each."""
+    """State and loaded version of each that is heard of."""
+    silent: int = 0
+    """Engines that are not heard of any more."""
     draining: bool = False
     portion: str = "batch"
     """What the needed groups make: a batch, or a round of one."""
@@ -54,7 +59,8 @@ class Standing:
             leased=view.tasks["leased"],
             published_version=view.published.version,
             max_staleness=policy.max_staleness,
-            engines=[(engine.state, engine.loaded.version) for engine in view.engines],
+            engines=[(one.state, one.loaded.version) for one in view.engines if one.silent_ms < SILENT_MS],
+            silent=sum(one.silent_ms >= SILENT_MS and one.state != "stopped" for one in view.engines),
             draining=view.draining,
             portion="round" if policy.micro_batch_groups else "batch",
             ready=not policy.micro_batch_groups and 0 < policy.batch_tokens <= queued.tokens,
@@ -95,7 +101,11 @@ def _without_leases(standing: Standing, hint: str) -> str:
     if standing.unpublished:
         return standing.unpublished
     weights = _weights_too_old(standing)
-    return f"weights: {weights}" if weights else f"workers: {hint or 'no worker has leased a task'}"
+    if weights:
+        return f"weights: {weights}"
+    if standing.silent and not standing.engines:
+        return f"workers: {_counted(standing.silent, 'engine')} not heard of any more, and there is no other"
+    return f"workers: {hint or 'no worker has leased a task'}"
 
 
 def _needed(view: RunView) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from buffer_service.domain import ops
+from buffer_service.domain.evaluations import EvaluationOutcome
 
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -68,11 +69,18 @@ class RpcMetrics:
             registry=registry,
         )
         pushed = Counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"], registry=registry)
+        evaluated = Counter(
+            "rollout_buffer_evaluation_leases_ended",
+            "Leases of evaluations' tasks that ended by a word of their worker, by what became of the task.",
+            ["outcome"],
+            registry=registry,
+        )
         self._tally = _Tally()
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind}
+        self._evaluated = {outcome: evaluated.labels(outcome.value) for outcome in EvaluationOutcome}
         self._blocked = Gauge(
             "rollout_buffer_blocked_pushes",
             "Pushes that wait for room in a full queue.",
@@ -113,6 +121,10 @@ class RpcMetrics:
         for kind, counter in self._pushed.items():
             if count := kinds.count(kind):
                 self._tally.add(counter, count)
+
+    def evaluated(self, outcome: EvaluationOutcome) -> None:
+        """A lease of an evaluation's task ended."""
+        self._tally.add(self._evaluated[outcome], 1)
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from buffer_service.rpc import servicers
 from buffer_service.rpc.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.evaluation_servicer import EvaluationServicer
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.pull_stream import PullStream
@@ -29,6 +30,8 @@ from buffer_service.settings import Settings
 from buffer_wire.channel import server_options
 from rollout_buffer.v1 import (
     batches_pb2,
+    evaluations_pb2,
+    evaluations_pb2_grpc,
     groups_pb2,
     runs_pb2,
     runs_pb2_grpc,
@@ -38,7 +41,14 @@ from rollout_buffer.v1 import (
     weights_pb2_grpc,
 )
 
-_CONTRACT: tuple[ModuleType, ...] = (runs_pb2, tasks_pb2, groups_pb2, batches_pb2, weights_pb2)
+_CONTRACT: tuple[ModuleType, ...] = (
+    runs_pb2,
+    tasks_pb2,
+    groups_pb2,
+    batches_pb2,
+    weights_pb2,
+    evaluations_pb2,
+)
 SERVICE_NAMES = tuple(
     service.full_name for module in _CONTRACT for service in module.DESCRIPTOR.services_by_name.values()
 )
@@ -91,6 +101,9 @@ def build(settings: Settings, store: RunStore, registry: CollectorRegistry) -> R
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         servicers.WeightServicer(store, WeightsFeed(store, lines)), server
+    )
+    evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(
+        EvaluationServicer(store, lines, drain, slots, metrics, settings.max_message_bytes), server
     )
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

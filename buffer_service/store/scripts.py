@@ -1,8 +1,8 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py. `python -m buffer_service.store.scripts --expand OUTDIR`
-writes the expanded scripts for a linter.
+domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py. `python -m
+buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 
 import argparse

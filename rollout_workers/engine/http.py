@@ -5,6 +5,7 @@ says that repeating it is harmless.
 """
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -100,7 +101,7 @@ class HttpConnection:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        ready_made: Any = {"data": body, "headers": _JSON} if isinstance(body, bytes) else {"json": body}
+        ready_made: Any = {"data": io.BytesIO(body), "headers": _JSON} if isinstance(body, bytes) else {"json": body}
         async with self._session.request(method, self.base_url + path, **ready_made) as response:
             if on_data is not None and response.status == HTTPStatus.OK:
                 async for data in response.content.iter_any():

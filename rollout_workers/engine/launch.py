@@ -219,6 +219,8 @@ class SglangLauncher:
             arguments += ["--grammar-backend", "none"]
         if not options.overlap_schedule:
             arguments.append("--disable-overlap-schedule")
+        # Events of a stream bring what is new, instead of all so far each time.
+        arguments.append("--incremental-streaming-output")
         if options.sleep_on_idle:
             arguments.append("--sleep-on-idle")
         if options.metrics:

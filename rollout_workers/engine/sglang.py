@@ -239,6 +239,11 @@ class SglangEngine:
             raise AssertionError("connected without settings")
         return self._generate_calls
 
+    @property
+    def tokens_in_hand(self) -> int:
+        """Tokens that have arrived of calls that are under way; 0 unless they are streamed."""
+        return self._generate_calls.tokens_in_hand if self._generate_calls is not None else 0
+
     def take_cut_off(self) -> int:
         """See Engine."""
         return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0

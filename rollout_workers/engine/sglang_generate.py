@@ -43,6 +43,12 @@ class SglangGenerate:
         self._settings = settings
         self._label = label
         self._cut_off = 0
+        self._streams: set[BatchStream] = set()
+
+    @property
+    def tokens_in_hand(self) -> int:
+        """Tokens that have arrived of calls that are under way."""
+        return sum(stream.received for stream in self._streams)
 
     def take_cut_off(self) -> int:
         """Tokens that had arrived of calls that were cancelled, since this was asked last."""
@@ -60,6 +66,7 @@ class SglangGenerate:
             stream = BatchStream(
                 requests, vocab_size=settings.vocab_size, incremental=settings.incremental, label=self._label()
             )
+            self._streams.add(stream)
         post = asyncio.create_task(self._post(requests, stream, doing, deadline))
         rids = [request.rid for request in requests]
         try:
@@ -85,6 +92,8 @@ class SglangGenerate:
                 error.partial = tuple(s for s in stream.samples() if len(s.output_ids) or s.unusable_tokens)
             raise
         finally:
+            if stream is not None:
+                self._streams.discard(stream)
             post.cancel()
             await asyncio.gather(post, return_exceptions=True)
 

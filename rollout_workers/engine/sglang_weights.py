@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollout_workers.engine import tensor_pickle, weight_files
-from rollout_workers.engine.errors import EngineError, EngineLoadFailed
+from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.http import Reply
 from rollout_workers.engine.sglang_calls import SglangCalls
 from rollout_workers.engine.sglang_group import SglangGroup
@@ -216,6 +216,8 @@ class SglangWeights:
         self._session_left_open = True
         try:
             yield
+        except EngineTimeout:
+            raise  # It is stuck, and would not answer this either.
         except BaseException:
             with contextlib.suppress(EngineError):
                 await self._end_left_session(doing)

@@ -50,8 +50,8 @@ def generate_body(
     """The body of one batched /generate call.
 
     `cache_key` separates prefix caches: only requests of the same key share one. `stream_interval` asks for a stream
-    with an event for every so many tokens of a sample; where events are `cumulative`, at most CUMULATIVE_EVENTS of them,
-    so that what is sent again and again stays in proportion.
+    with an event for every so many tokens of a sample; where events are `cumulative`, at most CUMULATIVE_EVENTS, so
+    that what is sent again stays in proportion.
     Raises InvalidField if top-k asks for more tokens than the server can report true log-probabilities for.
     """
     sampling: list[dict[str, Any]] = []

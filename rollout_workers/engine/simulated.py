@@ -22,7 +22,16 @@ from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.requests import check_requests, never_ran, unusable
 from rollout_workers.engine.simulated_answers import Answer, AnswerOptions, answer_to
 from rollout_workers.engine.slots import Slots
-from rollout_workers.engine.types import EngineInfo, GeneratedSample, PauseMode, SampleRequest, VersionSpan
+from rollout_workers.engine.types import (
+    EngineInfo,
+    EngineLoad,
+    GeneratedSample,
+    GroupPlace,
+    PauseMode,
+    SampleRequest,
+    TensorSpec,
+    VersionSpan,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +123,9 @@ class SimulatedEngine:
         self._dead = False
         self._deaths = 0
         self._loads_to_fail = 0
+        self._joins_to_fail = 0
+        self.group_name = ""
+        """The process group that it is a member of; empty: none."""
         self._samples_to_fail: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
         """How often a sample of each index ran to its end or was aborted, whatever came of it."""
@@ -170,10 +182,22 @@ class SimulatedEngine:
             work.cancel()
             await asyncio.gather(alarm, work, return_exceptions=True)
         if deaths != self._deaths:
-            raise EngineUnavailable(self._address, doing, "it died")
+            error = EngineUnavailable(self._address, doing, "it died")
+            error.partial = tuple(sample for sample in samples if len(sample.output_ids))
+            raise error
         if samples and all(sample.fault for sample in samples):
             raise EngineMalformed(self._address, doing, samples[0].fault)
         return samples
+
+    def take_cut_off(self) -> int:
+        """See Engine. Its tokens arrive with the answer."""
+        return 0
+
+    async def load(self) -> EngineLoad:
+        """See Engine."""
+        await self._reach("asking for its load")
+        running, waiting = len(self._decoding), len(self._slots.waiting)
+        return EngineLoad(running=running, waiting=waiting, token_usage=min(running / self.options.slots, 1.0))
 
     async def abort(self, rids: Sequence[str]) -> None:
         """See Engine."""
@@ -200,6 +224,47 @@ class SimulatedEngine:
 
     async def load_files(self, path: Path, version_label: str) -> None:
         """See Engine. `path` is not read: there is no model."""
+        await self._load(str(path), version_label)
+
+    async def load_tensors(self, path: Path, version_label: str) -> None:
+        """See Engine. `path` is not read: there is no model."""
+        await self._load(str(path), version_label)
+
+    async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
+        """See Engine. Whatever comes is all of a model that is not there."""
+        await self._reach(f"checking {len(tensors)} tensors")
+
+    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+        """See Engine. Nobody is met: the group comes about, or fails as it was told to."""
+        await self._reach(f"joining process group {place.group_name}")
+        await self._clock.sleep(min(self.options.load_s, deadline_s))
+        if self._joins_to_fail:
+            self._joins_to_fail -= 1
+            raise self._injected(f"process group {place.group_name}", "to come")
+        self.group_name = place.group_name
+
+    async def leave_group(self, group_name: str) -> None:
+        """See Engine."""
+        await self._reach(f"leaving process group {group_name}")
+        if group_name == self.group_name:
+            self.group_name = ""
+
+    async def receive(
+        self,
+        tensors: Sequence[TensorSpec],  # noqa: ARG002 - Engine's signature
+        *,
+        group_name: str,
+        version_label: str,
+        deadline_s: float,  # noqa: ARG002
+    ) -> None:
+        """See Engine. Nothing is received: time passes, and the label changes."""
+        source = f"process group {group_name}"
+        if group_name != self.group_name:
+            cause = f"it is no member of it, but of {self.group_name!r}"
+            raise EngineLoadFailed(self._address, source, version_label, cause=cause, weights="kept")
+        await self._load(source, version_label)
+
+    async def _load(self, source: str, version_label: str) -> None:
         await self._reach(f"loading {version_label}")
         deadline_s = self._clock.now_s() + self.options.load_timeout_s
         self._gate.close()  # like SGLang, which without a pause waits for running requests and lets none start
@@ -213,9 +278,7 @@ class SimulatedEngine:
             await self._reach(f"loading {version_label}")
             if self._loads_to_fail:
                 self._loads_to_fail -= 1
-                raise EngineLoadFailed(
-                    self._address, str(path), version_label, cause="a fault was injected", weights="kept"
-                )
+                raise self._injected(source, version_label)
             self._label = version_label
         finally:
             if self._paused is None:
@@ -230,6 +293,10 @@ class SimulatedEngine:
     def fail_next_loads(self, count: int) -> None:
         """The next `count` loads are refused, with the old weights kept."""
         self._loads_to_fail = count
+
+    def fail_next_joins(self, count: int) -> None:
+        """The next `count` process groups do not come about."""
+        self._joins_to_fail = count
 
     def fail_samples(self, sample_index: int, count: int) -> None:
         """The next `count` samples of this index run to their end, and their answers cannot be used."""
@@ -258,6 +325,7 @@ class SimulatedEngine:
         self._dead = False
         self._paused = None
         self._label = self.options.version_label
+        self.group_name = ""
         self._unstalled.set()
         await self._gate.open()
 
@@ -266,6 +334,10 @@ class SimulatedEngine:
     @property
     def _halted(self) -> bool:
         return self._paused is not None or not self._unstalled.is_set()
+
+    def _injected(self, source: str, version_label: str) -> EngineLoadFailed:
+        cause = "a fault was injected"
+        return EngineLoadFailed(self._address, source, version_label, cause=cause, weights="kept")
 
     async def _reach(self, doing: str) -> None:
         """Return if the engine answers calls now. Raises EngineUnavailable, EngineTimeout."""

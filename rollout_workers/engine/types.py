@@ -181,6 +181,10 @@ class Engine(Protocol):
         """
         ...
 
+    def take_cut_off(self) -> int:
+        """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""
+        ...
+
     async def abort(self, rids: Sequence[str]) -> None:
         """End these requests; their `generate` returns what they have. Unknown ids are ignored."""
         ...

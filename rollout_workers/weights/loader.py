@@ -1,29 +1,35 @@
-"""Brings one engine to the published weights, in flight: fetch and verify → pause → load → verify → go on.
+"""Brings one engine to the published weights, in flight: fetch and verify → ask for a place → swap; or by broadcast.
 
 Invariants: an engine generates only under weights that it confirms by name; always the newest published version is
 taken up, so superseded ones are skipped; a failure keeps the old weights serving where the engine says that they are
-whole. After `reload_timeout_s` of failures the engine is quarantined, and rejoins by the next success.
+whole. After `reload_timeout_s` of failures the engine is quarantined, and rejoins by the next success. One task an
+engine does all of it, so that loads and collective updates never meet.
 """
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from buffer_wire.retry import Backoff
-from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
+from rollout_workers.changes import until_any
+from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
+from rollout_workers.service import WaitLog
 from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import Version
+from rollout_workers.weights.collective import PlanFollower
 from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.swap import swap
 from rollout_workers.weights.watcher import Published, WeightWatcher
 
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
-_RESUME_S = 10.0
 _LOST_S = 30.0
+_LOOK_S = 60.0
 _log = structlog.get_logger()
 
 
@@ -47,61 +53,113 @@ class WeightLoader:
         self._timeout_s = timeout_s
         self._weightless = weightless
         """True for engines that take a version by its name alone (simulated ones)."""
+        self._follower = PlanFollower(
+            slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
+        )
+        self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
 
     async def run(self) -> None:
-        """Load whatever is published, until cancelled."""
+        """Load whatever is published, and follow what is planned, until cancelled."""
         while True:
-            await self._until_behind()
-            await self._catch_up()
+            await self._until(lambda: self._plan_is_due() or self._is_behind() or self._wait_has_changed())
+            await self._note_wait()
+            plan = self._follower.due()
+            if plan is not None:
+                await self._follower.follow(plan)
+            elif self._is_behind():
+                await self._catch_up()
 
-    def _is_behind(self) -> bool:
+    # --- what there is to do ----------------------------------------------------------------------------------
+
+    def _plan_is_due(self) -> bool:
+        return self._follower.due() is not None
+
+    def _lags(self) -> bool:
         latest = self._watcher.latest
         return latest is not None and not (self._slot.current and self._slot.loaded == latest.version)
 
-    async def _until_behind(self) -> None:
-        # Two sources wake it: the watcher, and a slot that was connected anew.
-        while not self._is_behind():
-            async with asyncio.TaskGroup() as group:
-                waits = [
-                    group.create_task(changes.until(self._is_behind, timeout_s=60.0))
-                    for changes in (self._watcher.changes, self._slot.changes)
-                ]
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for wait in waits:
-                    wait.cancel()
+    def _is_behind(self) -> bool:
+        """True when there is something newer that this engine can load."""
+        latest = self._watcher.latest
+        return self._lags() and latest is not None and not latest.only_broadcast
+
+    def _awaits_plan(self) -> bool:
+        """True when the published weights were broadcast, without this engine and without files."""
+        latest = self._watcher.latest
+        return self._lags() and latest is not None and latest.only_broadcast
+
+    def _wait_has_changed(self) -> bool:
+        return self._slot.awaits_plan != self._awaits_plan()
+
+    def _is_overtaken(self, target: Published) -> bool:
+        return self._watcher.latest != target or self._plan_is_due() or not self._slot.reachable
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float = _LOOK_S) -> bool:
+        """Wait for a change of the published weights, of the plan or of the slot; at most `timeout_s`."""
+        return await until_any(holds, self._watcher.changes, self._slot.changes, timeout_s=timeout_s)
+
+    async def _note_wait(self) -> None:
+        """Say, once, that nothing but a collective update brings this engine forward."""
+        slot, latest = self._slot, self._watcher.latest
+        if not self._wait_has_changed() or latest is None:
+            return
+        slot.awaits_plan = self._awaits_plan()
+        if slot.awaits_plan:
+            why = f"weights {latest.version} were broadcast without this engine and come without files"
+            _log.info("behind", engine=slot.engine_id, loaded=slot.loaded.label, why=why)
+            if not slot.current:
+                slot.last_error = f"{why}; waits for the next collective update"
+            if slot.quarantined:
+                with contextlib.suppress(EngineError):
+                    # No load can end the quarantine, and a quarantined engine is no member of the next plan.
+                    await slot.engine.loaded_version()
+                    slot.quarantined = False
+        slot.changes.notify()
+
+    # --- from files -------------------------------------------------------------------------------------------
 
     async def _catch_up(self) -> None:
-        """Load the newest version, however long it takes."""
+        """Load the newest version, however long it takes, unless a plan comes first."""
+        slot = self._slot
         began, delays = time.monotonic(), _BACKOFF.delays()
-        while self._is_behind():
+        while self._is_behind() and not self._plan_is_due():
             target = self._watcher.latest
             if target is None:
                 return
-            if not self._slot.reachable:
+            if not slot.reachable:
                 # The guard's business, and no failure to load.
-                await self._slot.changes.until(lambda: self._slot.reachable, timeout_s=_LOST_S)
+                await slot.changes.until(lambda: slot.reachable, timeout_s=_LOST_S)
                 began = time.monotonic()
                 continue
             try:
-                await self._bring_to(target)
+                began += await self._bring_to(target)
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
-                self._slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
-                _log.warning("load failed", engine=self._slot.engine_id, version=target.version.label, error=str(error))
+                slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+                _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
                 if time.monotonic() - began > self._timeout_s:
-                    await self._quarantine()
-                await asyncio.sleep(next(delays))
+                    self._quarantine()
+                    await self._free_requests()
+                await self._until(self._plan_is_due, next(delays))
+            finally:
+                slot.ask_for_place(wanted=False)
 
-    async def _bring_to(self, target: Published) -> None:
+    async def _bring_to(self, target: Published) -> float:
+        """One attempt; the seconds that it waited for others."""
         slot, label = self._slot, target.version.label
-        path = await self._path_of(target)
+        fetched, path = await self._unless_planned(target)
+        if not fetched:
+            return 0.0
         if path is None:
             self._adopt(target.version)
-            return
+            return 0.0
+        asked = time.monotonic()
+        if not await self._may_swap(target):
+            return time.monotonic() - asked
         began = time.monotonic()
         slot.loading = True
         slot.changes.notify()
         try:
-            await self._swap(path, label)
+            await swap(slot, path, label, pause_mode=self._pause_mode, by_value=target.by_value)
         finally:
             slot.loading = slot.broken
             slot.changes.notify()
@@ -112,13 +170,40 @@ class WeightLoader:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
+        return began - asked
 
-    def _adopt(self, version: Version) -> None:
+    async def _unless_planned(self, target: Published) -> tuple[bool, Path | None]:
+        """What the engine is to load, if no collective update is announced before it is here."""
+        fetch = asyncio.create_task(self._path_of(target))
+        plan = asyncio.create_task(self._until(self._plan_is_due, self._timeout_s + _LOOK_S))
+        try:
+            await asyncio.wait({fetch, plan}, return_when=asyncio.FIRST_COMPLETED)
+            return (True, fetch.result()) if fetch.done() else (False, None)
+        finally:
+            fetch.cancel()
+            plan.cancel()
+            await asyncio.gather(fetch, plan, return_exceptions=True)
+
+    async def _may_swap(self, target: Published) -> bool:
+        """Wait until nothing holds the weights and the service lets the engine go out of service; False when newer
+        weights came first.
+        """
         slot = self._slot
-        if slot.quarantined:
-            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
-        slot.loaded, slot.current, slot.quarantined = version, True, False
-        slot.changes.notify()
+        while True:
+            if slot.hold is not None:
+                slot.ask_for_place(wanted=False)
+                await slot.hold.released()
+            if self._is_overtaken(target):
+                return False
+            if not slot.leasable:
+                return True  # It is out of service already.
+            slot.ask_for_place(wanted=True)
+            while not await self._until(lambda: slot.may_load or self._is_overtaken(target), 10.0):
+                self._places.say("other engines that load, and the run's max_unavailable_engines", "no place is free")
+            if self._is_overtaken(target):
+                return False
+            if slot.hold is None or not slot.hold.active:
+                return True
 
     async def _path_of(self, target: Published) -> Path | None:
         """What the engine is to load; None when it holds the version already."""
@@ -139,42 +224,25 @@ class WeightLoader:
             why = f"the engine reports {slot.loaded}; waits on whoever writes its weights"
         raise WeightsUnavailable(version.label, "a version published without files", why)
 
-    async def _swap(self, path: Path, label: str) -> None:
-        """Pause, load, verify, go on. Leaves the engine paused only while its weights cannot be trusted."""
-        engine = self._slot.engine
-        trusted = not self._slot.broken
-        try:
-            await engine.pause(self._pause_mode)
-            try:
-                await engine.load_files(path, label)
-                reported = await engine.loaded_version()
-            except EngineLoadFailed as error:
-                trusted = trusted and error.weights == "kept"
-                raise
-            except EngineError:
-                trusted = False
-                raise
-            if reported != label:
-                trusted = False
-                cause = f"the engine reports {reported!r} after it"
-                raise EngineLoadFailed(self._slot.info.address, str(path), label, cause=cause, weights="unknown")
-            trusted = True
-        finally:
-            # Also when cancelled: an engine that outlives this worker must not stay paused.
-            self._slot.broken = not trusted
-            if trusted:
-                with contextlib.suppress(EngineError, TimeoutError):
-                    async with asyncio.timeout(_RESUME_S):
-                        await engine.resume()
+    # --- what comes of it -------------------------------------------------------------------------------------
 
-    async def _quarantine(self) -> None:
+    def _adopt(self, version: Version) -> None:
+        slot = self._slot
+        if slot.quarantined:
+            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
+        slot.loaded, slot.current, slot.quarantined = version, True, False
+        slot.changes.notify()
+
+    def _quarantine(self) -> None:
         slot = self._slot
         if slot.quarantined:
             return
         slot.quarantined = True
         slot.changes.notify()
         _log.error("engine quarantined", engine=slot.engine_id, error=slot.last_error)
-        if slot.broken:
+
+    async def _free_requests(self) -> None:
+        if self._slot.broken:
             # Its requests wait on a resume that may never come: let them come back.
             with contextlib.suppress(EngineError):
-                await slot.engine.pause(PauseMode.ABORT)
+                await self._slot.engine.pause(PauseMode.ABORT)

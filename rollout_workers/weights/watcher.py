@@ -1,4 +1,4 @@
-"""Knows the published weights: follows the service's watch stream and keeps the newest state.
+"""Knows the published weights and the planned ones: follows the service's watch stream and keeps the newest state.
 
 The stream sends the present state first and may skip superseded ones, so a reconnect loses nothing.
 """
@@ -6,6 +6,7 @@ The stream sends the present state first and may skip superseded ones, so a reco
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Self
 
 import grpc
 import structlog
@@ -15,16 +16,40 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.service import BACKOFF, ServiceClient, on_whom, worth_waiting
 from rollout_workers.versions import Version
+from rollout_workers.weights.plans import Plan
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Weights to be loaded. `files` is None for a version that comes without files."""
+    """Weights to be loaded."""
 
     version: Version
     files: weights_pb2.FilesManifest | None
+    """None for a version that comes without files."""
+    by_value: bool = False
+    """The files are handed to the engine as tensors."""
+    membership: int = 0
+    """The process group in which they were broadcast; 0: they were not. Then `files` is the fallback."""
+
+    @classmethod
+    def of(cls, version: Version, manifest: weights_pb2.WeightManifest) -> Self:
+        """From messages."""
+        kind = manifest.WhichOneof("kind")
+        if kind == "files":
+            return cls(version, manifest.files)
+        if kind == "tensors":
+            return cls(version, manifest.tensors.files, by_value=True)
+        if kind == "collective":
+            fallback = manifest.fallback if manifest.HasField("fallback") else None
+            return cls(version, fallback, membership=manifest.collective.membership)
+        return cls(version, None)
+
+    @property
+    def only_broadcast(self) -> bool:
+        """True for weights that an engine which was no member cannot have."""
+        return self.membership > 0 and self.files is None
 
 
 class WeightWatcher:
@@ -35,7 +60,11 @@ class WeightWatcher:
         self.changes = Changes()
         self.latest: Published | None = None
         """None until the service has answered for the first time."""
+        self.plan: Plan | None = None
+        """A collective update that is under way."""
         self.paused = False
+        self.messages = 0
+        """States received so far. One that says nothing new may mean that another engine is back in service."""
 
     async def run(self) -> None:
         """Follow until cancelled. Raises RolloutBufferError when the service is gone for longer than its timeout."""
@@ -62,8 +91,9 @@ class WeightWatcher:
 
     def _take(self, reply: weights_pb2.WatchWeightsResponse) -> None:
         self._service.note(reply)
-        kind = reply.manifest.WhichOneof("kind")
-        published = Published(Version.of(reply.published), reply.manifest.files if kind == "files" else None)
+        self.messages += 1
+        published = Published.of(Version.of(reply.published), reply.manifest)
+        self.plan = Plan.of(reply.plan) if reply.HasField("plan") else None
         self.paused = reply.paused
         if published != self.latest:
             _log.info("published", version=published.version.label, with_files=published.files is not None)

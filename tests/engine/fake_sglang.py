@@ -46,7 +46,8 @@ def event(entry: object) -> bytes:
 
 def as_stream(response: web.StreamResponse) -> web.StreamResponse:
     """The stream that says the same as a plain reply to a batch: one event for each entry."""
-    if not isinstance(response, web.Response) or response.status != 200 or not isinstance(response.body, bytes):
+    plain = isinstance(response, web.Response) and response.content_type == "application/json"
+    if not plain or response.status != 200 or not isinstance(response.body, bytes):
         return response
     entries = json.loads(response.body)
     events = b"".join(event({**entry, "index": i}) for i, entry in enumerate(entries))
@@ -60,18 +61,31 @@ class FakeSglang:
         self.version = "1.0"
         self.model_path = "/nowhere"
         self.mask_max_tokens = 4096
+        self.ranks = 1
+        self.session_open = False
+        self.groups: set[str] = set()
+        self.order: list[str] = []
+        """Paths of the calls, in their order."""
+        self.incremental = False
         self.received: dict[str, list[Any]] = defaultdict(list)
         self.handlers: dict[str, Handler] = {
             "/ready": self._done,
             "/server_info": self._server_info,
             "/model_info": self._model_info,
             "/v1/models": self._models,
+            "/v1/loads": self._loads,
             "/generate": self._generate,
             "/abort_request": self._done,
             "/pause_generation": self._done,
             "/continue_generation": self._done,
             "/update_weights_from_disk": self._update,
             "/update_weight_version": self._relabel,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/update_weights_from_tensor": self._update_part,
+            "/update_weights_from_distributed": self._update_part,
+            "/init_weights_update_group": self._join,
+            "/destroy_weights_update_group": self._leave,
         }
         self.url = ""
         self._runner: web.AppRunner | None = None
@@ -103,6 +117,7 @@ class FakeSglang:
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
         self.received[request.path].append(body)
+        self.order.append(request.path)
         response = await self.handlers[request.path](body)
         if request.path == "/generate" and body.get("stream"):
             response = as_stream(response)
@@ -116,13 +131,18 @@ class FakeSglang:
 
     async def _server_info(self, body: Any) -> web.StreamResponse:
         limits = {"max_req_input_len": 90, "max_running_requests": 4, "sampling_mask_max_tokens": self.mask_max_tokens}
-        return ok({"version": "0.0.fake", **limits})
+        return ok(
+            {"version": "0.0.fake", "tp_size": self.ranks, "incremental_streaming_output": self.incremental, **limits}
+        )
 
     async def _model_info(self, body: Any) -> web.StreamResponse:
         return ok({"model_path": self.model_path, "weight_version": self.version})
 
     async def _models(self, body: Any) -> web.StreamResponse:
         return ok({"data": [{"max_model_len": 100}]})
+
+    async def _loads(self, body: Any) -> web.StreamResponse:
+        return ok({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.0}]})
 
     async def _generate(self, body: Any) -> web.StreamResponse:
         if body.get("token_ids_logprob"):
@@ -132,6 +152,34 @@ class FakeSglang:
     async def _update(self, body: Any) -> web.StreamResponse:
         self.version = body["weight_version"]
         return ok({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _begin(self, body: Any) -> web.StreamResponse:
+        if self.session_open:
+            return refused("a weight-update session is already open; call end_weight_update() first")
+        self.session_open = True
+        return ok({"success": True, "message": "Success"})
+
+    async def _end(self, body: Any) -> web.StreamResponse:
+        if not self.session_open:
+            return refused("no weight-update session is open; call begin_weight_update() first")
+        self.session_open = False
+        return ok({"success": True, "message": "Success"})
+
+    async def _update_part(self, body: Any) -> web.StreamResponse:
+        if not self.session_open:
+            return refused("must run between begin_weight_update() and end_weight_update()")
+        self.version = body["weight_version"] or self.version
+        return ok({"success": True, "message": "Succeeded to update parameter online."})
+
+    async def _join(self, body: Any) -> web.StreamResponse:
+        self.groups.add(body["group_name"])
+        return ok({"success": True, "message": "Succeeded to initialize custom process group."})
+
+    async def _leave(self, body: Any) -> web.StreamResponse:
+        if body["group_name"] not in self.groups:
+            return refused("The group to be destroyed does not exist.")
+        self.groups.remove(body["group_name"])
+        return ok({"success": True, "message": "Succeeded to destroy custom process group."})
 
     async def _relabel(self, body: Any) -> web.StreamResponse:
         self.version = body["new_version"]

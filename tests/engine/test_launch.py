@@ -88,6 +88,7 @@ async def test_the_command_line_and_the_environment_are_those_that_sglang_needs_
         "--attention-backend torch_native",
         "--sampling-backend pytorch",
         "--disable-overlap-schedule",
+        "--incremental-streaming-output",
         "--sleep-on-idle",
         "--max-total-tokens 65536",
     ):

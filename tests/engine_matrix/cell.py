@@ -1,8 +1,9 @@
 """One cell of the matrix: a run under load with update after update, and everything that it was afterwards.
 
-A service, two SGLang servers, a worker process that leases, generates and pushes, and a trainer that pulls, publishes and
-waits until both engines have the version before it publishes the next. Half-way the worker is told to end and another
-one takes its place, so that continuations travel. At the end the trainer stops to submit, and every task is waited for.
+A service, two SGLang servers, a worker process that leases, generates and pushes, and a trainer that pulls, publishes
+and waits until both engines have the version before it publishes the next. Half-way the worker is told to end and
+another one takes its place, so that continuations travel. At the end the trainer stops to submit, and every task is
+waited for.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from typing import Any
 from tests.engine_matrix import kinds, workers
 from tests.engine_matrix.truth import Seen
 from tests.engine_matrix.verdict import check_tasks, check_tokens
+from tests.engine_matrix.workers import Worker
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.session import TrainerSession
 from trainer_client.state import Engine, RunState
@@ -92,14 +94,18 @@ class Tasks:
             )
 
 
+def policy() -> Policy:
+    """Nothing is dropped, and no task may fail."""
+    return Policy(
+        batch_groups=BATCH_GROUPS, max_queued_groups=2 * BATCH_GROUPS, overflow_action="block", max_attempts=20,
+        retry_backoff_ms=100, failure_budget=0,
+    )  # fmt: skip
+
+
 def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...], base: Path) -> Outcome:
     """Run it in a run of its own at a service. The servers may hold whatever an earlier cell left."""
     began = time.monotonic()
     tasks = Tasks(cell.load)
-    policy = Policy(
-        batch_groups=BATCH_GROUPS, max_queued_groups=2 * BATCH_GROUPS, overflow_action="block", max_attempts=20,
-        retry_backoff_ms=100, failure_budget=0,
-    )  # fmt: skip
     options = SessionOptions(pull_timeout_s=_UPDATE_TIMEOUT_S, max_pending_tasks=4 * BATCH_GROUPS, chunk_tasks=4)
 
     def start(worker_id: str) -> Any:
@@ -115,18 +121,16 @@ def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...], base
     with (
         BufferClient(address, ClientOptions(timeout_s=60)) as client,
         kinds.way(cell.kind, folder / "trainer") as way,
-        client.session(
-            cell.run_id, policy=policy, tasks=tasks, publisher=way.publisher, options=options
-        ) as session,
+        client.session(cell.run_id, policy=policy(), tasks=tasks, publisher=way.publisher, options=options) as session,
     ):
         outcome = Outcome(cell, session.state())
         first = cell.updates // 2
         with start("first") as worker:
-            _update(session, way, outcome, "first", range(1, first + 1))
+            _update(session, way, outcome, worker, range(1, first + 1))
             assert worker.stop() == 0
             outcome.words.append(worker.last_words())
         with start("second") as worker:
-            _update(session, way, outcome, "second", range(first + 1, cell.updates + 1))
+            _update(session, way, outcome, worker, range(first + 1, cell.updates + 1))
             tasks.stop()
             for batch in session:
                 outcome.seen.add(batch)
@@ -139,9 +143,9 @@ def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...], base
     return outcome
 
 
-def _update(session: TrainerSession, way: kinds.Way, outcome: Outcome, worker_id: str, versions: range) -> None:
+def _update(session: TrainerSession, way: kinds.Way, outcome: Outcome, worker: Worker, versions: range) -> None:
     """Take a batch, publish, wait until both engines have it, and again."""
-    _until(session, lambda engines: all(engine.state == "ready" for engine in engines), worker_id, "both are ready")
+    _until(session, lambda engines: all(engine.state == "ready" for engine in engines), worker, "both are ready")
     for version in versions:
         outcome.seen.add(next(session))
         began = time.monotonic()
@@ -151,22 +155,21 @@ def _update(session: TrainerSession, way: kinds.Way, outcome: Outcome, worker_id
             lambda engines, version=version: all(  # type: ignore[misc]
                 engine.state == "ready" and engine.loaded.version == version for engine in engines
             ),
-            worker_id,
+            worker,
             f"both have version {version}",
         )
         outcome.update_s.append(time.monotonic() - began)
         outcome.reload_ms += [engine.last_reload_ms for engine in engines]
 
 
-def _until(
-    session: TrainerSession, holds: Callable[[list[Engine]], bool], worker_id: str, what: str
-) -> list[Engine]:
+def _until(session: TrainerSession, holds: Callable[[list[Engine]], bool], worker: Worker, what: str) -> list[Engine]:
     """Wait for something of the engines of a worker; they as they then are."""
     deadline = time.monotonic() + _UPDATE_TIMEOUT_S
     while True:
-        engines = [engine for engine in session.state().engines if engine.worker_id == worker_id]
+        engines = [engine for engine in session.state().engines if engine.worker_id == worker.worker_id]
         if len(engines) == ENGINES and holds(engines):
             return engines
+        assert worker.process.poll() is None, f"the worker has ended while it was to be seen that {what}"
         assert time.monotonic() < deadline, f"still not: {what}; the engines are {engines}"
         time.sleep(_POLL_S)
 

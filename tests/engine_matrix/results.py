@@ -1,6 +1,6 @@
 """The figures of the matrix: one row for each cell, in the file that RB_ENGINE_RESULTS names.
 
-    python -m tests.engine_matrix.results FILE      prints the table
+python -m tests.engine_matrix.results FILE      prints the table
 """
 
 import json

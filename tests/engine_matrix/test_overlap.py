@@ -1,7 +1,7 @@
 """Engines with overlap scheduling, SGLang's default: versions are right within the documented bound.
 
-The bound: an in_place update may credit one token of the old weights to the new version, per sample; the other modes are
-exact. On two cores overlap scheduling costs a factor of ten, hence the smaller load.
+The bound: an in_place update may credit one token of the old weights to the new version, per sample; the other modes
+are exact. On two cores overlap scheduling costs a factor of ten, hence the smaller load.
 """
 
 from collections.abc import Iterator

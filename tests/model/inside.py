@@ -4,7 +4,7 @@ The only place where the tests depend on how the model keeps its state.
 """
 
 from buffer_service.domain.model import ReferenceModel
-from buffer_service.domain.model.engines import FORGOTTEN_MS
+from buffer_service.domain.model.engines import FORGOTTEN_MS, TURN_TTL_MS
 from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.model.records import Lease
 from buffer_service.domain.model.state import RunState
@@ -89,9 +89,21 @@ class Inside:
         return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
 
     def places(self) -> list[int]:
-        """Last moments of places of engines that load, and those after."""
-        until = self._run.engines.places.values() if self._run else ()
-        return [moment + more for moment in until for more in (0, 1)]
+        """Last moments of places of engines that load, and of turns to get one, and those after."""
+        if self._run is None:
+            return []
+        engines = self._run.engines
+        turns = [engines.heard_ms[engine_id] + TURN_TTL_MS for engine_id in engines.line]
+        return [moment + more for moment in (*engines.places.values(), *turns) for more in (0, 1)]
+
+    def loading(self) -> list[str]:
+        """Engines that have a place."""
+        return sorted(self._run.engines.held(self._run.now)) if self._run else []
+
+    def has_free_place(self) -> bool:
+        """Whether fewer engines load than may."""
+        run = self._run
+        return run is not None and len(run.engines.held(run.now)) < run.policy.max_unavailable_engines
 
     def silences(self) -> list[int]:
         """Last moments at which engines and workers are still remembered, and those after."""

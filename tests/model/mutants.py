@@ -397,6 +397,8 @@ MUTANTS: dict[str, Defect] = {
     "the first plan stays": Defect("rolling", progress, "plan_collective", first_plans_stay),
     "any number of engines may load at once": Defect("rolling", Engines, "ask", lambda *_: True),
     "places last a millisecond longer": Defect("rolling", engines, "PLACE_TTL_MS", 60_001),
+    "engines need not wait for their turn": Defect("rolling", Engines, "_before", lambda *_: 0),
+    "turns last a millisecond longer": Defect("rolling", engines, "TURN_TTL_MS", 5_001),
     "places are not given back": Defect("rolling", Engines, "ask", places_are_kept),
     "engines that are broken need places": Defect(
         "rolling", engines, "_IN_SERVICE", ("ready", "loading", "quarantined")

@@ -77,7 +77,7 @@ EXPECTED = frozenset(
         "publish:repeated",
         "plan:new",
         "plan:repeated",
-        *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over")),
+        *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over", "not_its_turn")),
         "engine:forgotten",
         "worker:forgotten",
         "worker:kept",

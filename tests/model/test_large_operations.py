@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from buffer_service.domain import ops
+from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.ops import WeightVersion
 from buffer_service.domain.policy import (
     MAX_ENVIRONMENTS,
@@ -239,3 +240,26 @@ def test_a_large_run_is_deleted_and_created_anew(store: StoreSubject) -> None:
     pair.create(RunPolicy(batch_groups=2))
     fill(pair, 2, first=10_000)
     assert isinstance(pull(pair), ops.Batch)
+
+
+def test_hundreds_of_engines_and_workers_fall_silent_at_once(store: StoreSubject) -> None:
+    pair = start(store, max_unavailable_engines=300, lease_ttl_ms=FORGOTTEN_MS)
+    submit(pair, 200)
+    loaded = WeightVersion(1, 0)
+    for number in range(500):
+        name = f"e{number:03}"
+        asks = number % 2 == 0
+        pair.both("report_engine", ops.EngineReport(name, name, "ready", loaded, 0, 0, "", 0, wants_load=asks))
+        for worker_id in (name, f"{name}b"):
+            pair.both("lease", ops.LeaseAsk(worker_id, "p", f"by {worker_id}", name, loaded, 1))
+        if number == 249:
+            pair.do(Entry("time", (1,)))
+    holders = [(lease_id, lease.worker_id) for lease_id, lease in pair.inside.leases().items()]
+    assert len(holders) == 200
+    pair.do(Entry("time", (FORGOTTEN_MS - 1,)))
+    for lease_id, worker_id in holders[:20]:
+        pair.both("extend", worker_id, "p", [lease_id])
+    pair.do(Entry("time", (1,)))
+    pair.do(Entry("sweep"))
+    assert pair.view is not None
+    assert (len(pair.view.engines), pair.inside.workers()) == (250, 520)

@@ -34,21 +34,37 @@ class WeightActions(TrainerActions):
     def report_for_loads(self, draw: Draw) -> None:
         """Engines ask for a place one after another, keep asking, give it back, or break."""
         for _ in range(draw.integer(1, 5)):
-            report = ops.EngineReport(
-                draw.pick(LOADERS),
-                "w1",
-                draw.pick(LOADING_STATES),
-                self.versions[-1],
-                0,
-                0,
-                "",
-                0,
-                membership=draw.pick((0, 0, 1, (1 << 64) - 1)),
-                prepared=draw.pick((None, None, self.versions[-1], self.versions[0])),
-                weights_url=draw.pick(("", "", "http://w1:9000")),
-                wants_load=not draw.rarely(3),
-            )
-            self.pair.both("report_engine", report)
+            self._report(draw, draw.pick(LOADERS), draw.pick(LOADING_STATES), wants_load=not draw.rarely(3))
+
+    def take_turns(self, draw: Draw) -> None:
+        """All engines want to load; whoever may is done soon, and then they ask in any order."""
+        for _ in range(draw.integer(2, 4)):
+            first = draw.integer(0, len(LOADERS) - 1)
+            order = [*LOADERS[first:], *LOADERS[:first]]
+            for engine_id in reversed(order) if draw.rarely(2) else order:
+                self._report(draw, engine_id, "loading", wants_load=True)
+                self.pair.do(Entry("time", (draw.pick((0, 1, 1, 2_500)),)))
+            for engine_id in self.pair.inside.loading():
+                self._report(draw, engine_id, "ready", wants_load=False)
+
+    def _report(self, draw: Draw, engine_id: str, state: str, *, wants_load: bool) -> None:
+        report = ops.EngineReport(
+            engine_id,
+            "w1",
+            state,
+            self.versions[-1],
+            0,
+            0,
+            "",
+            0,
+            membership=draw.pick((0, 0, 1, (1 << 64) - 1)),
+            prepared=draw.pick((None, None, self.versions[-1], self.versions[0])),
+            weights_url=draw.pick(("", "", "http://w1:9000")),
+            wants_load=wants_load,
+        )
+        reported = self.pair.both("report_engine", report)
+        waits = reported is not None and wants_load and not reported.may_load
+        self.pair.seen["load:not_its_turn"] += waits and self.pair.inside.has_free_place()
 
     def outlive_a_place(self, draw: Draw) -> None:
         """A place is kept to its last moment, or lapses, and others ask for it then."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.ops import Amount
+from buffer_service.domain.ops import Amount, EngineReport, WeightVersion
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.observability.diagnosis import Standing, waits_on
 from tests.support.views import make_view
@@ -40,6 +40,8 @@ IDLE = Standing(
         ({"pending": 3}, "workers: no worker has leased a task"),
         ({"pending": 3, "engines": [("stopped", 7)]}, "workers: no worker has leased a task"),
         ({"pending": 3, "engines": [("ready", 0)]}, "workers: no worker has leased a task"),
+        ({"pending": 3, "engines": [("ready", 0)], "silent": 1}, "workers: no worker has leased a task"),
+        ({"pending": 3, "silent": 2}, "workers: 2 engines are not heard of any more, and there is no other"),
         ({"pending": 3, "engines": [("quarantined", 7)]}, "weights: 1 engine is quarantined, none is left"),
         (
             {"pending": 3, "engines": [("ready", 4), ("loading", 2)], "max_staleness": 2},
@@ -51,6 +53,15 @@ IDLE = Standing(
 )
 def test_whoever_is_waited_on_is_named(changes: dict[str, object], words: str) -> None:
     assert waits_on(replace(IDLE, **changes)) == words  # type: ignore[arg-type]
+
+
+def test_an_engine_that_has_been_silent_for_a_minute_counts_no_more() -> None:
+    def report(name: str, state: str, silent_ms: int) -> EngineReport:
+        return EngineReport(name, "w", state, WeightVersion(1, 3), 0, 0, "", 0, silent_ms=silent_ms)
+
+    engines = [report("a", "ready", 60_000), report("b", "ready", 59_999), report("c", "stopped", 90_000)]
+    standing = Standing.of(make_view(engines=engines))
+    assert (standing.engines, standing.silent) == ([("ready", 3)], 1)
 
 
 FILTERING = RunPolicy(batch_groups=4, filter_equal_rewards=True)

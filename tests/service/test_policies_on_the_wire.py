@@ -65,6 +65,7 @@ ELABORATE = RunPolicy(
     record_groups=True,
     wait_replicas=1,
     wait_timeout_ms=50,
+    max_unavailable_engines=3,
 )
 
 
@@ -161,6 +162,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"min_acceptance_milli": 1_001}, "policy.min_acceptance_milli", "between 0 and 1000"),
         ({"micro_batch_groups": 70_000}, "policy.micro_batch_groups", "between"),
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
+        ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
         ({"max_queued_groups": 0}, "policy.max_queued_groups", "unset for the default"),
         (
             {"environments": [pb.EnvironmentRule(environment="e" * 65)]},

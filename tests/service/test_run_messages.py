@@ -20,7 +20,23 @@ VIEW = make_view(
     draining=True,
     paused="operator",
     published=ops.WeightVersion(2, 7),
-    engines=[ops.EngineReport("e", "w", "ready", ops.WeightVersion(2, 6), 4, 30, "slow", 1)],
+    engines=[
+        ops.EngineReport("e", "w", "ready", ops.WeightVersion(2, 6), 4, 30, "slow", 1),
+        ops.EngineReport(
+            "f",
+            "w",
+            "loading",
+            ops.WeightVersion(2, 7),
+            4,
+            30,
+            "",
+            0,
+            membership=3,
+            prepared=ops.WeightVersion(2, 8),
+            weights_url="http://w:9000",
+            silent_ms=12_000,
+        ),
+    ],
     failures=[ops.TaskFailure("t", 5, "no reward", 99)],
 )
 

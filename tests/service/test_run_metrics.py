@@ -1,7 +1,7 @@
 """Metrics of runs, from views that the test makes up."""
 
 from buffer_service.admin.run_metrics import RunCollector
-from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.ops import Amount, EngineReport, RunView, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from tests.support.views import make_view
 
@@ -60,3 +60,12 @@ def test_cancelled_leases_and_pauses_are_counted() -> None:
     assert seen["paused", "operator"] == 1
     assert seen["draining",] == 1
     assert values(make_view())["draining",] == 0
+
+
+def test_the_longest_silence_of_an_engine_that_should_speak_is_shown() -> None:
+    def report(name: str, state: str, silent_ms: int) -> EngineReport:
+        return EngineReport(name, "w", state, WeightVersion(1, 3), 0, 0, "", 0, silent_ms=silent_ms)
+
+    engines = [report("a", "ready", 1_500), report("b", "quarantined", 700), report("c", "stopped", 90_000)]
+    assert values(make_view(engines=engines))["engine_silent_max_seconds",] == 1.5
+    assert ("engine_silent_max_seconds",) not in values(make_view(engines=engines[2:]))

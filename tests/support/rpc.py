@@ -285,13 +285,13 @@ class RunRpc:
     def report(
         self,
         engine_id: str,
-        state: weights_pb2.EngineState = weights_pb2.ENGINE_STATE_READY,
+        state: int = weights_pb2.ENGINE_STATE_READY,
         *,
         wants_load: bool = False,
         **fields: Any,
     ) -> weights_pb2.ReportEngineResponse:
-        values: dict[str, Any] = {"worker_id": self.worker_id, "loaded": VERSION_0, **fields}
-        report = weights_pb2.EngineReport(engine_id=engine_id, state=state, **values)
+        values: dict[str, Any] = {"worker_id": self.worker_id, "state": state, "loaded": VERSION_0, **fields}
+        report = weights_pb2.EngineReport(engine_id=engine_id, **values)
         request = weights_pb2.ReportEngineRequest(run=self.ref, report=report, wants_load=wants_load)
         return self.rpc.weights.ReportEngine(request, timeout=TIMEOUT_S)
 

@@ -56,6 +56,7 @@ FULL = Policy(
     record_groups=True,
     wait_replicas=1,
     wait_timeout_ms=50,
+    max_unavailable_engines=2,
 )
 
 

@@ -56,7 +56,8 @@ def options(address: str, tmp_path: Path, **more: Any) -> WorkerOptions:
     more.setdefault("lease_wait_s", 0.5)
     more.setdefault("drain_grace_s", 5.0)
     more.setdefault("progress_every_s", 0.0)
-    return WorkerOptions(address=address, run_id="r", reward=REWARD, weights_dir=tmp_path / "weights", **more)
+    more.setdefault("reward", REWARD)
+    return WorkerOptions(address=address, run_id="r", weights_dir=tmp_path / "weights", **more)
 
 
 def weight_files(directory: Path, content: dict[str, bytes]) -> weights_pb2.FilesManifest:

@@ -20,6 +20,8 @@ from rollout_buffer.v1 import (
     common_pb2,
     groups_pb2,
     groups_pb2_grpc,
+    runs_pb2,
+    runs_pb2_grpc,
     tasks_pb2,
     tasks_pb2_grpc,
     weights_pb2,
@@ -78,12 +80,18 @@ class FakeService:
     refuse_task_ids: set[str] = field(default_factory=set)
     """A bundle with one of them ends its stream with an error that no repeat can mend."""
     wait: "tasks_pb2.LeaseWait.ValueType" = tasks_pb2.LEASE_WAIT_NO_TASKS
+    max_unavailable: int = 0
+    """Engines that may load at once; 0: all."""
+    places: set[str] = field(default_factory=set)
+    """Engines that may load now, where there is a limit."""
     port: int = 0
 
     def __post_init__(self) -> None:
         self.hold_pushes.set()
         self.published = common_pb2.WeightVersion(epoch=1)
         self.manifest: weights_pb2.WeightManifest | None = None
+        self.plan: weights_pb2.CollectivePlan | None = None
+        self.engines: dict[str, weights_pb2.EngineReport] = {}
         self.revision = 1
         self._last: dict[str, tuple[str, list[str]]] = {}
         self._server: grpc.aio.Server | None = None
@@ -100,6 +108,7 @@ class FakeService:
         tasks_pb2_grpc.add_TaskServiceServicer_to_server(_Tasks(self), server)
         groups_pb2_grpc.add_GroupServiceServicer_to_server(_Groups(self), server)
         weights_pb2_grpc.add_WeightServiceServicer_to_server(_Weights(self), server)
+        runs_pb2_grpc.add_RunServiceServicer_to_server(_Runs(self), server)  # type: ignore[abstract]
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         await server.start()
         self._server = server
@@ -120,6 +129,14 @@ class FakeService:
         async with self._changed:
             self.published = common_pb2.WeightVersion(epoch=epoch, version=version)
             self.manifest = manifest
+            self.plan = None
+            self.revision += 1
+            self._changed.notify_all()
+
+    async def announce(self, plan: weights_pb2.CollectivePlan | None) -> None:
+        """What the trainer's PlanCollective does; None: as a resume takes it back."""
+        async with self._changed:
+            self.plan = plan
             self.revision += 1
             self._changed.notify_all()
 
@@ -127,6 +144,10 @@ class FakeService:
         """Wait until `holds()`; looked at after every request."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(holds)  # type: ignore[arg-type]
+
+    def engine(self, engine_id: str = "w.e0") -> weights_pb2.EngineReport:
+        """Its last report; an empty one before the first."""
+        return self.engines.get(engine_id, weights_pb2.EngineReport())
 
     def results(self) -> dict[str, groups_pb2.Group]:
         return {task_id: task.result for task_id, task in self.tasks.items() if task.result is not None}
@@ -296,25 +317,53 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
     async def Publish(self, request: weights_pb2.PublishRequest, context: Context) -> weights_pb2.PublishResponse:
         raise NotImplementedError("the trainer's; see FakeService.publish")
 
+    async def PlanCollective(
+        self, request: weights_pb2.PlanCollectiveRequest, context: Context
+    ) -> weights_pb2.PlanCollectiveResponse:
+        raise NotImplementedError("the trainer's; see FakeService.announce")
+
     async def WatchWeights(
         self, request: weights_pb2.WatchWeightsRequest, context: Context
     ) -> AsyncIterator[weights_pb2.WatchWeightsResponse]:
         sent = None
         while True:
             async with self.fake._changed:
-                await self.fake._changed.wait_for(lambda sent=sent: self.fake.published != sent)  # type: ignore[misc]
-                sent = common_pb2.WeightVersion()
-                sent.CopyFrom(self.fake.published)
-            yield weights_pb2.WatchWeightsResponse(
-                revision=self.fake.revision, published=sent, manifest=self.fake.manifest
-            )
+                await self.fake._changed.wait_for(lambda sent=sent: self._state() != sent)  # type: ignore[misc]
+                sent = self._state()
+            reply = weights_pb2.WatchWeightsResponse()
+            reply.CopyFrom(sent)
+            reply.revision = self.fake.revision
+            yield reply
+
+    def _state(self) -> weights_pb2.WatchWeightsResponse:
+        fake = self.fake
+        return weights_pb2.WatchWeightsResponse(published=fake.published, manifest=fake.manifest, plan=fake.plan)
 
     async def ReportEngine(
         self, request: weights_pb2.ReportEngineRequest, context: Context
     ) -> weights_pb2.ReportEngineResponse:
-        self.fake.reports.append(request.report)
-        await self.fake.changed()
-        return weights_pb2.ReportEngineResponse(revision=self.fake.revision, published=self.fake.published)
+        fake, engine_id = self.fake, request.report.engine_id
+        fake.reports.append(request.report)
+        fake.engines[engine_id] = request.report
+        if not request.wants_load:
+            fake.places.discard(engine_id)
+        elif fake.max_unavailable and len(fake.places | {engine_id}) <= fake.max_unavailable:
+            fake.places.add(engine_id)
+        await fake.changed()
+        return weights_pb2.ReportEngineResponse(
+            revision=fake.revision,
+            published=fake.published,
+            may_load=not fake.max_unavailable or engine_id in fake.places,
+        )
+
+
+class _Runs(runs_pb2_grpc.RunServiceServicer):
+    def __init__(self, fake: FakeService) -> None:
+        self.fake = fake
+
+    async def GetRun(self, request: runs_pb2.GetRunRequest, context: Context) -> runs_pb2.GetRunResponse:
+        engines = [self.fake.engines[engine_id] for engine_id in sorted(self.fake.engines)]
+        return runs_pb2.GetRunResponse(revision=self.fake.revision, run=runs_pb2.Run(engines=engines))
 
 
 async def _abort(context: Context, error: RolloutBufferError) -> None:

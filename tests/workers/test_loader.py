@@ -1,96 +1,13 @@
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.types import PauseMode
-from rollout_workers.service import ServiceClient
-from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import BASE, Version
-from rollout_workers.weights.fetcher import WeightFetcher
-from rollout_workers.weights.loader import WeightLoader
-from rollout_workers.weights.watcher import WeightWatcher
 from tests.workers.building import time_passes, weight_files
 from tests.workers.fake_service import FakeService
-
-
-class RecordingEngine(SimulatedEngine):
-    """Notes the calls that change it."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(SimulatedEngineOptions(load_s=0.001, **options))
-        self.calls: list[str] = []
-        self.weights_unknown = False
-
-    async def pause(self, mode: PauseMode) -> None:
-        self.calls.append(f"pause {mode}")
-        await super().pause(mode)
-
-    async def resume(self) -> None:
-        self.calls.append("resume")
-        await super().resume()
-
-    async def load_files(self, path: Path, version_label: str) -> None:
-        self.calls.append(f"load {version_label}")
-        try:
-            await super().load_files(path, version_label)
-        except Exception as error:
-            if self.weights_unknown:
-                error.weights = "unknown"  # type: ignore[attr-defined]
-            raise
-
-
-class Loading:
-    def __init__(self, fake: FakeService, tmp_path: Path, engine: RecordingEngine, slot: EngineSlot) -> None:
-        self.fake = fake
-        self.tmp_path = tmp_path
-        self.engine = engine
-        self.slot = slot
-
-    async def publish(self, epoch: int, version: int) -> None:
-        files = weight_files(self.tmp_path / f"published-{epoch}.{version}", {"model": b"%d.%d" % (epoch, version)})
-        await self.fake.publish(epoch, version, weights_pb2.WeightManifest(files=files))
-
-    async def until_loaded(self, epoch: int, version: int) -> None:
-        target = Version(epoch, version)
-        assert await self.slot.changes.until(lambda: self.slot.current and self.slot.loaded == target, 10)
-        assert await self.slot.changes.until(lambda: not self.slot.loading, 10)
-
-
-@asynccontextmanager
-async def loading(
-    fake: FakeService,
-    tmp_path: Path,
-    *,
-    base_model: str | None = "/base",
-    timeout_s: float = 5.0,
-    pause_mode: PauseMode = PauseMode.RETRACT,
-    **engine_options: Any,
-) -> AsyncIterator[Loading]:
-    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
-    engine = RecordingEngine(**engine_options)
-    slot = EngineSlot("w.e0", engine, await engine.info(), base_model=base_model)
-    await slot.refresh()
-    watcher = WeightWatcher(service)
-    fetcher = WeightFetcher(tmp_path / "weights", owner="w", keep=2)
-    loader = WeightLoader(slot, watcher, fetcher, pause_mode=pause_mode, timeout_s=timeout_s)
-    parts = [asyncio.create_task(watcher.run()), asyncio.create_task(loader.run())]
-    async with asyncio.timeout(30):
-        yield Loading(fake, tmp_path, engine, slot)
-    for part in parts:
-        part.cancel()
-    await asyncio.gather(*parts, return_exceptions=True)
-    await fetcher.close()
-    await service.close()
-
-
-def state_of(it: Loading) -> str:
-    return weights_pb2.EngineState.Name(it.slot.state)
+from tests.workers.loading import Loading, loading
 
 
 def may_work(it: Loading) -> bool:
@@ -214,13 +131,13 @@ async def test_engine_that_keeps_failing_is_quarantined_and_rejoins_at_the_newes
         it.engine.fail_next_loads(1_000)
         await it.publish(1, 1)
         assert await it.slot.changes.until(lambda: it.slot.quarantined, 10)
-        assert state_of(it) == "ENGINE_STATE_QUARANTINED"
+        assert it.state == "QUARANTINED"
         assert not may_work(it)
         await it.publish(1, 2)
         it.engine.fail_next_loads(0)
         await it.until_loaded(1, 2)
         assert may_work(it)
-        assert state_of(it) == "ENGINE_STATE_READY"
+        assert it.state == "READY"
 
 
 async def test_wrong_checksum_never_reaches_the_engine(fake: FakeService, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import structlog
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
+from rollout_workers.counters import Counters
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
 from rollout_workers.engines import SimulatedHost
+from rollout_workers.functions import Rollout
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardFunction, RewardInput, Scorer, Scores
 from rollout_workers.samples import GroupProgress
@@ -43,11 +45,25 @@ class Running:
 
 @asynccontextmanager
 async def working(
-    fake: FakeService, tmp_path: Path, *, reward: RewardFunction = length_reward, **more: Any
+    fake: FakeService,
+    tmp_path: Path,
+    *,
+    reward: RewardFunction = length_reward,
+    rollout: Rollout | None = None,
+    judge: str | None = None,
+    from_options: bool = False,
+    **more: Any,
 ) -> AsyncIterator[Running]:
+    """`judge` names the reward function, as the command line does, empty for none; `reward` is one. `from_options`: the
+    functions are those that the options name.
+    """
+    if judge is not None:
+        more["reward"] = judge
+    if judge == "":
+        more["rollout"] = "m:f"  # As `rollout` is injected, it is never imported.
     made = options(fake.address, tmp_path, **more)
     hosts = [SimulatedHost(i, made) for i in range(made.engine_count)]
-    worker = Worker(made, reward=reward, hosts=hosts)
+    worker = Worker(made, reward=None if from_options or judge is not None else reward, rollout=rollout, hosts=hosts)
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(60):
@@ -55,9 +71,15 @@ async def working(
             if not running.done():
                 worker.stop()
             await running
+            assert_every_token_has_an_end(worker.counters)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def assert_every_token_has_an_end(counters: Counters) -> None:
+    ended = counters.tokens_pushed + counters.tokens_returned + sum(counters.tokens_discarded.values())
+    assert counters.tokens + counters.tokens_resumed == ended, counters
 
 
 def all_done(fake: FakeService) -> Callable[[], bool]:

@@ -1,6 +1,8 @@
 """A worker process with simulated engines, the real service and a real trainer session: the loop without SGLang."""
 
+import dataclasses
 import itertools
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from buffer_wire.errors import FailureBudgetExceeded
 from rollout_workers.main import EXIT_KILLED
 from tests.support.service import ServiceProcess, running_service
 from tests.workers.process import worker_process
@@ -342,3 +345,78 @@ def test_second_signal_ends_a_drain_that_nobody_answers(tmp_path: Path) -> None:
         worker.process.send_signal(signal.SIGINT)
         assert worker.process.wait(10) == EXIT_KILLED
         service.start()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--reward", "tests.workers.reward_functions:broken"), "PermissionError: the judge does not know us"),
+        (
+            ("--reward", "tests.workers.reward_functions:broken", "--reward-processes", "1"),
+            "PermissionError: the judge does not know us",
+        ),
+        (
+            ("--rollout", "tests.workers.rollout_functions:broken"),
+            "ConnectionError: the sandbox does not answer",
+        ),
+    ],
+)
+def test_errors_of_user_code_stop_the_run_and_reach_the_trainer(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path, flags: tuple[str, ...], why: str
+) -> None:
+    policy = Policy(batch_groups=4, max_attempts=2, retry_backoff_ms=100, failure_budget=1)
+    with (
+        worker_process(service.address, run_id, tmp_path, *FAST, "--max-sample-attempts", "1", *flags),
+        client.session(run_id, policy=policy, tasks=endless(), options=OPTIONS) as session,
+    ):
+        with pytest.raises(FailureBudgetExceeded) as caught:
+            next(iter(session))
+        assert why in str(caught.value)
+        assert caught.value.failed >= 2
+        state = client.run(run_id)
+    assert state.paused == "failure_budget_exceeded"
+    assert state.ledger.tasks.failed >= 2
+
+
+def test_turns_of_a_rollout_function_reach_the_trainer(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    flags = ("--rollout", "tests.workers.rollout_functions:two_turns")
+    with (
+        worker_process(service.address, run_id, tmp_path, *FAST, *flags),
+        client.session(run_id, policy=Policy(batch_groups=4), tasks=endless(), options=OPTIONS) as session,
+    ):
+        batch = next(iter(session))
+    for sample in batch.samples:
+        assert sample.reward == sample.loss_mask.sum() <= 16
+        assert sample.loss_mask[sample.prompt_len :].sum() == sample.tokens - sample.prompt_len - 2
+
+
+def test_stopped_worker_leaves_no_reward_process_behind(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    flags = ("--reward", "tests.workers.reward_functions:obedient", "--reward-processes", "2")
+    with (
+        worker_process(service.address, run_id, tmp_path, *FAST, *flags) as worker,
+        client.session(run_id, policy=Policy(batch_groups=4), tasks=endless(), options=OPTIONS) as session,
+    ):
+        next(iter(session))
+        pids = re.findall(r"reward process started.*pid=(\d+)", worker.said())
+        assert pids
+        assert worker.stop() == 0
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they are gone")
+
+
+def test_killed_worker_leaves_no_reward_process_behind(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    flags = ("--reward", "tests.workers.reward_functions:obedient", "--reward-processes", "1")
+    tasks = (dataclasses.replace(task, metadata={"0": "hang"}) for task in endless())
+    with (
+        worker_process(service.address, run_id, tmp_path, *FAST, *flags) as worker,
+        client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks, options=OPTIONS),
+    ):
+        until(lambda: "reward process started" in worker.said(), "a process is started")
+        (pid, *_) = re.findall(r"reward process started.*pid=(\d+)", worker.said())
+        worker.kill()
+        until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone, though the function hangs")

@@ -1,5 +1,7 @@
-"""Where a trainer puts its weights so that the engines can load them."""
+"""How a trainer's weights get to the engines: as files, as tensors by value, or broadcast to them."""
 
+from trainer_client.publish.collective import CollectivePublisher
 from trainer_client.publish.files import FilesPublisher
+from trainer_client.publish.tensors import TensorsPublisher
 
-__all__ = ["FilesPublisher"]
+__all__ = ["CollectivePublisher", "FilesPublisher", "TensorsPublisher"]

@@ -12,16 +12,17 @@ One root per run. Layout:
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from buffer_wire.errors import InvalidField
-from trainer_client.manifest import FilesManifest, WeightFile, files_of
+from trainer_client.manifest import FilesManifest, Manifest, WeightFile, files_of
+from trainer_client.publication import Publication, Save, WeightSource
 from trainer_client.publish.http import FileServer, ServedFile
 from trainer_client.publish.retention import Kept, expendable
 from trainer_client.state import Published
@@ -102,7 +103,45 @@ class FilesPublisher:
     ) -> None:
         self.close()
 
-    def write(self, source: Path | str | Callable[[Path], object], *, epoch: int, version: int) -> FilesManifest:
+    def offer(self, source: WeightSource, publication: Publication) -> FilesManifest:
+        """`write` for a publication. Raises InvalidField for sources that are neither a directory nor a function."""
+        if isinstance(source, Path | str) or (callable(source) and not hasattr(source, "state_dict")):
+            save = cast("Path | str | Save", source)
+            return self.write(save, epoch=publication.epoch, version=publication.version)
+        wanted = "a directory or a function that writes into one; tensors are for TensorsPublisher, CollectivePublisher"
+        raise InvalidField("source", type(source).__name__, wanted)
+
+    def manifest_of(self, version: int) -> FilesManifest:
+        """The manifest of a version that is still on disk, the newest if it was published in several epochs.
+
+        Raises InvalidField that names the versions which are.
+        """
+        found = [entry for entry in self._records.items() if entry[1].version == version]
+        if not found:
+            on_disk = ", ".join(map(str, sorted(set(self.versions)))) or "none"
+            raise InvalidField("version", version, f"one whose files are still in {self.root}: {on_disk}")
+        name, record = max(found, key=lambda entry: entry[1].order)
+        files = tuple(WeightFile(path, size, bytes.fromhex(sha256)) for path, size, sha256 in record.files)
+        for file in files:
+            if not (self.root / name / file.name).is_file():
+                raise InvalidField(
+                    "version", version, f"one whose files are whole: {self.root / name / file.name} is gone"
+                )
+        return FilesManifest(f"{self._base_url}/{name}", files)
+
+    def offer_again(self, version: int, publication: Publication) -> FilesManifest:
+        """An older version's files under the publication's version: linked, so that each goes when its time comes."""
+        manifest = self.manifest_of(version)
+        kept = self.root / manifest.base_url.rpartition("/")[2]
+
+        def link(directory: Path) -> None:
+            for file in manifest.files:
+                (directory / file.name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(kept / file.name, directory / file.name)
+
+        return self.write(link, epoch=publication.epoch, version=publication.version)
+
+    def write(self, source: Path | str | Save, *, epoch: int, version: int) -> FilesManifest:
         """Put weights in place and say how to get them.
 
         `source`: a directory, which is copied, or a function that writes files into the empty directory it is given,
@@ -131,7 +170,7 @@ class FilesPublisher:
         self,
         client: "BufferClient",
         run_id: str,
-        source: Path | str | Callable[[Path], object],
+        source: Path | str | Save,
         *,
         epoch: int,
         version: int,
@@ -143,9 +182,9 @@ class FilesPublisher:
         self.published(manifest, committed_steps=done.committed_steps)
         return done
 
-    def published(self, manifest: FilesManifest, *, committed_steps: int) -> None:
+    def published(self, manifest: Manifest, *, committed_steps: int) -> None:
         """The service offers `manifest` now; older versions that nothing needs any more are removed."""
-        name = manifest.base_url.rpartition("/")[2]
+        name = manifest.base_url.rpartition("/")[2] if isinstance(manifest, FilesManifest) else ""
         record = self._records.get(name)
         if record is not None:
             self._save(name, _with_steps(record, committed_steps))

@@ -1,6 +1,7 @@
 """Engines: what was last said of each, when, and which have a place among those that are out of service for a load.
 
-Invariant: places are given while fewer than the policy's are held. A policy that lowers their number takes none back.
+Invariant: places are given while fewer than the policy's are held, in the order in which they were asked for first. A
+policy that lowers their number takes none back.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from buffer_service.domain.ops import EngineReport
 
 PLACE_TTL_MS = 60_000
 """How long a place is kept without a word from its engine."""
+
+TURN_TTL_MS = 5_000
+"""How long a waiting engine keeps its turn without a word."""
 
 FORGOTTEN_MS = 3_600_000
 """An engine or an idle worker that is silent for longer has never been."""
@@ -26,9 +30,13 @@ class Engines:
     heard_ms: dict[str, int] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     """Until when (ms, inclusive)."""
+    line: dict[str, int] = field(default_factory=dict)
+    """Who waits for a place, since when."""
 
     def report(self, report: EngineReport, now: int) -> bool:
-        """Record it; returns whether it says anything new."""
+        """Record it; returns whether it says anything new. The turn of one that was silent for too long is over."""
+        if not self._keeps_turn(report.engine_id, now):
+            self.line.pop(report.engine_id, None)
         said = replace(report, wants_load=False, silent_ms=0)
         is_news = self.reports.get(report.engine_id) != said
         self.reports[report.engine_id] = said
@@ -37,17 +45,31 @@ class Engines:
 
     def ask(self, report: EngineReport, limit: int, now: int) -> bool:
         """Whether the engine may load now; at most `limit` (0: any number) may at once."""
-        if not limit or report.state not in _IN_SERVICE:
-            self.places.pop(report.engine_id, None)
-            return True
-        if not report.wants_load:
-            self.places.pop(report.engine_id, None)
-            return False
+        name = report.engine_id
+        needs_place = limit > 0 and report.state in _IN_SERVICE
+        if not needs_place or not report.wants_load:
+            self._leave(name)
+            return not needs_place
         held = self.held(now)
-        if report.engine_id not in held and len(held) >= limit:
-            return False
-        self.places[report.engine_id] = now + PLACE_TTL_MS
+        if name not in held:
+            self.line.setdefault(name, now)
+            if self._before(name, now) >= limit - len(held):
+                return False
+            del self.line[name]
+        self.places[name] = now + PLACE_TTL_MS
         return True
+
+    def _before(self, engine_id: str, now: int) -> int:
+        """How many wait for longer; of those that asked at once, the first by name goes first."""
+        turn = self.line[engine_id], engine_id
+        return sum((since, other) < turn and self._keeps_turn(other, now) for other, since in self.line.items())
+
+    def _keeps_turn(self, engine_id: str, now: int) -> bool:
+        return self.heard_ms.get(engine_id, 0) >= now - TURN_TTL_MS
+
+    def _leave(self, engine_id: str) -> None:
+        self.places.pop(engine_id, None)
+        self.line.pop(engine_id, None)
 
     def held(self, now: int) -> set[str]:
         """Engines that have a place."""
@@ -58,7 +80,7 @@ class Engines:
         silent = [engine_id for engine_id, heard in self.heard_ms.items() if heard < now - FORGOTTEN_MS]
         for engine_id in silent:
             del self.reports[engine_id], self.heard_ms[engine_id]
-            self.places.pop(engine_id, None)
+            self._leave(engine_id)
         return bool(silent)
 
     def view(self, now: int) -> Sequence[EngineReport]:

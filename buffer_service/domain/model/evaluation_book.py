@@ -1,7 +1,7 @@
 """The evaluations of a run: what they consist of, and who works on them.
 
-Invariants: a task is pending, leased, finished or failed, and has a lease exactly while it is leased; leases of a deleted
-evaluation lapse by themselves; a worker has a record while it holds leases.
+Invariants: a task is pending, leased, finished or failed, and has a lease exactly while it is leased; leases of a
+deleted evaluation lapse by themselves; a worker has a record while it holds leases.
 """
 
 from collections.abc import Iterator

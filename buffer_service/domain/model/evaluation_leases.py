@@ -1,7 +1,7 @@
 """The workers' side of evaluations: lease, extend, finish, expire.
 
-Invariants: a task is leased only to an engine whose version is the evaluation's; every result is wholly of that version;
-an attempt that fails counts towards the cap, one that is interrupted does not.
+Invariants: a task is leased only to an engine whose version is the evaluation's; every result is wholly of that
+version; an attempt that fails counts towards the cap, one that is interrupted does not.
 """
 
 from collections.abc import Sequence

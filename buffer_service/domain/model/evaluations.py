@@ -93,7 +93,9 @@ def results(run: RunState, eval_id: str, start: int, limit: int) -> EvaluationRe
     """Ended tasks, in order of their ending."""
     evaluation = find(run, eval_id)
     ended = [
-        EvaluationResult(task.index, task.task_id, task.attempt, "" if task.payload_key else task.error, task.payload_key)
+        EvaluationResult(
+            task.index, task.task_id, task.attempt, "" if task.payload_key else task.error, task.payload_key
+        )
         for task in evaluation.ended[start : start + limit]
     ]
     return EvaluationResults(run.revision, view(evaluation), ended)

@@ -4,8 +4,9 @@ Both ledgers balance and agree with what exists, and those of the environments a
 one live lease, and one exactly while it is leased; no group is in two places; no round was closed with a group staler
 than max_staleness by the measure; progress marks are in order and every step between the freed and the next one is
 stored; what is kept has its payload; whoever waits in line stands in order of tickets; nobody's turn is further ahead
-than one stride; the last accepted group was within caps and quotas. (Caps and quotas are not looked at now: a policy
-that lowers one takes effect with the next push.)
+than one stride; the last accepted group was within caps and quotas; what is planned is newer than what is published; an
+engine that loads waits for nothing. (Caps and quotas are not looked at now: a policy that lowers one takes effect with
+the next push.)
 """
 
 from collections import Counter
@@ -30,7 +31,21 @@ class BrokenInvariant(RuntimeError):
 
 def check(run: RunState) -> None:
     """Raise BrokenInvariant with every contradiction that is found."""
-    rules = (_ledgers, _environments, _queue, _turns, _accepted, _line, _tasks, _places, _steps, _progress, _payloads)
+    rules = (
+        _ledgers,
+        _environments,
+        _queue,
+        _turns,
+        _accepted,
+        _line,
+        _tasks,
+        _places,
+        _steps,
+        _progress,
+        _payloads,
+        _weights,
+        _engines,
+    )
     found = [contradiction for rule in rules for contradiction in rule(run)]
     if found:
         raise BrokenInvariant(f"run {run.run_id}: " + "; ".join(found))
@@ -190,6 +205,21 @@ def _payloads(run: RunState) -> Iterator[str]:
     missing = [group.group_id for group in _kept(run) if group.payload_key not in run.payloads.bodies]
     if missing:
         yield f"payloads of {missing} are gone"
+
+
+def _weights(run: RunState) -> Iterator[str]:
+    if run.plan is not None and (run.plan.epoch != run.epoch or run.plan.version <= run.published.version):
+        yield f"version {run.plan.version} of epoch {run.plan.epoch} is planned, {run.published} is published"
+
+
+def _engines(run: RunState) -> Iterator[str]:
+    engines = run.engines
+    if engines.reports.keys() != engines.heard_ms.keys():
+        yield f"engines {sorted(engines.reports)} are known, {sorted(engines.heard_ms)} were heard of"
+    if not (engines.places.keys() | engines.line.keys()) <= engines.reports.keys():
+        yield f"engines that are not known load or wait for it: {engines.places}, {engines.line}"
+    if engines.held(run.now) & engines.line.keys():
+        yield f"engines wait for the place that they have: {engines.places}, {engines.line}"
 
 
 def _kept(run: RunState) -> Iterator[Group]:

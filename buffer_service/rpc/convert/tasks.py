@@ -11,7 +11,7 @@ from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import tasks_pb2 as pb
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-_WAITS = {
+LEASE_WAITS = {
     None: pb.LEASE_WAIT_UNSPECIFIED,
     ops.LeaseWait.NO_TASKS: pb.LEASE_WAIT_NO_TASKS,
     ops.LeaseWait.AT_CAPACITY: pb.LEASE_WAIT_AT_CAPACITY,
@@ -21,7 +21,7 @@ _WAITS = {
     ops.LeaseWait.QUARANTINED: pb.LEASE_WAIT_QUARANTINED,
     ops.LeaseWait.DRAINING: pb.LEASE_WAIT_DRAINING,
 }
-_STATES = {
+LEASE_STATES = {
     ops.LeaseState.LIVE: pb.LEASE_STATE_LIVE,
     ops.LeaseState.LOST: pb.LEASE_STATE_LOST,
     ops.LeaseState.CANCELLED: pb.LEASE_STATE_CANCELLED,
@@ -50,11 +50,12 @@ def submit(request: pb.SubmitTasksRequest) -> ops.Submit:
         expected_cursor=request.expected_cursor,
         cursor=request.cursor,
         feeder_state=fields.size(request.feeder_state, "feeder_state", limits.MAX_FEEDER_STATE_BYTES),
-        tasks=[_task(f"tasks[{i}]", task) for i, task in enumerate(request.tasks)],
+        tasks=[new_task(f"tasks[{i}]", task) for i, task in enumerate(request.tasks)],
     )
 
 
-def _task(at: str, task: pb.Task) -> ops.NewTask:
+def new_task(at: str, task: pb.Task) -> ops.NewTask:
+    """A checked task; `at` names it in errors."""
     if task.task_id and not limits.TASK_ID.fullmatch(task.task_id):
         raise InvalidField(f"{at}.task_id", task.task_id, "empty, or 1 to 128 characters of [A-Za-z0-9._:-]")
     _check_prompt(at, task)
@@ -134,7 +135,7 @@ def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
     return pb.LeaseTasksResponse(
         revision=result.revision,
         leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
-        wait=_WAITS[result.wait],
+        wait=LEASE_WAITS[result.wait],
         published=fields.to_version(result.published),
         required_version=result.required_version,
     )
@@ -163,7 +164,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
     """The reply of a heartbeat."""
     return pb.ExtendLeasesResponse(
         revision=result.revision,
-        states=[_STATES[state] for state in result.states],
+        states=[LEASE_STATES[state] for state in result.states],
         ttl_ms=result.ttl_ms,
     )
 

@@ -122,8 +122,8 @@ end
 local names = {
   'groups', 'classes', 'environments', 'env_ledger', 'steps', 'rounds', 'chunks', 'tasks', 'specs', 'delayed', 'leases',
   'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'places',
-  'ended', 'failures', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests',
-  'test_now', 'deleting',
+  'place_line', 'ended', 'failures', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers',
+  'eval_manifests', 'test_now', 'deleting',
 }
 for _, name in ipairs(classes) do
   names[#names + 1] = 'q:' .. name

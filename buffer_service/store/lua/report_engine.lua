@@ -6,7 +6,7 @@
 --         epoch, version, reloads, last_reload_ms, last_error, errors, membership, prepared_epoch (0: none),
 --         prepared_version, weights_url}
 -- Replies {'ok', revision, epoch, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(log engines)
+-- Complexity O(log engines), and up to the number of places or the engines that have left the line in silence
 
 -- @include places
 
@@ -22,7 +22,7 @@ if call('HGET', key('engines'), engine_id) ~= report then
   changed = true
   topics.tasks = true
 end
-call('ZADD', key('engines_heard'), format('%d', now), engine_id)
+hear_engine(engine_id)
 
 -- An engine that does not serve anyway cannot be taken out of service: it needs no place.
 local needs_place = place_limit() > 0 and (engine_state == 'ready' or engine_state == 'loading')

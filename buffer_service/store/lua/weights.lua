@@ -14,4 +14,4 @@ end
 local manifest = call('HGET', key('manifests'), format('%d', state.version)) or ''
 local plan = call('HGET', RUN, 'plan') or ''
 return reply('weights', state.revision, state.epoch, state.version, manifest, state.paused, plan,
-  has_places() and 1 or 0)
+  free_places() > 0 and 1 or 0)

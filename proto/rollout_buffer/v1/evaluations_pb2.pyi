@@ -281,10 +281,12 @@ class ReadEvaluationRequest(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     EVAL_ID_FIELD_NUMBER: builtins.int
-    FROM_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_NUMBER: builtins.int
     WAIT_MS_FIELD_NUMBER: builtins.int
     eval_id: builtins.str
     """The evaluation; refused with `unknown_evaluation` where there is none."""
+    seen: builtins.int
+    """How many ended tasks the caller has seen: the stream begins after them."""
     wait_ms: builtins.int
     """Longest wait for tasks that have not ended, 0 to 3,600,000. The stream ends earlier when all have."""
     @property
@@ -296,10 +298,11 @@ class ReadEvaluationRequest(google.protobuf.message.Message):
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
         eval_id: builtins.str = ...,
+        seen: builtins.int = ...,
         wait_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["eval_id", b"eval_id", "from", b"from", "run", b"run", "wait_ms", b"wait_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["eval_id", b"eval_id", "run", b"run", "seen", b"seen", "wait_ms", b"wait_ms"]) -> None: ...
 
 Global___ReadEvaluationRequest: typing_extensions.TypeAlias = ReadEvaluationRequest
 

@@ -1,35 +1,74 @@
--- Places of engines that are out of service for a load: sorted set `places` of engine ids, score: expiry (ms). A policy
--- that lowers the number takes none back; one that raises it, like a place that is given back, hints to those who wait.
+-- Places of engines that are out of service for a load: sorted set `places` of engine ids, score: expiry (ms). Those
+-- that wait for one stand in `place_line`, score: ms of the first time they asked; the first of the line goes first, so
+-- that no engine starves that is slower to ask than others. A policy that lowers the number of places takes none back;
+-- one that raises it, like a place that is given back, hints to those who wait.
 
 -- @include run
 
 -- How long a place is kept without a word from its engine.
 local PLACE_TTL_MS = 60000
+-- How long a waiting engine keeps its turn without a word.
+local TURN_TTL_MS = 5000
 
-local PLACES = key('places')
+local PLACES, PLACE_LINE, ENGINES_HEARD = key('places'), key('place_line'), key('engines_heard')
 
 -- Engines that may be out of service at once; 0: any number.
 local function place_limit()
   return policy.max_unavailable_engines or 0
 end
 
-local function has_places()
+local function free_places()
   local limit = place_limit()
-  return limit == 0 or call('ZCOUNT', PLACES, format('%d', now), '+inf') < limit
+  return limit == 0 and math.huge or limit - call('ZCOUNT', PLACES, format('%d', now), '+inf')
 end
 
--- Keeps the engine's place, or takes a free one. Returns whether it has one.
+-- Remembers that the engine was heard of; the turn of one that was silent for too long is over.
+local function hear_engine(engine_id)
+  local heard = call('ZSCORE', ENGINES_HEARD, engine_id)
+  if heard and tonumber(heard) < now - TURN_TTL_MS then
+    call('ZREM', PLACE_LINE, engine_id)
+  end
+  call('ZADD', ENGINES_HEARD, format('%d', now), engine_id)
+end
+
+-- Whether fewer than `free` engines stand before this one, which is in the line. Sends away whose turn is over.
+local function is_its_turn(engine_id, free)
+  local at = call('ZRANK', PLACE_LINE, engine_id)
+  if at < free then
+    return true
+  end
+  local before = 0
+  for _, other in ipairs(call('ZRANGE', PLACE_LINE, 0, at - 1)) do
+    if tonumber(call('ZSCORE', ENGINES_HEARD, other)) < now - TURN_TTL_MS then
+      call('ZREM', PLACE_LINE, other)
+    else
+      before = before + 1
+      if before >= free then
+        return false
+      end
+    end
+  end
+  return true
+end
+
+-- Keeps the engine's place, or takes a free one when it is its turn. Returns whether it has one.
 local function take_place(engine_id)
   call('ZREMRANGEBYSCORE', PLACES, '-inf', format('(%d', now))
-  if not call('ZSCORE', PLACES, engine_id) and not has_places() then
-    return false
+  if not call('ZSCORE', PLACES, engine_id) then
+    call('ZADD', PLACE_LINE, 'NX', format('%d', now), engine_id)
+    local free = free_places()
+    if free <= 0 or not is_its_turn(engine_id, free) then
+      return false
+    end
+    call('ZREM', PLACE_LINE, engine_id)
   end
   call('ZADD', PLACES, format('%d', now + PLACE_TTL_MS), engine_id)
   return true
 end
 
+-- The engine neither has nor wants a place.
 local function leave_place(engine_id)
-  if call('ZREM', PLACES, engine_id) == 1 then
+  if call('ZREM', PLACES, engine_id) + call('ZREM', PLACE_LINE, engine_id) > 0 then
     topics.weights = true
   end
 end

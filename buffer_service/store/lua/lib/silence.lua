@@ -12,12 +12,12 @@ end
 
 -- Forgets engines that are silent, at most VICTIMS; returns how many.
 local function forget_engines()
-  local heard = key('engines_heard')
-  local silent = silent_members(heard)
+  local silent = silent_members(ENGINES_HEARD)
   if #silent > 0 then
-    call('ZREM', heard, unpack(silent))
     call('HDEL', key('engines'), unpack(silent))
-    call('ZREM', PLACES, unpack(silent))
+    for _, index in ipairs({ENGINES_HEARD, PLACES, PLACE_LINE}) do
+      call('ZREM', index, unpack(silent))
+    end
     changed = true
   end
   return #silent

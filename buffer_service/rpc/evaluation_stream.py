@@ -1,0 +1,64 @@
+"""Results of an evaluation as a stream: what has ended, then what ends, until all has or the wait is over.
+
+Every message says how far the evaluation is, and there is at least one.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from buffer_service.domain import evaluations as ev
+from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.rpc.convert import evaluations as convert
+from buffer_service.rpc.waiting import Lines
+from rollout_buffer.v1 import evaluations_pb2 as pb
+
+PORTION_RESULTS = 16
+"""Results that are read at once."""
+MESSAGE_BYTES = 1 << 20
+
+
+async def results(
+    store: RunStore, lines: Lines, run_id: str, eval_id: str, *, seen: int, wait_s: float
+) -> AsyncGenerator[pb.ReadEvaluationResponse]:
+    """Messages of a read, from the result after the first `seen`. Raises UnknownEvaluation, NotReady on drain."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        ticket = lines.ticket(run_id, Topic.RESULTS)
+        portion = await store.evaluation_results(run_id, eval_id, seen, PORTION_RESULTS)
+        if portion.results:
+            seen += len(portion.results)
+            for message in _messages(portion, await _bodies(store, run_id, portion.results)):
+                yield message
+            continue
+        if portion.evaluation.done or loop.time() >= deadline:
+            yield _message(portion)
+            return
+        await lines.hint(run_id, Topic.RESULTS, ticket, deadline)
+
+
+async def _bodies(store: RunStore, run_id: str, ended: Sequence[ev.EvaluationResult]) -> Iterator[pb.EvaluationResult]:
+    keys = [result.payload_key for result in ended if result.payload_key]
+    bodies = iter(await store.fetch(run_id, keys))
+    return (convert.to_result(result, next(bodies) if result.payload_key else None) for result in ended)
+
+
+def _messages(
+    portion: ev.EvaluationResults, ended: Iterator[pb.EvaluationResult]
+) -> Iterator[pb.ReadEvaluationResponse]:
+    """Messages of at most MESSAGE_BYTES, unless a single result is larger."""
+    message, size = _message(portion), 0
+    for result in ended:
+        result_bytes = result.ByteSize()
+        if size and size + result_bytes > MESSAGE_BYTES:
+            yield message
+            message, size = _message(portion), 0
+        message.results.append(result)
+        size += result_bytes
+    yield message
+
+
+def _message(portion: ev.EvaluationResults) -> pb.ReadEvaluationResponse:
+    return pb.ReadEvaluationResponse(
+        revision=portion.revision, evaluation=convert.to_evaluation(portion.evaluation), results=[]
+    )

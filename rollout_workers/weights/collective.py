@@ -1,0 +1,262 @@
+"""Takes one engine through a planned collective update: join → pause → receive → wait for the publish → go on.
+
+Invariants: the engine goes on only under weights that are published, or under those it had before; what it received
+and nobody published does not count as loaded. A plan that has failed for this engine is not tried again: the trainer
+makes a new one without it. However it ends, the engine is not left stuck in a dead process group while it can be
+reached.
+"""
+
+import asyncio
+import contextlib
+import enum
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from buffer_wire.retry import Backoff
+from rollout_workers.changes import until_any
+from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.types import GroupPlace, PauseMode
+from rollout_workers.slot import EngineSlot
+from rollout_workers.weights.plans import Phase, Plan
+from rollout_workers.weights.watcher import WeightWatcher
+
+SLACK_S = 5.0
+"""Beyond the plan's own time: the trainer gives up first and closes the group, which ends every member's wait."""
+EXPIRY_S = 60.0
+"""Beyond the plan's own time: how long a member that is ready waits for the trainer's next step."""
+_HOLD_S = 3_600.0
+_RESUME_S = 10.0
+_BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
+_log = structlog.get_logger()
+
+
+class Standing(enum.Enum):
+    """How a plan stands, seen from a member."""
+
+    PREPARE = "is being prepared"
+    BROADCAST = "is being broadcast"
+    PUBLISHED = "was published"
+    ABANDONED = "was abandoned"
+    REPLACED = "was replaced"
+    GONE = "was taken back"
+    LOST = "lost this engine"
+
+
+class PlanFollower:
+    """Follows plans for one engine. `stuck_s`: an engine that cannot be freed for so long is quarantined."""
+
+    def __init__(
+        self,
+        slot: EngineSlot,
+        watcher: WeightWatcher,
+        *,
+        pause_mode: PauseMode,
+        stuck_s: float,
+        quarantine: Callable[[], None],
+    ) -> None:
+        self._slot = slot
+        self._watcher = watcher
+        self._pause_mode = pause_mode
+        self._stuck_s = stuck_s
+        self._quarantine = quarantine
+        self._ended: Plan | None = None
+        self._joined: GroupPlace | None = None
+        """In which group it is, or may be left from a failure."""
+
+    def due(self) -> Plan | None:
+        """The plan that this engine has to follow now."""
+        plan, latest, slot = self._watcher.plan, self._watcher.latest, self._slot
+        if (
+            plan is None
+            or latest is None
+            or plan.phase is Phase.ABANDONED
+            or (self._ended is not None and plan.key == self._ended.key)
+        ):
+            return None
+        takes_part = slot.engine_id in plan.ranks and slot.reachable and not slot.quarantined
+        return plan if takes_part and plan.version > latest.version else None
+
+    async def follow(self, plan: Plan) -> None:
+        """Take part until the plan has ended, one way or the other. Raises nothing of the engine's."""
+        slot = self._slot
+        before, trusted = slot.loaded, not slot.broken
+        standing, received, began = Standing.PREPARE, False, time.monotonic()
+        try:
+            if await self._released(plan):
+                await self._prepare(plan)
+                began = time.monotonic()
+                standing = await self._while_standing(plan, Standing.PREPARE)
+            else:
+                standing = Standing.ABANDONED
+            if standing is Standing.BROADCAST:
+                received, trusted = True, False
+                await self._receive(plan)
+                standing = await self._while_standing(plan, Standing.BROADCAST)
+        except EngineError as error:
+            kept = isinstance(error, EngineLoadFailed) and error.weights == "kept"
+            if received and kept:
+                received, trusted = False, not slot.broken
+            slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+            _log.warning("collective update failed", engine=slot.engine_id, version=str(plan.version), error=str(error))
+            standing = Standing.LOST
+        except asyncio.CancelledError:
+            await self._abandon_ship(trusted=trusted)
+            raise
+        finally:
+            self._ended = plan
+            slot.prepared = None
+        if standing is Standing.PUBLISHED and received:
+            await self._go_on(plan, began)
+        else:
+            slot.loaded = before
+            await self._step_back(plan, standing, received=received, trusted=trusted)
+
+    def _standing(self, plan: Plan) -> Standing:
+        latest, now, slot = self._watcher.latest, self._watcher.plan, self._slot
+        if not slot.reachable or slot.prepared != plan.version:
+            return Standing.LOST
+        if latest is not None and latest.version >= plan.version:
+            same = (latest.version, latest.membership) == plan.key
+            return Standing.PUBLISHED if same else Standing.REPLACED
+        if now is None:
+            return Standing.GONE
+        if now.key != plan.key:
+            return Standing.REPLACED
+        return {Phase.PREPARE: Standing.PREPARE, Phase.BROADCAST: Standing.BROADCAST}.get(now.phase, Standing.ABANDONED)
+
+    async def _while_standing(self, plan: Plan, here: Standing) -> Standing:
+        """Wait until the plan stands elsewhere than `here`; with GONE when nothing was heard for too long."""
+        slot, limit_s = self._slot, plan.timeout_s + EXPIRY_S
+        moved = await until_any(
+            lambda: self._standing(plan) is not here, slot.changes, self._watcher.changes, timeout_s=limit_s
+        )
+        standing = self._standing(plan) if moved else Standing.GONE
+        if not moved:
+            slot.last_error = f"collective update {plan.version}: no step of the trainer within {limit_s:g} s"
+        _log.debug("collective update", engine=slot.engine_id, version=str(plan.version), now=standing.value)
+        return standing
+
+    async def _released(self, plan: Plan) -> bool:
+        """Wait until nothing holds the weights; False when the plan is over before that."""
+        slot, watcher = self._slot, self._watcher
+        if slot.hold is None:
+            return True
+
+        def is_over() -> bool:
+            now = watcher.plan
+            return not slot.reachable or now is None or now.key != plan.key or now.phase is Phase.ABANDONED
+
+        released = asyncio.create_task(slot.hold.released())
+        over = asyncio.create_task(until_any(is_over, watcher.changes, slot.changes, timeout_s=_HOLD_S))
+        try:
+            await asyncio.wait({released, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            released.cancel()
+            over.cancel()
+            await asyncio.gather(released, over, return_exceptions=True)
+        return not is_over()
+
+    async def _prepare(self, plan: Plan) -> None:
+        slot = self._slot
+        if plan.phase is not Phase.PREPARE:
+            # This process has not prepared anything: another one of this name did, and is gone.
+            self._joined = plan.place_of(slot.engine_id)
+            raise self._refusal(plan, "this worker was started after the engine had been prepared")
+        await slot.engine.check_tensors(plan.tensors)
+        place = plan.place_of(slot.engine_id)
+        # The number alone does not tell a group from that of an earlier trainer.
+        if (slot.membership, self._joined) != (plan.membership, place):
+            await self._leave_group()
+            self._joined = place
+            await slot.engine.join_group(place, deadline_s=plan.timeout_s + SLACK_S)
+            slot.membership = plan.membership
+        slot.loading = True
+        slot.changes.notify()
+        await slot.engine.pause(self._pause_mode)
+        slot.prepared = plan.version
+        slot.changes.notify()
+
+    async def _receive(self, plan: Plan) -> None:
+        slot = self._slot
+        slot.pristine = False
+        await slot.engine.receive(
+            plan.tensors,
+            group_name=plan.group_name,
+            version_label=plan.version.label,
+            deadline_s=plan.timeout_s + SLACK_S,
+        )
+        slot.loaded = plan.version
+        slot.changes.notify()
+
+    async def _go_on(self, plan: Plan, began: float) -> None:
+        slot = self._slot
+        slot.loaded, slot.current, slot.quarantined = plan.version, True, False
+        slot.broken = False
+        await self._insist("resuming", slot.engine.resume)
+        slot.loading = False
+        slot.reloads += 1
+        slot.last_reload_ms = round((time.monotonic() - began) * 1000)
+        slot.changes.notify()
+        _log.info("received", engine=slot.engine_id, version=plan.version.label, reload_ms=slot.last_reload_ms)
+
+    async def _step_back(self, plan: Plan, standing: Standing, *, received: bool, trusted: bool) -> None:
+        """Out of the group, and on with the old weights; without them the loader has to find published ones."""
+        slot = self._slot
+        slot.broken = not trusted
+        if received:
+            slot.current = False
+            slot.last_error = f"received {plan.version}, which {standing.value} and is not published in this form"
+        _log.info("collective update ends", engine=slot.engine_id, version=plan.version.label, why=standing.value)
+        now = self._watcher.plan
+        if not (standing is Standing.REPLACED and now is not None and now.membership == plan.membership):
+            slot.membership = 0
+        slot.changes.notify()
+
+        async def be_free() -> None:
+            if slot.membership == 0:
+                await self._leave_group()
+            if trusted and slot.loading:
+                await slot.engine.resume()
+
+        await self._insist("leaving the process group", be_free)
+        slot.loading = slot.broken
+        slot.changes.notify()
+
+    async def _insist(self, doing: str, call: Callable[[], Awaitable[None]]) -> None:
+        """Until it works: an engine that is stuck in a group answers when the group's other members are gone."""
+        slot, delays, began = self._slot, _BACKOFF.delays(), time.monotonic()
+        while slot.reachable:
+            try:
+                await call()
+            except EngineError as error:
+                slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+                _log.warning("engine is stuck", engine=slot.engine_id, doing=doing, error=str(error))
+            else:
+                break
+            if time.monotonic() - began > self._stuck_s:
+                self._quarantine()
+            await slot.changes.until(lambda: not slot.reachable, timeout_s=next(delays))
+        else:
+            return
+        if slot.quarantined and not slot.broken:
+            slot.quarantined = False
+
+    async def _leave_group(self) -> None:
+        self._slot.membership = 0
+        if self._joined is not None:
+            await self._slot.engine.leave_group(self._joined.group_name)
+            self._joined = None
+
+    async def _abandon_ship(self, *, trusted: bool) -> None:
+        """The worker ends: an engine that outlives it must be in no group, and not paused if its weights are good."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_RESUME_S):
+                await self._leave_group()
+                if trusted:
+                    await self._slot.engine.resume()
+
+    def _refusal(self, plan: Plan, why: str) -> EngineLoadFailed:
+        source = f"process group {plan.group_name}"
+        return EngineLoadFailed(self._slot.info.address, source, plan.version.label, cause=why, weights="kept")

@@ -1,0 +1,29 @@
+"""What `rollout-buffer status` shows of a run's engines."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from buffer_cli.standing import print_run
+from buffer_service.domain.ops import EngineReport, WeightVersion
+from tests.support.views import make_view
+
+
+def test_engines_are_shown_with_their_process_group_and_silence() -> None:
+    loaded = WeightVersion(1, 3)
+    shown = StringIO()
+    engines = [
+        EngineReport("alone", "w", "ready", loaded, 7, 120, "", 0, silent_ms=12_900),
+        EngineReport("member", "w", "ready", loaded, 0, 0, "", 0, membership=2),
+        EngineReport("prepared", "w", "loading", loaded, 0, 0, "", 0, membership=2, prepared=WeightVersion(1, 4)),
+    ]
+    print_run(Console(file=shown, width=200), make_view(engines=engines))
+    rows = {
+        cells[0]: cells
+        for line in shown.getvalue().splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]) == 9
+    }
+    assert rows["engine"][3:7] == ["group", "reloads", "last reload", "silent"]
+    assert rows["alone"][3:7] == ["-", "7", "120 ms", "12 s"]
+    assert rows["member"][3] == "2"
+    assert rows["prepared"][3] == "2, ready for 4"

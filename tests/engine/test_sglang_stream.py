@@ -1,0 +1,218 @@
+"""BatchStream fed with events as SGLang sends them: whole, cut anywhere, repeated, refused, or broken off."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollout_workers.engine.sglang_stream import BatchStream, StreamRefused
+from rollout_workers.engine.sglang_wire import Malformed
+from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
+from tests.engine.fake_sglang import event
+
+DONE = b"data: [DONE]\n\n"
+VOCABULARY = 50
+
+
+def request(index: int = 0, **changes: Any) -> SampleRequest:
+    prompt = np.array([3, 4], dtype=np.int32)
+    return SampleRequest(**{"sample_index": index, "input_ids": prompt, "max_new_tokens": 64, **changes})
+
+
+class Server:
+    """Writes the events of one batch as SGLang does."""
+
+    def __init__(self, requests: Sequence[SampleRequest], *, incremental: bool) -> None:
+        self.requests = requests
+        self.incremental = incremental
+        self.sent: list[int] = [0] * len(requests)
+
+    def chunk(self, index: int, upto: int, *, finish: dict[str, Any] | None = None, **meta: Any) -> bytes:
+        """Tokens 0, 1, 2 ... of a sample; token t has log-probability -t, and -2t where it was drawn from a part."""
+        start = self.sent[index] if self.incremental else 0
+        self.sent[index] = upto
+        tokens = list(range(start, upto))
+        values = {
+            "id": self.requests[index].rid,
+            "finish_reason": finish,
+            "weight_version": "1.0",
+            "output_token_logprobs": [[-float(t), t, None] for t in tokens],
+            "output_token_sampling_logprobs": [-2.0 * t for t in tokens],
+            "completion_tokens": upto,
+            **meta,
+        }
+        return event({"output_ids": tokens, "meta_info": values, "index": index})
+
+    def last(self, index: int, upto: int, *, reason: str = "length", **meta: Any) -> bytes:
+        spans = [{"version": "1.0", "start": 0, "end": upto}]
+        return self.chunk(index, upto, finish={"type": reason}, **{"weight_versions": spans, **meta})
+
+
+@pytest.fixture(params=["incremental", "cumulative"])
+def incremental(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "incremental")
+
+
+def stream_of(requests: Sequence[SampleRequest], *, incremental: bool, label: str = "1.0") -> BatchStream:
+    return BatchStream(requests, vocab_size=VOCABULARY, incremental=incremental, label=label)
+
+
+def tokens(sample: GeneratedSample) -> tuple[list[int], list[float]]:
+    return sample.output_ids.tolist(), sample.logprobs.tolist()
+
+
+def test_samples_are_put_together_from_their_events(incremental: bool) -> None:
+    requests = [request(0), request(1)]
+    server = Server(requests, incremental=incremental)
+    sent = [server.chunk(1, 1), server.chunk(0, 1), server.chunk(1, 5), server.last(1, 6), server.last(0, 3), DONE]
+    stream = stream_of(requests, incremental=incremental)
+    for part in sent:
+        assert not stream.done
+        stream.feed(part, "1.0")
+    assert stream.done
+    first, second = stream.samples()
+    assert tokens(first) == ([0, 1, 2], [-0.0, -1.0, -2.0])
+    assert tokens(second) == ([0, 1, 2, 3, 4, 5], [-0.0, -1.0, -2.0, -3.0, -4.0, -5.0])
+    assert (first.finish_reason, first.sample_index, first.spans) == ("length", 0, (VersionSpan("1.0", 0, 3),))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_events_may_be_cut_anywhere(incremental: bool, size: int) -> None:
+    asked = request()
+    server = Server([asked], incremental=incremental)
+    sent = server.chunk(0, 4) + server.last(0, 9) + DONE
+    stream = stream_of([asked], incremental=incremental)
+    for at in range(0, len(sent), size):
+        stream.feed(sent[at : at + size], "1.0")
+    assert tokens(stream.samples()[0])[0] == list(range(9))
+    assert stream.done
+
+
+def test_the_draws_own_log_probabilities_are_kept_as_they_arrive(incremental: bool) -> None:
+    asked = request(top_p=0.9)
+    server = Server([asked], incremental=incremental)
+    stream = stream_of([asked], incremental=incremental)
+    stream.feed(server.chunk(0, 2) + server.chunk(0, 4), "1.0")
+    (sample,) = stream.samples()
+    assert tokens(sample) == ([0, 1, 2, 3], [-0.0, -2.0, -4.0, -6.0])
+    assert sample.finish_reason == "abort"
+
+
+def test_what_arrived_of_a_stream_that_broke_off_is_kept(incremental: bool) -> None:
+    requests = [request(0), request(1), request(2)]
+    server = Server(requests, incremental=incremental)
+    stream = stream_of(requests, incremental=incremental)
+    stream.feed(server.last(0, 3) + server.chunk(1, 5) + server.chunk(1, 20)[:-10], "1.0")
+    finished, cut, silent = stream.samples()
+    assert (tokens(finished)[0], finished.finish_reason) == ([0, 1, 2], "length")
+    assert (tokens(cut)[0], cut.finish_reason) == ([0, 1, 2, 3, 4], "abort")
+    assert (tokens(silent)[0], silent.aborted_in_queue, silent.fault) == ([], True, "")
+    assert stream.received == 8
+
+
+def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(incremental: bool) -> None:
+    """SGLang's answer for a retracted request: all log-probabilities again, those of the draw not, and one old token."""
+    for sampling in ({}, {"top_p": 0.9}):
+        asked = request(**sampling)
+        server = Server([asked], incremental=incremental)
+        stream = stream_of([asked], incremental=incremental)
+        everything = [[-float(t), t, None] for t in range(4)]
+        last = {
+            "output_ids": [3] if incremental else [0, 1, 2, 3],
+            "meta_info": {
+                "id": asked.rid,
+                "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+                "output_token_logprobs": everything,
+                "completion_tokens": 4,
+            },
+            "index": 0,
+        }
+        stream.feed(server.chunk(0, 1) + server.chunk(0, 4) + event(last) + DONE, "1.0")
+        (sample,) = stream.samples()
+        scale = -2.0 if sampling else -1.0
+        assert tokens(sample) == ([0, 1, 2, 3], [scale * t for t in range(4)])
+        assert sample.aborted_in_queue
+        assert sample.spans == (VersionSpan("1.0", 0, 4),)
+
+
+def test_tokens_without_a_log_probability_are_left_out_and_counted() -> None:
+    asked = request(top_p=0.9)
+    server = Server([asked], incremental=True)
+    stream = stream_of([asked], incremental=True)
+    drawn_late = server.chunk(0, 3, output_token_sampling_logprobs=[-0.5])
+    stream.feed(drawn_late, "1.0")
+    (sample,) = stream.samples()
+    assert (tokens(sample)[0], sample.unusable_tokens) == ([0], 2)
+
+
+def test_tokens_across_a_reload_are_never_said_to_be_newer_than_they_are(incremental: bool) -> None:
+    asked = request()
+    server = Server([asked], incremental=incremental)
+    stream = stream_of([asked], incremental=incremental, label="1.0")
+    for upto, label in [(2, "1.0"), (4, "1.0"), (6, "1.1"), (8, "1.1"), (10, "1.1"), (12, "1.2"), (14, "1.2")]:
+        stream.feed(server.chunk(0, upto), label)
+    (sample,) = stream.samples()
+    # The events under 1.1 may hold tokens of 1.0; that after them may hold the first of 1.2, and is said to be 1.1's.
+    assert sample.spans == (VersionSpan("1.0", 0, 12), VersionSpan("1.1", 12, 14))
+
+
+def test_the_engines_own_spans_win_over_what_was_seen(incremental: bool) -> None:
+    asked = request()
+    server = Server([asked], incremental=incremental)
+    stream = stream_of([asked], incremental=incremental, label="1.0")
+    stream.feed(server.chunk(0, 2), "1.0")
+    spans = [{"version": "1.0", "start": 0, "end": 3}, {"version": "1.1", "start": 3, "end": 6}]
+    stream.feed(server.last(0, 6, reason="abort", weight_versions=spans) + DONE, "1.1")
+    (sample,) = stream.samples()
+    assert sample.spans == (VersionSpan("1.0", 0, 3), VersionSpan("1.1", 3, 6))
+
+
+def test_a_request_without_room_is_told_apart_from_its_siblings(incremental: bool) -> None:
+    requests = [request(0), request(1)]
+    server = Server(requests, incremental=incremental)
+    stream = stream_of(requests, incremental=incremental)
+    full = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+    stream.feed(server.chunk(1, 0, finish=full) + server.last(0, 2) + DONE, "1.0")
+    assert {rid: refusal.status for rid, refusal in stream.refused().items()} == {requests[1].rid: 503}
+    assert tokens(stream.samples()[0])[0] == [0, 1]
+
+
+def test_an_error_in_place_of_events_says_what_the_server_said(incremental: bool) -> None:
+    stream = stream_of([request()], incremental=incremental)
+    with pytest.raises(StreamRefused, match="too long") as refused:
+        stream.feed(event({"error": {"message": "the input is too long", "code": 400}}), "1.0")
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("body", [b"data: {\n\n", b"data: []\n\n", b'data: {"index":7,"meta_info":{}}\n\n'])
+def test_events_of_nobody_are_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        stream_of([request()], incremental=True).feed(body, "1.0")
+
+
+def test_a_gap_makes_a_sample_unusable_and_its_tokens_count_as_received() -> None:
+    asked, sibling = request(0), request(1)
+    server = Server([asked, sibling], incremental=True)
+    stream = stream_of([asked, sibling], incremental=True)
+    stream.feed(server.chunk(0, 2), "1.0")
+    server.chunk(0, 4)  # never arrives
+    stream.feed(server.last(0, 6) + server.last(1, 2) + DONE, "1.0")
+    bad, good = stream.samples()
+    assert ("2 tokens where 4 were missing" in bad.fault, bad.unusable_tokens, len(bad.output_ids)) == (True, 2, 0)
+    assert tokens(good)[0] == [0, 1]
+
+
+def test_events_that_repeat_everything_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda body: read.append(len(body)) or real(body))
+    asked = request()
+    server = Server([asked], incremental=False)
+    stream = stream_of([asked], incremental=False)
+    for upto in range(1, 200):
+        stream.feed(server.chunk(0, upto), "1.0")
+    stream.feed(server.last(0, 200) + DONE, "1.0")
+    assert len(stream.samples()[0].output_ids) == 200
+    assert len(read) == 1

@@ -1,0 +1,205 @@
+"""Evaluations over gRPC: waits, refusals, what a result has to be, and that training sees nothing of them."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from buffer_wire.errors import EvaluationExists, InvalidField, StaleEpoch, UnknownEvaluation, UnknownLease
+from rollout_buffer.v1 import common_pb2, runs_pb2, tasks_pb2, weights_pb2
+from rollout_buffer.v1 import evaluations_pb2 as pb
+from tests.support.evaluations import EvaluatingWorker
+from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, RunRpc, failure, make_group, make_task
+from tests.support.service import ServiceProcess
+
+
+@pytest.fixture
+def run(rpc: Rpc) -> RunRpc:
+    return rpc.create(batch_groups=2)
+
+
+@pytest.fixture
+def worker(rpc: Rpc, run: RunRpc) -> EvaluatingWorker:
+    return EvaluatingWorker(rpc.channel, run.run_id)
+
+
+def submit_request(run: RunRpc, name: str, tasks: list[tasks_pb2.Task], **fields: object) -> pb.SubmitEvaluationRequest:
+    values = {"epoch": run.epoch, **fields}
+    return pb.SubmitEvaluationRequest(run=run.ref, eval_id=name, tasks=tasks, **values)
+
+
+def submit(
+    worker: EvaluatingWorker, run: RunRpc, name: str = "e", count: int = 2, **fields: object
+) -> pb.SubmitEvaluationResponse:
+    tasks = [make_task() for _ in range(count)]
+    return worker.stub.SubmitEvaluation(submit_request(run, name, tasks, **fields), timeout=TIMEOUT_S)
+
+
+def get(worker: EvaluatingWorker, name: str = "e") -> pb.Evaluation:
+    return worker.stub.GetEvaluation(
+        pb.GetEvaluationRequest(run=worker.ref, eval_id=name), timeout=TIMEOUT_S
+    ).evaluation
+
+
+def read(worker: EvaluatingWorker, *, seen: int = 0, wait_ms: int = 0) -> list[pb.ReadEvaluationResponse]:
+    request = pb.ReadEvaluationRequest(run=worker.ref, eval_id="e", seen=seen, wait_ms=wait_ms)
+    return list(worker.stub.ReadEvaluation(request, timeout=TIMEOUT_S + wait_ms / 1000))
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_results_are_read_in_order_of_their_ending_and_the_ledgers_know_nothing(
+    run: RunRpc, worker: EvaluatingWorker
+) -> None:
+    before = run.get()
+    assert submit(worker, run, count=3).created
+    first, second, third = worker.lease(5).leases
+    assert [lease.task.task_id for lease in (first, second, third)] == ["e.0", "e.1", "e.2"]
+    assert worker.finish(second) == pb.EVALUATION_OUTCOME_ACCEPTED
+    assert worker.finish(second) == pb.EVALUATION_OUTCOME_DUPLICATE
+    assert worker.finish(first) == pb.EVALUATION_OUTCOME_ACCEPTED
+    messages = read(worker)
+    results = [result for message in messages for result in message.results]
+    assert [(result.task_index, result.task_id) for result in results] == [(1, "e.1"), (0, "e.0")]
+    assert results[0].group == make_group("e.1", lengths=[4, 4], version=first.version)
+    assert [result.task_index for message in read(worker, seen=1) for result in message.results] == [0]
+    view = get(worker)
+    assert (view.pending, view.leased, view.finished, view.failed) == (0, 1, 2, 0)
+    after = run.get()
+    assert (after.groups, after.tasks, after.statistics) == (before.groups, before.tasks, before.statistics)
+    assert worker.hand_back(third) == pb.EVALUATION_OUTCOME_PENDING
+
+
+def test_a_task_is_given_to_no_engine_of_another_version(run: RunRpc, worker: EvaluatingWorker) -> None:
+    submit(worker, run)
+    files = weights_pb2.FilesManifest(
+        base_url="/weights/1", files=[weights_pb2.WeightFile(name="w", size_bytes=1, sha256=bytes(32))]
+    )
+    run.publish(1, manifest=weights_pb2.WeightManifest(files=files))
+    newer = common_pb2.WeightVersion(epoch=1, version=1)
+    reply = worker.lease(1, loaded=newer)
+    assert (list(reply.leases), reply.wait) == ([], tasks_pb2.LEASE_WAIT_ENGINE_STALE)
+    assert not reply.HasField("wanted")
+    assert worker.lease(1, loaded=newer, would_load=True).wanted == pb.WantedWeights(version=VERSION_0)
+    assert submit(worker, run, "newest", 1).evaluation.version == newer
+    (lease,) = worker.lease(5, loaded=newer).leases
+    assert lease.task.task_id == "newest.0"
+    assert len(worker.lease(5).leases) == 2
+    worker.hand_back(lease)
+    assert worker.lease(1, would_load=True).wanted.manifest.files == files
+
+
+def test_a_lease_request_waits_for_a_submit(run: RunRpc, worker: EvaluatingWorker) -> None:
+    waiting, replies = in_thread(lambda: worker.lease(1, wait_ms=15_000))
+    began = time.monotonic()
+    submit(worker, run, count=1)
+    waiting.join(15)
+    assert [len(reply.leases) for reply in replies] == [1]  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 5
+
+
+def test_a_reader_waits_for_the_end(run: RunRpc, worker: EvaluatingWorker) -> None:
+    submit(worker, run, count=1)
+    (lease,) = worker.lease().leases
+    waiting, replies = in_thread(lambda: read(worker, wait_ms=15_000))
+    began = time.monotonic()
+    worker.finish(lease)
+    waiting.join(15)
+    assert time.monotonic() - began < 5
+    (messages,) = replies
+    assert [len(message.results) for message in messages] == [1, 0]  # type: ignore[attr-defined]
+    assert messages[-1].evaluation.finished == 1  # type: ignore[index]
+
+
+def test_a_group_with_tokens_of_other_weights_is_refused(run: RunRpc, worker: EvaluatingWorker) -> None:
+    submit(worker, run, count=1)
+    (lease,) = worker.lease().leases
+    error = failure(lambda: worker.finish(lease, version=common_pb2.WeightVersion(epoch=1, version=1)))
+    assert isinstance(error, InvalidField)
+    assert error.attributes["field"] == "group.header.samples.spans"
+    error = failure(lambda: worker.finish(lease, make_group("e.0", lengths=[4])))
+    assert error.attributes["field"] == "group.header.samples"
+    error = failure(lambda: worker.finish(lease, make_group("other", lengths=[4, 4])))
+    assert error.attributes["field"] == "group.header.task_id"
+    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_ACCEPTED
+
+
+def test_a_task_fails_after_five_errors_and_the_reader_hears_why(rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2, retry_backoff_ms=1)
+    worker = EvaluatingWorker(rpc.channel, run.run_id)
+    submit(worker, run, count=1)
+    outcomes = [worker.hand_back(worker.lease(1, wait_ms=10_000).leases[0], f"error {i}") for i in range(5)]
+    assert outcomes == [pb.EVALUATION_OUTCOME_PENDING] * 4 + [pb.EVALUATION_OUTCOME_FAILED]
+    (message, last) = read(worker)
+    assert [(result.error, result.attempts, result.HasField("group")) for result in message.results] == [
+        ("error 4", 5, False)
+    ]
+    assert [failed.error for failed in last.evaluation.failures] == ["error 4"]
+    assert run.get().paused == ""
+
+
+def test_evaluation_goes_on_while_the_run_drains_and_not_while_it_is_paused(
+    run: RunRpc, worker: EvaluatingWorker
+) -> None:
+    submit(worker, run, count=2)
+    control = run.rpc.runs
+    control.DrainRun(runs_pb2.DrainRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert len(worker.lease().leases) == 1
+    control.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert worker.lease(1, wait_ms=10_000).wait == tasks_pb2.LEASE_WAIT_PAUSED
+    control.ContinueRun(runs_pb2.ContinueRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert len(worker.lease().leases) == 1
+
+
+def test_a_repeated_submit_is_the_same_evaluation_and_another_content_a_conflict(
+    run: RunRpc, worker: EvaluatingWorker
+) -> None:
+    assert submit(worker, run).created
+    run.publish(1)
+    again = submit(worker, run)
+    assert (again.created, again.evaluation.version) == (False, VERSION_0)
+    assert isinstance(failure(lambda: submit(worker, run, count=3)), EvaluationExists)
+    assert isinstance(failure(lambda: submit(worker, run, "f", epoch=7)), StaleEpoch)
+    error = failure(lambda: submit(worker, run, "f", version=9))
+    assert error.attributes["field"] == "version"
+    error = failure(
+        lambda: worker.stub.SubmitEvaluation(submit_request(run, "f", [make_task("x"), make_task("x")]), timeout=9)
+    )
+    assert error.attributes["field"] == "tasks[1]"
+
+
+def test_a_deleted_evaluation_is_gone_for_everybody(run: RunRpc, worker: EvaluatingWorker) -> None:
+    submit(worker, run)
+    (lease,) = worker.lease().leases
+    listed = worker.stub.ListEvaluations(pb.ListEvaluationsRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert [evaluation.eval_id for evaluation in listed.evaluations] == ["e"]
+    worker.stub.DeleteEvaluation(pb.DeleteEvaluationRequest(run=run.ref, eval_id="e"), timeout=TIMEOUT_S)
+    request = pb.ExtendEvaluationRequest(
+        run=run.ref, worker_id=worker.worker_id, instance_id=worker.instance_id, lease_ids=[lease.lease_id]
+    )
+    assert list(worker.stub.ExtendEvaluation(request, timeout=TIMEOUT_S).states) == [tasks_pb2.LEASE_STATE_LOST]
+    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_CLOSED
+    assert isinstance(failure(lambda: read(worker)), UnknownEvaluation)
+    lease.lease_id = "no lease"
+    assert isinstance(failure(lambda: worker.finish(lease)), UnknownLease)
+    # One of the same name is another one: what is left of the deleted one does not touch it.
+    lease.lease_id = "e/1/0/1"
+    submit(worker, run)
+    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_CLOSED
+    assert get(worker).pending == 2
+
+
+def test_evaluations_are_in_the_metrics(service: ServiceProcess, run: RunRpc, worker: EvaluatingWorker) -> None:
+    submit(worker, run, count=3)
+    worker.finish(worker.lease().leases[0])
+    labels = {"run": run.run_id}
+    assert service.metric("rollout_buffer_evaluations", **labels) == 1
+    assert service.metric("rollout_buffer_evaluation_tasks", **labels, state="pending") == 2
+    assert service.metric("rollout_buffer_evaluation_tasks", **labels, state="finished") == 1
+    assert service.metric("rollout_buffer_evaluation_stored_bytes", **labels) > 0

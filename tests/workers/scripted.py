@@ -1,0 +1,33 @@
+"""A simulated engine that says what a test wants it to say."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from rollout_workers.engine import simulated
+from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
+from rollout_workers.engine.types import SampleRequest
+from tests.workers.chat import END, ChatTokenizer
+
+Script = Callable[[SampleRequest, str], str]
+"""The text that answers a request whose input is this text."""
+
+
+def script(monkeypatch: pytest.MonkeyPatch, says: Script) -> list[list[int]]:
+    """Have every simulated engine answer with `says`, closed by an end token; returns the inputs as they come."""
+    inputs: list[list[int]] = []
+
+    def answer(request: SampleRequest, options: AnswerOptions) -> Answer:
+        inputs.append(request.input_ids.tolist())
+        text = ChatTokenizer().decode(inputs[-1], skip_special_tokens=False)
+        tokens = [*ChatTokenizer().encode(says(request, text)), END]
+        cut = np.array(tokens[: request.max_new_tokens], np.int32)
+        return Answer(cut, -cut / 100, "stop" if len(cut) == len(tokens) else "length")
+
+    monkeypatch.setattr(simulated, "answer_to", answer)
+    return inputs
+
+
+def texts(rows: Sequence[Sequence[int]]) -> list[str]:
+    return [ChatTokenizer().decode(row, skip_special_tokens=True) for row in rows]

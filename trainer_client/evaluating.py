@@ -1,0 +1,182 @@
+"""Evaluations in the blocking client.
+
+    with session.evaluate(tasks) as evaluation:
+        for group in evaluation:
+            scores.append(group.rewards.mean())
+
+Groups come as they end, of exactly one weight version, whatever is published meanwhile; leaving the `with` deletes what
+is stored of them.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from buffer_wire.errors import UnknownEvaluation
+from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
+from buffer_wire.revisions import Revisions
+from rollout_buffer.v1 import evaluations_pb2 as pb
+from trainer_client import evaluations, requests
+from trainer_client.batch import Group
+from trainer_client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.evaluations import EvaluationState, Reading
+from trainer_client.requests import Call
+from trainer_client.tasks import Task
+from trainer_client.waiting import OnWait, Waiting, WaitNotices
+
+if TYPE_CHECKING:
+    from trainer_client.state import WeightVersion
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+T = TypeVar("T")
+
+
+class _Client(Protocol):
+    """What is used here of the client."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def options(self) -> ClientOptions: ...
+
+    @property
+    def revisions(self) -> Revisions: ...
+
+    @property
+    def _bulk(self) -> grpc.Channel: ...
+
+    def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T: ...
+
+    def evaluation_state(self, run_id: str, eval_id: str) -> EvaluationState: ...
+
+    def delete_evaluation(self, run_id: str, eval_id: str) -> None: ...
+
+    def read_evaluation(self, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> Iterator[Group]: ...
+
+
+class Evaluation:
+    """One evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
+
+    def __init__(self, client: _Client, run_id: str, state: EvaluationState) -> None:
+        self.run_id = run_id
+        self.eval_id = state.eval_id
+        self.version: WeightVersion = state.version
+        """Of the weights that every token of it comes from."""
+        self._client = client
+        self._state = state
+
+    def state(self) -> EvaluationState:
+        """How far it is, asked for now."""
+        return self._client.evaluation_state(self.run_id, self.eval_id)
+
+    def wait(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> EvaluationState:
+        """Wait until every task has ended; fetches no group. Raises EvaluationNotReady after `timeout_s`."""
+        reading = Reading(self.run_id, self._client.revisions, self._state, seen=self._state.tasks)
+        for _ in self._client.read_evaluation(reading, timeout_s, on_wait):
+            pass
+        return reading.state
+
+    def groups(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> Iterator[Group]:
+        """Groups in order of their ending, from the first, until all tasks have ended.
+
+        Tasks that failed have none; they are in the state's `failures`. Raises EvaluationNotReady after `timeout_s`.
+        """
+        reading = Reading(self.run_id, self._client.revisions, self._state)
+        return self._client.read_evaluation(reading, timeout_s, on_wait)
+
+    def __iter__(self) -> Iterator[Group]:
+        return self.groups()
+
+    def delete(self) -> None:
+        """End it where it is and delete its results."""
+        self._client.delete_evaluation(self.run_id, self.eval_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+
+class EvaluationCalls:
+    """A part of BufferClient."""
+
+    def evaluate(
+        self: _Client,
+        run_id: str,
+        tasks: Sequence[Task],
+        *,
+        epoch: int,
+        version: int | None = None,
+        eval_id: str | None = None,
+    ) -> Evaluation:
+        """Have tasks generated at one weight version, beside the training.
+
+        `version`: the published one (None), or an earlier one whose manifest the run still has. `eval_id`: names it, so
+        that it is found again; None: a new name. Raises EvaluationExists, EvaluationsFull, StaleEpoch, InvalidField.
+        """
+        call = evaluations.submit(
+            run_id, epoch=epoch, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
+        )
+        return Evaluation(self, run_id, self._call(call))
+
+    def evaluation(self: _Client, run_id: str, eval_id: str) -> Evaluation:
+        """An evaluation that was submitted before. Raises UnknownEvaluation."""
+        return Evaluation(self, run_id, self._call(evaluations.get(run_id, eval_id)))
+
+    def evaluation_state(self: _Client, run_id: str, eval_id: str) -> EvaluationState:
+        """How far an evaluation is. Raises UnknownEvaluation."""
+        return self._call(evaluations.get(run_id, eval_id))
+
+    def evaluations(self: _Client, run_id: str) -> tuple[EvaluationState, ...]:
+        """All evaluations of a run, in order of submission."""
+        return self._call(evaluations.list_all(run_id))
+
+    def delete_evaluation(self: _Client, run_id: str, eval_id: str) -> None:
+        """End an evaluation and delete its results. Raises UnknownEvaluation."""
+        tries: list[Waiting] = []
+        try:
+            self._call(evaluations.delete(run_id, eval_id), on_wait=tries.append)
+        except UnknownEvaluation:
+            # Of a repeat, it says that the first try, whose answer was lost, has done it.
+            if not tries:
+                raise
+
+    def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> Iterator[Group]:
+        """The groups that a reading has not had yet, as they come. Raises EvaluationNotReady after `timeout_s`."""
+        read = self._bulk.unary_stream(
+            evaluations.READ_METHOD,
+            request_serializer=requests.serialize,
+            response_deserializer=pb.ReadEvaluationResponse.FromString,
+        )
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"reading evaluation {reading.state.eval_id!r}", self.target, on_wait)
+        delays = DEFAULT_BACKOFF.delays()
+        while True:
+            wait_s = min(deadline.left_s(), PULL_SLICE_S)
+            stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
+            try:
+                for message in stream:
+                    delays = DEFAULT_BACKOFF.delays()
+                    yield from reading.take(message)
+            except grpc.RpcError as raised:
+                error = rpc_error(raised)
+                if not worth_repeating(error) or deadline.left_s() == 0.0:
+                    raise error from None
+                notices.tell(error)
+                time.sleep(min(next(delays), deadline.left_s()))
+                continue
+            finally:
+                stream.cancel()  # type: ignore[no-untyped-call]
+            if reading.complete:
+                return
+            if deadline.left_s() == 0.0:
+                raise reading.state.not_ready()
+            notices.tell(reading.state.not_ready())

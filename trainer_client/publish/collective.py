@@ -1,0 +1,274 @@
+"""Weights broadcast to the engines in a process group: no file is written and none is read.
+
+    with CollectivePublisher(files=FilesPublisher("/tmp/weights", serve="http"), files_every=20) as publisher:
+        with client.session("math", policy=policy, tasks=tasks, publisher=publisher) as session:
+            for batch in session:
+                train(batch)
+                session.publish(model)
+
+Each publish asks the run which engines live, has them join and pause (`update`), sends, and is published once they have
+all received. Engines that fail are left out, and asked again at the next publish. With `files`, every `files_every`-th
+version is written as files too, and so is any that an engine will have to load that is not in the group; without, such
+an engine waits for the next version.
+
+Invariant: the group that is kept for the next publish is one in which nothing has failed.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
+from trainer_client.driver import Deadline
+from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest
+from trainer_client.plan import Backend, CollectivePlan, TensorSpec
+from trainer_client.publication import Publication, WeightSource
+from trainer_client.publish.files import FilesPublisher
+from trainer_client.publish.group import TrainerGroup
+from trainer_client.publish.members import candidates, others, ranked
+from trainer_client.publish.named_tensors import NamedTensors, named_tensors, specs_of
+from trainer_client.publish.saving import save_tensors
+from trainer_client.publish.update import AttemptFailed, Update, pause_between_looks
+from trainer_client.state import Engine, RunState, WeightVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger("trainer_client")
+
+_NAME_CHARS = 64
+_LONGER_S = 5.0
+
+
+class CollectivePublisher:
+    """Broadcasts to the run's engines. Pass it to `BufferClient.session`; close it after the run.
+
+    `backend`: "gloo" (CPU) or "nccl" (GPU); None: by where the tensors are. `address`: this process as the engines
+    reach it; `port`: where a group meets, 0 for any free one each time. `timeout_s`: for joining and again for
+    receiving; `slack_s`: what pausing and reporting may take beyond it. `regroups`: how often one publish is begun anew
+    after a failure. `ranks_per_engine`: an engine's tensor parallel ranks.
+
+    `files`: where fallbacks go, closed with this publisher; `save`: writes one, by default the tensors alone.
+    """
+
+    def __init__(  # noqa: PLR0913 - options of one mechanism
+        self,
+        *,
+        backend: Backend | None = None,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float = 60.0,
+        slack_s: float = 30.0,
+        regroups: int = 3,
+        ranks_per_engine: int = 1,
+        files: FilesPublisher | None = None,
+        files_every: int = 10,
+        save: Callable[[Path], object] | None = None,
+    ) -> None:
+        for field, value, least in (
+            ("regroups", regroups, 0),
+            ("files_every", files_every, 1),
+            ("ranks_per_engine", ranks_per_engine, 1),
+            ("timeout_s", timeout_s, 0.1),
+        ):
+            if value < least:
+                raise InvalidField(field, value, f"at least {least}")
+        if backend not in (None, "gloo", "nccl"):
+            raise InvalidField("backend", backend, "'gloo', 'nccl', or None")
+        self._backend = backend
+        self._address = address
+        self._port = port
+        self._timeout_s = timeout_s
+        self._slack_s = slack_s
+        self._regroups = regroups
+        self._ranks_per_engine = ranks_per_engine
+        self._files = files
+        self._files_every = files_every
+        self._save = save
+        self._without_files = files_every
+        """Publishes since the last one with files; the first has them."""
+        self._group: TrainerGroup | None = None
+        self._membership = 0
+        """Number of the group, or of the last one."""
+        self._inside: tuple[str, ...] = ()
+        """Engines in the group, in the order of their ranks."""
+
+    # ── WeightPublisher ──────────────────────────────────────────────────────
+
+    def offer(self, source: WeightSource, publication: Publication) -> Manifest:
+        """Broadcast the weights; returns when every member has received them and waits, paused, for the publish.
+
+        `source`: a state dict, a module, or a function that gives names and tensors, called twice and once more for
+        each attempt. Raises CollectiveFailed or NotReady when no engine takes part and there are no `files`, naming
+        them; InvalidField; what `source` raises; VersionConflict, StaleEpoch.
+        """
+        tensors = named_tensors(source)
+        specs = specs_of(tensors)
+        backend = self._backend or _backend_of(tensors)
+        failed: dict[str, str] = {}
+        why = "every engine failed"
+        fallback: FilesManifest | None = None
+        attempts = 1 + self._regroups
+        for attempt in range(1, 1 + attempts):
+            run, engines = self._candidates(publication, failed)
+            due = self._without_files + 1 >= self._files_every
+            if self._files is not None and fallback is None and (due or not engines or others(run, engines)):
+                fallback = self._written(tensors, publication)
+            if not engines:
+                break
+            try:
+                self._attempt(publication, run, engines, backend, tensors, specs)
+            except AttemptFailed as error:
+                failed |= error.members
+                why = str(error)
+                logger.warning(
+                    "publishing version %d: attempt %d of %d failed: %s",
+                    publication.version,
+                    attempt,
+                    attempts,
+                    why,
+                )
+                continue
+            self._without_files = 0 if fallback is not None else self._without_files + 1
+            return CollectiveManifest(self._membership, fallback)
+        if fallback is None and self._files is not None:
+            fallback = self._written(tensors, publication)
+        if fallback is None:
+            raise CollectiveFailed(publication.version, failed, why)
+        self._without_files = 0
+        return fallback
+
+    def manifest_of(self, version: int) -> FilesManifest:
+        """The files of a version that was published with some. Raises InvalidField that names such versions."""
+        if self._files is None:
+            raise InvalidField("version", version, "one with files, and this publisher was given no `files`")
+        return self._files.manifest_of(version)
+
+    def offer_again(self, version: int, publication: Publication) -> Manifest:
+        """An older version's files under the publication's version, for every engine. Raises InvalidField."""
+        if self._files is None:
+            raise InvalidField("version", version, "one with files, and this publisher was given no `files`")
+        return self._files.offer_again(version, publication)
+
+    def published(self, manifest: Manifest, *, committed_steps: int) -> None:
+        """The service offers `manifest` now."""
+        files = manifest.fallback if isinstance(manifest, CollectiveManifest) else manifest
+        if self._files is not None and files is not None:
+            self._files.published(files, committed_steps=committed_steps)
+
+    def checkpointed(self, steps: int) -> None:
+        """No resume goes back before step `steps` any more."""
+        if self._files is not None:
+            self._files.checkpointed(steps)
+
+    def resumed(self, next_step: int) -> None:
+        """What was published after more than `next_step` steps is abandoned; the next publish has files."""
+        self._without_files = self._files_every
+        if self._files is not None:
+            self._files.resumed(next_step)
+
+    def close(self) -> None:
+        """Leave the group and close `files`."""
+        self._leave()
+        if self._files is not None:
+            self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ── inside ───────────────────────────────────────────────────────────────
+
+    def _candidates(self, publication: Publication, failed: dict[str, str]) -> tuple[RunState, tuple[Engine, ...]]:
+        """The run and the engines that can take part; waits for the first one where there is nothing else to do."""
+        deadline, notices = Deadline.after(self._timeout_s), publication.notices("finding engines")
+        while True:
+            run = publication.state(timeout_s=self._timeout_s)
+            engines = candidates(run, failed)
+            if engines or failed or self._files is not None:
+                return run, engines
+            states = ", ".join(f"{engine.engine_id} ({engine.state})" for engine in run.engines)
+            waits_on = f"the engines {states}" if states else "workers to report their engines"
+            missing = NotReady(
+                f"no engine can receive version {publication.version}; waiting on {waits_on}", waits_on=waits_on
+            )
+            if deadline.left_s() == 0.0:
+                raise missing
+            notices.tell(missing)
+            pause_between_looks(deadline)
+
+    def _attempt(
+        self,
+        publication: Publication,
+        run: RunState,
+        engines: tuple[Engine, ...],
+        backend: Backend,
+        tensors: NamedTensors,
+        specs: tuple[TensorSpec, ...],
+    ) -> None:
+        group, joined = self._group_of(publication, run, engines, backend)
+        plan = CollectivePlan(
+            version=WeightVersion(publication.epoch, publication.version),
+            phase="prepare",
+            membership=self._membership,
+            master_address=self._address,
+            master_port=group.port,
+            group_name=group.name,
+            backend=backend,
+            world_size=group.world_size,
+            members=ranked(engines, self._ranks_per_engine),
+            tensors=specs,
+            timeout_ms=round(self._timeout_s * 1000),
+        )
+        update = Update(publication, plan, group, slack_s=self._slack_s)
+        try:
+            update.run(tensors, run, join=not joined)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _group_of(
+        self, publication: Publication, run: RunState, engines: tuple[Engine, ...], backend: Backend
+    ) -> tuple[TrainerGroup, bool]:
+        """The group of these engines, and whether it exists already with all of them in it."""
+        ids = tuple(engine.engine_id for engine in engines)
+        all_inside = all(engine.membership == self._membership for engine in engines)
+        if self._group is not None and ids == self._inside and all_inside:
+            return self._group, True
+        self._leave()
+        self._membership = 1 + max(self._membership, *(engine.membership for engine in run.engines))
+        # No engine can have been in a group of that name, not even in one of an earlier trainer.
+        name = f"{publication.run_id[:_NAME_CHARS]}.{self._membership}.{secrets.token_hex(4)}"
+        self._group = TrainerGroup(
+            name=name,
+            backend=backend,
+            world_size=1 + len(ids) * self._ranks_per_engine,
+            port=self._port,
+            # The wait for the members ends first: it knows who is late.
+            timeout_s=self._timeout_s + self._slack_s + _LONGER_S,
+        )
+        self._inside = ids
+        return self._group, False
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group, self._inside = None, ()
+
+    def _written(self, tensors: NamedTensors, publication: Publication) -> FilesManifest | None:
+        if self._files is None:
+            return None
+        save = self._save or (lambda directory: save_tensors(tensors, directory))
+        return self._files.write(save, epoch=publication.epoch, version=publication.version)
+
+
+def _backend_of(tensors: NamedTensors) -> Backend:
+    first: Tensor = next(iter(tensors()))[1]
+    return "nccl" if first.device.type == "cuda" else "gloo"

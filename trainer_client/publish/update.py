@@ -1,0 +1,168 @@
+"""One attempt at one collective update: prepare → all have joined and paused → broadcast → all have received.
+
+Invariants: nothing here waits without a deadline, and every wait says on whom; whatever ends an attempt early, the
+group is closed, so that no engine waits in it, and the workers are told that it is abandoned; a member is named as
+failed only for what happened before that, for what happens after it happens to all.
+"""
+
+import contextlib
+import random
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import replace
+
+from buffer_wire.errors import NotReady, RolloutBufferError
+from trainer_client.driver import Deadline
+from trainer_client.plan import CollectivePlan, Phase
+from trainer_client.publication import Publication
+from trainer_client.publish.group import GroupBroken, TrainerGroup
+from trainer_client.publish.members import Stage, Standing, Watch, unheard
+from trainer_client.publish.named_tensors import NamedTensors, announced
+from trainer_client.state import RunState
+
+FIRST_LOOK_S = 0.02
+LONGEST_LOOK_S = 0.2
+REACTION_S = 10.0
+"""How long members have to say what befell them when the group breaks, and to react when the attempt is abandoned."""
+_LEAST_ANSWER_S = 5.0
+_ABANDON_S = 10.0
+_IN_FLIGHT = 3
+"""Tensors that are being sent or ready for it."""
+
+_DOING: dict[Stage, str] = {"prepared": "engines join and pause", "loaded": "engines receive"}
+
+
+class AttemptFailed(Exception):
+    """The attempt came to nothing; `members` are those to be left out of the next one, with the reasons."""
+
+    def __init__(self, why: str, members: dict[str, str]) -> None:
+        named = "; ".join(f"{engine_id}: {reason}" for engine_id, reason in members.items())
+        super().__init__(f"{why} ({named})" if named else why)
+        self.members = members
+
+
+def pause_between_looks(deadline: Deadline, looks: int = 10) -> None:
+    """Sleep a little before the next look at the run, less before the first ones, and not beyond the deadline."""
+    longest = min(FIRST_LOOK_S * 2**looks, LONGEST_LOOK_S)
+    time.sleep(min(longest * random.uniform(0.5, 1.0), deadline.left_s()))  # noqa: S311 - jitter
+
+
+class Update:
+    """One attempt. `plan` is in its first phase."""
+
+    def __init__(self, publication: Publication, plan: CollectivePlan, group: TrainerGroup, *, slack_s: float) -> None:
+        self._publication = publication
+        self._plan = plan
+        self._group = group
+        self._timeout_s = plan.timeout_ms / 1000
+        self._slack_s = slack_s
+
+    def run(self, tensors: NamedTensors, before: RunState, *, join: bool) -> None:
+        """Carry it out; returns when every member has received and waits for the publish.
+
+        `before`: the run when the members were chosen. `join`: the group is a new one. Raises AttemptFailed, and what
+        `tensors` or the service raise.
+        """
+        try:
+            joining = self._group.join() if join else None
+            self._announce("prepare")
+            watch = Watch(self._plan, before)
+            self._until("prepared", watch, joining)
+            self._announce("broadcast")
+            self._send(tensors, watch)
+            self._until("loaded", watch, None)
+        except GroupBroken as error:
+            raise AttemptFailed(f"the group broke: {error}", self._after_breaking()) from None
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _announce(self, phase: Phase) -> None:
+        self._publication.announce(replace(self._plan, phase=phase), timeout_s=self._timeout_s + self._slack_s)
+
+    def _look(self, deadline: Deadline) -> RunState:
+        return self._publication.state(timeout_s=max(_LEAST_ANSWER_S, deadline.left_s()))
+
+    def _until(self, stage: Stage, watch: Watch, joining: Future[None] | None) -> None:
+        """Wait until all members report `stage`, and this end has joined. Raises AttemptFailed, GroupBroken."""
+        deadline = Deadline.after(self._timeout_s + self._slack_s)
+        notices, looks = self._publication.notices(_DOING[stage]), 0
+        while True:
+            standing = self._judged(watch, stage, deadline)
+            joined = joining is None or joining.done()
+            if joining is not None and joining.done():
+                self._settled(joining, watch, stage)
+            if not standing.missing and joined:
+                return
+            waits_on = f"the engines {', '.join(standing.missing)}" if standing.missing else "the process group"
+            if deadline.left_s() == 0.0:
+                late = dict.fromkeys(self._culprits(standing), f"not {stage} in time")
+                raise AttemptFailed(f"waited {self._timeout_s + self._slack_s:.0f} s for {waits_on}", late)
+            notices.tell(NotReady(f"{_DOING[stage]}; waiting on {waits_on}", waits_on=waits_on))
+            pause_between_looks(deadline, looks)
+            looks += 1
+
+    def _judged(self, watch: Watch, stage: Stage, deadline: Deadline) -> Standing:
+        standing = watch.judge(self._look(deadline), stage)
+        if standing.failed:
+            raise AttemptFailed(f"members failed before they were {stage}", standing.failed)
+        return standing
+
+    def _settled(self, call: Future[None], watch: Watch, stage: Stage) -> None:
+        """The result of a call that is done; when it failed, members first get time to say what befell them."""
+        try:
+            call.result()
+        except GroupBroken:
+            deadline = Deadline.after(REACTION_S)
+            while deadline.left_s():
+                self._judged(watch, stage, deadline)
+                pause_between_looks(deadline)
+            raise
+
+    def _culprits(self, standing: Standing) -> tuple[str, ...]:
+        """Of members that are late: those that have not even come, where that can be seen, else all."""
+        arrived = self._group.arrived(range(self._plan.world_size))
+        if arrived is None:
+            return standing.missing
+        absent = {member.engine_id for member in self._plan.members if member.rank not in arrived}
+        return tuple(engine_id for engine_id in standing.missing if engine_id in absent) or standing.missing
+
+    def _send(self, tensors: NamedTensors, watch: Watch) -> None:
+        deadline = Deadline.after(self._timeout_s)
+        sending: deque[Future[None]] = deque()
+        for tensor in announced(tensors, self._plan.tensors):
+            sending.append(self._group.send(self._group.on_device(tensor), max(0.1, deadline.left_s())))
+            if len(sending) == _IN_FLIGHT:
+                self._until_sent(sending.popleft(), watch)
+        while sending:
+            self._until_sent(sending.popleft(), watch)
+
+    def _until_sent(self, call: Future[None], watch: Watch) -> None:
+        """Wait for a call that ends by its own limit, and look after the members meanwhile."""
+        deadline = Deadline.after(self._timeout_s + self._slack_s)
+        while True:
+            try:
+                call.exception(LONGEST_LOOK_S)
+            except TimeoutError:
+                self._judged(watch, "loaded", deadline)
+                continue
+            self._settled(call, watch, "loaded")
+            return
+
+    def _abandon(self) -> None:
+        # First: it frees the engines, also when the service cannot be reached.
+        self._group.close()
+        with contextlib.suppress(RolloutBufferError):
+            self._publication.announce(replace(self._plan, phase="abandoned"), timeout_s=_ABANDON_S)
+
+    def _after_breaking(self) -> dict[str, str]:
+        """Nobody has said what broke the group. End it, and see who does not even react to that."""
+        began = time.monotonic()
+        self._abandon()
+        deadline = Deadline.after(REACTION_S)
+        while True:
+            silent = unheard(self._look(deadline), self._plan, time.monotonic() - began)
+            if not silent or deadline.left_s() == 0.0:
+                return dict.fromkeys(silent, "did not react when the group broke")
+            pause_between_looks(deadline)
