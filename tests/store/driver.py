@@ -230,6 +230,10 @@ class Run:
         records = await self._queued_records()
         return [text(records[member][0]) for member in sorted(members)]
 
+    async def queued_record(self, group_id: str) -> Any:
+        """The unpacked record of a queued group."""
+        return next(record for record in (await self._queued_records()).values() if text(record[0]) == group_id)
+
     async def _queued_records(self) -> dict[str, Any]:
         """Unpacked records of the queued groups, by their members in the indexes."""
         records: dict[str, Any] = {}

@@ -119,7 +119,7 @@ async def test_a_refused_retry_gives_up_what_was_blocked_but_not_what_was_queued
 
 
 async def _key(run: Run, group_id: str) -> str:
-    key: bytes = (await run.record("groups", group_id))[3]
+    key: bytes = (await run.queued_record(group_id))[3]
     return key.decode()
 
 
