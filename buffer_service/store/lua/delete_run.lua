@@ -46,7 +46,7 @@ end
 
 local function empty_class(name)
   empty_sorted_set(key('q:' .. name), function(members)
-    for block, there in pairs(by_block(members)) do
+    for_each_block(members, function(block, there)
       local payloads = {}
       for _, raw in ipairs(call('HMGET', block, unpack(there))) do
         if raw then
@@ -55,7 +55,7 @@ local function empty_class(name)
       end
       trash_all(payloads)
       call_many('HDEL', block, there)
-    end
+    end)
   end)
 end
 

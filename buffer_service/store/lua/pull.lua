@@ -137,8 +137,8 @@ local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
-  unindex_groups(stale)
+  local stale, members = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
+  unindex_groups(stale, members)
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
       replace_group(group, 'queued', 'recycled', 'dropped_stale')

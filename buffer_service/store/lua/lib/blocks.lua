@@ -10,22 +10,29 @@ local function member_of(sequence)
   return format('%015d', sequence)
 end
 
--- Key of a member's block.
+-- Name of a member's block.
 local function block_of(member)
-  return key('groups:' .. string.sub(member, 1, -1 - BLOCK_DIGITS))
+  return string.sub(member, 1, -1 - BLOCK_DIGITS)
 end
 
--- {key of a block = {those of the members that are in it}}.
-local function by_block(members)
+local function block_key(name)
+  return key('groups:' .. name)
+end
+
+-- Calls visit(key of a block, those of the members that are in it, their places among the members) for each block.
+local function for_each_block(members, visit)
   local blocks = {}
-  for _, member in ipairs(members) do
-    local block = block_of(member)
-    local there = blocks[block]
-    if not there then
-      there = {}
-      blocks[block] = there
+  for place, member in ipairs(members) do
+    local name = block_of(member)
+    local block = blocks[name]
+    if not block then
+      block = {members = {}, places = {}}
+      blocks[name] = block
     end
-    there[#there + 1] = member
+    local count = #block.places + 1
+    block.members[count], block.places[count] = member, place
   end
-  return blocks
+  for name, block in pairs(blocks) do
+    visit(block_key(name), block.members, block.places)
+  end
 end

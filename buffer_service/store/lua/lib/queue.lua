@@ -78,7 +78,7 @@ local function index_group(group)
     call('HSET', CLASSES, class.name, 1)
   end
   local member = member_of(group[G_SEQUENCE])
-  call('HSET', block_of(member), member, pack(group))
+  call('HSET', block_key(block_of(member)), member, pack(group))
   call('ZADD', class.q, format('%d', group[G_SEQUENCE]), member)
   call('ZADD', class.a, format('%d', age_of(group)), member)
   if class.oldest == false or class.oldest and member < class.oldest then
@@ -87,23 +87,24 @@ local function index_group(group)
   queued_now = queued_now + 1
 end
 
--- Takes records out of the queue.
-local function unindex_groups(groups)
-  local members, by_class = {}, {}
+local function remove_records(block, members)
+  call_many('HDEL', block, members)
+end
+
+-- Takes records, and their members, out of the queue.
+local function unindex_groups(groups, members)
+  local by_class = {}
   for index, group in ipairs(groups) do
-    local class, member = class_of(group[G_ENVIRONMENT], group[G_PRIORITY]), member_of(group[G_SEQUENCE])
+    local class = class_of(group[G_ENVIRONMENT], group[G_PRIORITY])
     local leaving = by_class[class]
     if not leaving then
       leaving = {}
       by_class[class] = leaving
     end
-    members[index] = member
-    leaving[#leaving + 1] = member
+    leaving[#leaving + 1] = members[index]
   end
   queued_count()
-  for block, there in pairs(by_block(members)) do
-    call_many('HDEL', block, there)
-  end
+  for_each_block(members, remove_records)
   for class, leaving in pairs(by_class) do
     call_many('ZREM', class.q, leaving)
     call_many('ZREM', class.a, leaving)
@@ -117,15 +118,12 @@ end
 
 -- Records of queued groups, in the order of their members.
 local function load_groups(members)
-  local raw_by_member, groups = {}, {}
-  for block, there in pairs(by_block(members)) do
+  local groups = {}
+  for_each_block(members, function(block, there, places)
     for index, raw in ipairs(call('HMGET', block, unpack(there))) do
-      raw_by_member[there[index]] = raw
+      groups[places[index]] = unpack_record(raw)
     end
-  end
-  for index, member in ipairs(members) do
-    groups[index] = clamp(unpack_msg(raw_by_member[member]))
-  end
+  end)
   return groups
 end
 
@@ -182,14 +180,15 @@ local function take(count, budget_tokens, multiple)
   end
   kept = math.min(#groups, math.max(multiple, kept - kept % multiple))
   for index = #groups, kept + 1, -1 do
-    groups[index] = nil
+    groups[index], members[index] = nil, nil
   end
   close_picking(picking, kept)
-  unindex_groups(groups)
+  unindex_groups(groups, members)
   return groups
 end
 
--- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first.
+-- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, and
+-- their members.
 local function stalest(below, limit)
   local members, stale = {}, {}
   for _, class in ipairs(load_classes()) do
@@ -207,10 +206,10 @@ local function stalest(below, limit)
     local _, member = pick(picking)
     members[#members + 1] = member
   end
-  return load_groups(members)
+  return load_groups(members), members
 end
 
--- Record of the queued group with the smallest sequence; nil when there is none.
+-- Record of the queued group with the smallest sequence, and its member; nil when there is none.
 local function oldest_queued()
   local first
   for _, class in ipairs(load_classes()) do
@@ -221,7 +220,10 @@ local function oldest_queued()
       first = class.oldest
     end
   end
-  return first and load_groups({first})[1]
+  if first then
+    return load_groups({first})[1], first
+  end
+  return nil
 end
 
 -- Queued groups of abandoned versions count as made with `version`, from which the present timeline starts. Brings up
