@@ -227,14 +227,14 @@ class Run:
         members: list[str] = []
         for name in await self.command("HKEYS", index_key(self.run_id, "classes")):
             members += await self.members(f"q:{text(name)}")
-        records = await self._queued_records()
+        records = await self.queued_records()
         return [text(records[member][0]) for member in sorted(members)]
 
     async def queued_record(self, group_id: str) -> Any:
         """The unpacked record of a queued group."""
-        return next(record for record in (await self._queued_records()).values() if text(record[0]) == group_id)
+        return next(record for record in (await self.queued_records()).values() if text(record[0]) == group_id)
 
-    async def _queued_records(self) -> dict[str, Any]:
+    async def queued_records(self) -> dict[str, Any]:
         """Unpacked records of the queued groups, by their members in the indexes."""
         records: dict[str, Any] = {}
         for block in await self.command("KEYS", index_key(self.run_id, "groups:*")):
@@ -249,6 +249,11 @@ class Run:
         packed = await self.command("HGET", index_key(self.run_id, index), name)
         return None if packed is None else unpack(packed)
 
+    async def hash(self, index: str) -> dict[str, bytes]:
+        """Fields and values of a hash."""
+        flat = await self.command("HGETALL", index_key(self.run_id, index))
+        return {text(field): bytes(value) for field, value in zip(flat[::2], flat[1::2], strict=True)}
+
     async def payload_keys(self) -> set[str]:
         """Payloads that exist."""
         return {text(key) for key in await self.command("KEYS", "rb:p:*")}
@@ -256,7 +261,7 @@ class Run:
     async def living_keys(self) -> set[str]:
         """Payloads that something refers to: queued and assembled groups, continuations, pushes that wait for room."""
         living = set(await self.members("waiting"))
-        living |= {text(record[3]) for record in (await self._queued_records()).values()}
+        living |= {text(record[3]) for record in (await self.queued_records()).values()}
         for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
             living |= {text(group[3]) for group in unpack(packed)}
         for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
@@ -279,7 +284,7 @@ class Run:
 
     async def _check_indexes(self) -> None:
         """Each queued group is in both indexes of its class, and only classes that hold something are named."""
-        records = await self._queued_records()
+        records = await self.queued_records()
         indexed: list[str] = []
         named = {text(name) for name in await self.command("HKEYS", index_key(self.run_id, "classes"))}
         for name in named:

@@ -1,4 +1,5 @@
--- Where the records of queued groups are: in blocks of neighbouring sequences (lib/queue.lua says why).
+-- Where the records of queued groups are (lib/queue.lua says why): hash `groups:<block>` has those of neighbouring
+-- sequences, member → record. The block's name is what its members begin with.
 
 -- @include reply
 -- @include keys

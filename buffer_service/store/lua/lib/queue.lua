@@ -1,9 +1,8 @@
 -- The queued groups' records and the indexes over them.
 --
--- A group's member is its sequence in fixed width. Its record is under the member in a block: hash
--- `groups:<the member without its last BLOCK_DIGITS digits>`. Groups that leave together mostly came together, so a pull
--- reads and removes records in a few small hashes. One hash of all records would cost it two accesses a group to memory
--- that no cache holds, and more than that while the hash is being rehashed.
+-- A group's member is its sequence in fixed width. Its record is under the member in a block (lib/blocks.lua). Groups
+-- that leave together mostly came together, so a pull reads and removes records in a few small hashes. One hash of all
+-- records would cost it two accesses a group to memory that no cache holds, and more while that hash grows or shrinks.
 --
 -- A class is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>` (score:
 -- sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence). Hash
