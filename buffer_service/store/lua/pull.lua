@@ -15,7 +15,7 @@
 --         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
 --         'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
 --         'round_size', ...}
--- Complexity O(evicted * log queued + groups of the round * log queued); a replay O(shard)
+-- Complexity O(classes + (evicted + groups of the round) * log queued); a replay O(classes + shard)
 
 -- @include rounds
 -- @include waiting
