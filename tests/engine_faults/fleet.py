@@ -48,7 +48,7 @@ class Trainer:
         options = SessionOptions(pull_timeout_s=2 * WITHIN_S, max_pending_tasks=16, chunk_tasks=4)
         with (
             BufferClient(self._address, ClientOptions(timeout_s=WITHIN_S)) as client,
-            kinds.way("path", self._folder) as way,
+            kinds.way("path", self._folder, 0) as way,
             client.session(RUN, policy=policy(), tasks=self.tasks, publisher=way.publisher, options=options) as session,
         ):
             for batch in session:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine_matrix import kinds, workers
-from tests.engine_matrix.truth import Seen
+from tests.engine_matrix.truth import Seen, write_version
 from tests.engine_matrix.verdict import check_tasks, check_tokens
 from tests.engine_matrix.workers import Worker
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
@@ -44,6 +44,8 @@ class Cell:
     mode: str
     kind: str
     updates: int
+    salt: int
+    """Of its versions' tokens."""
     load: Load = Load()
 
     @property
@@ -102,7 +104,7 @@ def policy() -> Policy:
     )  # fmt: skip
 
 
-def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...], base: Path) -> Outcome:
+def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...]) -> Outcome:
     """Run it in a run of its own at a service. The servers may hold whatever an earlier cell left."""
     began = time.monotonic()
     tasks = Tasks(cell.load)
@@ -118,12 +120,13 @@ def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...], base
         )  # fmt: skip
 
     (folder / "trainer").mkdir(parents=True)
+    base = write_version(folder / "base", 0, cell.salt)
     with (
         BufferClient(address, ClientOptions(timeout_s=60)) as client,
-        kinds.way(cell.kind, folder / "trainer") as way,
+        kinds.way(cell.kind, folder / "trainer", cell.salt) as way,
         client.session(cell.run_id, policy=policy(), tasks=tasks, publisher=way.publisher, options=options) as session,
     ):
-        outcome = Outcome(cell, session.state())
+        outcome = Outcome(cell, session.state(), Seen(cell.salt))
         first = cell.updates // 2
         with start("first") as worker:
             _update(session, way, outcome, worker, range(1, first + 1))

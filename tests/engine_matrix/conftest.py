@@ -19,8 +19,8 @@ def updates() -> int:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of version 0."""
-    return write_version(tmp_path_factory.mktemp("model") / "base", 0)
+    """What servers start with."""
+    return write_version(tmp_path_factory.mktemp("model") / "base", 0, 0)
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,10 @@ def overlapping(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.parametrize("mode", MODES)
 def test_versions_are_right_within_the_bound_of_overlap_scheduling(
-    mode: str, updates: int, base: Path, overlapping: Servers, service: ServiceProcess, tmp_path: Path
+    mode: str, updates: int, overlapping: Servers, service: ServiceProcess, tmp_path: Path
 ) -> None:
-    cell = Cell(mode, "path", max(updates // 4, 2), LIGHT)
-    outcome = run_cell(cell, tmp_path, service.address, overlapping.urls, base)
+    cell = Cell(mode, "path", max(updates // 4, 2), 20 * MODES.index(mode), LIGHT)
+    outcome = run_cell(cell, tmp_path, service.address, overlapping.urls)
     results.note(outcome, overlap=True)
     check_cell(outcome)
     seen = outcome.seen

@@ -1,16 +1,18 @@
-"""The truth about versions: weights of version v always emit the token FIRST + v mod VERSIONS, whatever is drawn.
+"""The truth about versions: weights of version v always emit one token, whatever is drawn, and that token tells v.
 
-So every token tells the version that made it, and what its span says can be compared with that. Neighbouring versions
-never share a token, nor any two within VERSIONS of each other.
+So what a token's span says can be compared with what made it. Neighbouring versions never share a token, nor any two
+within VERSIONS of each other; and with a `salt` of its own a run shares the tokens of its versions with no other run,
+so that weights which an engine has kept from another one show as well.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_model import TinyModelShape, write_constant_model
+from tests.support.tiny_model import TinyModelShape, constant_tensors, write_constant_model
 from trainer_client.batch import Batch, Group, Sample
 
 SHAPE = TinyModelShape()
@@ -18,20 +20,29 @@ FIRST = 100
 VERSIONS = 256
 
 
-def token_of(version: int) -> int:
+def token_of(version: int, salt: int) -> int:
     """What weights of this version emit."""
-    return FIRST + version % VERSIONS
+    return FIRST + (version + salt) % VERSIONS
 
 
-def write_version(directory: Path, version: int) -> Path:
+def write_version(directory: Path, version: int, salt: int, *, shape: TinyModelShape = SHAPE) -> Path:
     """The model of a version; `directory`."""
-    return write_constant_model(directory, token_of(version), shape=SHAPE)
+    return write_constant_model(directory, token_of(version, salt), shape=shape)
+
+
+def tensors_of(version: int, salt: int) -> dict[str, Any]:
+    """The same weights as a state dict."""
+    import torch
+
+    tensors = constant_tensors(token_of(version, salt), shape=SHAPE)
+    return {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
 
 
 @dataclass(slots=True)
 class Seen:
     """Sums over everything that a trainer was given."""
 
+    salt: int = 0
     groups: int = 0
     samples: int = 0
     tokens: int = 0
@@ -67,7 +78,7 @@ class Seen:
         starts = [span.start - sample.prompt_len for span in sample.spans]
         for start, span in zip(starts, sample.spans, strict=True):
             claimed[start : span.end - sample.prompt_len] = span.version.version
-        wrong = np.flatnonzero(tokens != FIRST + claimed % VERSIONS)
+        wrong = np.flatnonzero(tokens != FIRST + (claimed + self.salt) % VERSIONS)
         versions = [span.version.version for span in sample.spans]
         assert versions == sorted(versions), f"versions fall within a sample: {sample.spans}"
         self.samples += 1
@@ -76,7 +87,7 @@ class Seen:
         self.mislabelled += len(wrong)
         self.most_mislabelled = max(self.most_mislabelled, len(wrong) - (versions[-1] - versions[0]))
         for at in wrong:
-            behind = (int(claimed[at]) - (int(tokens[at]) - FIRST)) % VERSIONS
+            behind = (int(claimed[at]) + self.salt - (int(tokens[at]) - FIRST)) % VERSIONS
             self.overstated += behind > VERSIONS // 2
             self.elsewhere += int(at) not in starts
 

@@ -224,17 +224,35 @@ class Run:
 
     async def queue(self) -> list[str]:
         """Ids of the queued groups, in order of sequence."""
-        classes = await self.command("HKEYS", index_key(self.run_id, "classes"))
-        scored: list[tuple[float, str]] = []
-        for name in map(text, classes):
-            flat = await self.command("ZRANGE", index_key(self.run_id, f"q:{name}"), 0, -1, "WITHSCORES")
-            scored += [(float(score), text(member)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
-        return [member for _, member in sorted(scored)]
+        members: list[str] = []
+        for name in await self.command("HKEYS", index_key(self.run_id, "classes")):
+            members += await self.members(f"q:{text(name)}")
+        records = await self.queued_records()
+        return [text(records[member][0]) for member in sorted(members)]
+
+    async def queued_record(self, group_id: str) -> Any:
+        """The unpacked record of a queued group."""
+        return next(record for record in (await self.queued_records()).values() if text(record[0]) == group_id)
+
+    async def queued_records(self) -> dict[str, Any]:
+        """Unpacked records of the queued groups, by their members in the indexes."""
+        records: dict[str, Any] = {}
+        for block in await self.command("KEYS", index_key(self.run_id, "groups:*")):
+            flat = await self.command("HGETALL", block)
+            for member, packed in zip(map(text, flat[::2]), flat[1::2], strict=True):
+                assert text(block) == index_key(self.run_id, f"groups:{member[:12]}")
+                records[member] = unpack(packed)
+        return records
 
     async def record(self, index: str, name: str) -> Any:
         """An unpacked record of a hash."""
         packed = await self.command("HGET", index_key(self.run_id, index), name)
         return None if packed is None else unpack(packed)
+
+    async def hash(self, index: str) -> dict[str, bytes]:
+        """Fields and values of a hash."""
+        flat = await self.command("HGETALL", index_key(self.run_id, index))
+        return {text(field): bytes(value) for field, value in zip(flat[::2], flat[1::2], strict=True)}
 
     async def payload_keys(self) -> set[str]:
         """Payloads that exist."""
@@ -243,8 +261,7 @@ class Run:
     async def living_keys(self) -> set[str]:
         """Payloads that something refers to: queued and assembled groups, continuations, pushes that wait for room."""
         living = set(await self.members("waiting"))
-        for packed in await self.command("HVALS", index_key(self.run_id, "groups")):
-            living.add(text(unpack(packed)[3]))
+        living |= {text(record[3]) for record in (await self.queued_records()).values()}
         for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
             living |= {text(group[3]) for group in unpack(packed)}
         for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
@@ -267,15 +284,18 @@ class Run:
 
     async def _check_indexes(self) -> None:
         """Each queued group is in both indexes of its class, and only classes that hold something are named."""
+        records = await self.queued_records()
         indexed: list[str] = []
         named = {text(name) for name in await self.command("HKEYS", index_key(self.run_id, "classes"))}
         for name in named:
-            ids = await self.members(f"q:{name}")
-            assert ids
-            assert sorted(member[15:] for member in await self.members(f"a:{name}")) == sorted(ids)
-            indexed += ids
-        stored = await self.command("HKEYS", index_key(self.run_id, "groups"))
-        assert sorted(indexed) == sorted(map(text, stored))
+            members = await self.members(f"q:{name}")
+            assert members
+            assert sorted(await self.members(f"a:{name}")) == members
+            for member in members:
+                assert int(member) == records[member][2]
+                assert name == f"{records[member][13]}:{text(records[member][12])}"
+            indexed += members
+        assert sorted(indexed) == sorted(records)
         for prefix, names in (
             ("q:", named),
             ("a:", named),

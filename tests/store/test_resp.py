@@ -24,6 +24,7 @@ def bulk(body: bytes) -> bytes:
 
 INTRODUCTION = {
     b"INFO server": bulk(b"# Server\r\nrun_id:abc\r\n"),
+    b"INFO replication": bulk(b"role:master\r\nmaster_replid:def\r\n"),
     b"INFO memory": bulk(b"maxmemory_policy:noeviction\r\n"),
     b"ROLE": b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n",
 }

@@ -119,7 +119,7 @@ async def test_a_refused_retry_gives_up_what_was_blocked_but_not_what_was_queued
 
 
 async def _key(run: Run, group_id: str) -> str:
-    key: bytes = (await run.record("groups", group_id))[3]
+    key: bytes = (await run.queued_record(group_id))[3]
     return key.decode()
 
 
@@ -236,7 +236,7 @@ async def _becomes(server: StoreServer, upstream: StoreServer | None, port: int)
             return
         await client.replicaof("127.0.0.1", port)
         async with asyncio.timeout(20):
-            while (await client.info("replication"))["master_link_status"] != "up":
+            while (await client.info("replication"))["master_link_status"] != "up":  # noqa: ASYNC110 -- only the server knows
                 await asyncio.sleep(0.02)
         # As Sentinels do with a primary that they demote.
         await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")

@@ -183,7 +183,7 @@ async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run
 async def test_a_ledger_that_went_wrong_shows_in_the_view(run: Run) -> None:
     await run.create()
     await run.fill("a", "b")
-    await run.command("ZREM", index_key(run.run_id, "q:0:env"), "a/0")
+    await run.command("ZREM", index_key(run.run_id, "q:0:env"), f"{1:015d}")
     view = await run.view()
     assert view.groups["accepted"].groups == 2
     assert view.groups["queued"].groups == 1

@@ -6,7 +6,7 @@ import pytest
 
 from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.binary import find_binary
-from buffer_service.store.keys import SCHEMA
+from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from tests.store.driver import Run
@@ -21,9 +21,10 @@ async def test_a_store_that_evicts_is_refused_with_the_remedy(policy: str) -> No
     assert "CONFIG SET maxmemory-policy noeviction" in refusal.value.message
 
 
-async def test_an_unknown_layout_is_refused(server: StoreServer, run: Run) -> None:
-    await run.command("SET", SCHEMA, 99)
-    with pytest.raises(StoreUnsuitable, match="version 99"):
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, 99])
+async def test_another_layout_is_refused(server: StoreServer, run: Run, version: int) -> None:
+    await run.command("SET", SCHEMA, version)
+    with pytest.raises(StoreUnsuitable, match=f"version {version}"):
         await RedisRunStore.connect(server.url)
 
 

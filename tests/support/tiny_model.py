@@ -42,6 +42,11 @@ def write_random_model(directory: Path, *, seed: int = 0, shape: TinyModelShape 
 def write_constant_model(directory: Path, token: int, *, shape: TinyModelShape | None = None) -> Path:
     """A model that emits `token` always, also when it is sampled; `directory`."""
     shape = shape or TinyModelShape()
+    return _write(directory, shape, constant_tensors(token, shape=shape))
+
+
+def constant_tensors(token: int, *, shape: TinyModelShape) -> Tensors:
+    """The weights of `write_constant_model`, by name."""
     rng = np.random.default_rng(0)
     tensors = _tensors(shape, rng)
     # Every token has the same embedding and the layers add nothing, so the last hidden state is known, and the output
@@ -53,7 +58,7 @@ def write_constant_model(directory: Path, token: int, *, shape: TinyModelShape |
             tensor[:] = 0
     tensors["lm_head.weight"][:] = 0
     tensors["lm_head.weight"][token] = direction
-    return _write(directory, shape, tensors)
+    return tensors
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:

@@ -3,6 +3,7 @@
 Needs the extra `verifiers` (make test-verifiers).
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.functions import rollout_of
 from rollout_workers.options import SimulatedOptions
-from tests.workers.building import options, task, time_passes, weight_files
+from tests.workers.building import eventually, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService
 from tests.workers.test_worker_loop import all_done, given_back, working
 
@@ -39,6 +40,8 @@ def environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ENVIRONMENTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    # Made once a process, and a test has an event loop of its own.
+    monkeypatch.setattr("renderers.client._max_prompt_len_lock", asyncio.Lock())
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +166,11 @@ async def test_versions_of_an_environments_turns_are_kept(
     await fake.submit(verifiers_task("t", 0, group_size=2))
     made = {**of("sums-v1", tokenizer_path), "simulated": SimulatedOptions(tokens_per_s=40.0, vocab_size=400)}
     async with working(fake, tmp_path, from_options=True, pause_mode="abort", **made) as running:
-        slots = running.worker.slots
-        await fake.until(lambda: bool(fake.tasks["t"].leased_to))
-        await running.worker._dispatchers[0]._slot.changes.until(lambda: bool(running.engine._decoding), 10)
+        await eventually(lambda: len(running.engine._decoding) == 2)
         await time_passes(0.5)
         await fake.publish(1, 1, _manifest(tmp_path))
         await fake.until(all_done(fake))
-        assert slots[0].reloads == 1
+        assert running.worker.slots[0].reloads == 1
     for sample in fake.results()["t"].header.samples:
         assert [span.version.version for span in sample.spans] == [0, 1]
 
@@ -181,8 +182,8 @@ async def test_stopped_worker_hands_the_environments_task_back(
     await fake.submit(verifiers_task("t", 0, group_size=2))
     slow = {**of("sums-v1", tokenizer_path), "simulated": SimulatedOptions(tokens_per_s=20.0, vocab_size=400)}
     async with working(fake, tmp_path, from_options=True, **slow) as first:
-        await fake.until(lambda: bool(fake.tasks["t"].leased_to))
-        await time_passes(1.0)
+        await eventually(lambda: len(first.engine._decoding) == 2)
+        await time_passes(0.5)
         await first.end()
     assert len(fake.returns) == len(given_back(fake, fake.returns[0].kind)) == 1
     async with working(fake, tmp_path, worker_id="w2", from_options=True, **of("sums-v1", tokenizer_path)):

@@ -54,10 +54,17 @@ def _check_members(plan: pb.CollectivePlan) -> None:
 
 def _check_tensors(plan: pb.CollectivePlan) -> None:
     fields.count(plan.tensors, "plan.tensors", 1, 65_536)
+    # There may be many thousands: a field's path is only made for the one that is refused.
+    names = [tensor.name for tensor in plan.tensors]
     for i, tensor in enumerate(plan.tensors):
-        at = f"plan.tensors[{i}]"
-        fields.text(tensor.name, f"{at}.name", 1, 512)
-        if not _DTYPE.fullmatch(tensor.dtype):
-            raise InvalidField(f"{at}.dtype", tensor.dtype[:64], "torch's name without its prefix, as in bfloat16")
-        fields.count(tensor.shape, f"{at}.shape", 0, 8)
-    fields.unique((tensor.name for tensor in plan.tensors), "plan.tensors", ".name")
+        if not (1 <= len(names[i]) <= 512 and _DTYPE.fullmatch(tensor.dtype) and len(tensor.shape) <= 8):
+            _refuse_tensor(tensor, f"plan.tensors[{i}]")
+    if len(set(names)) < len(names):
+        fields.unique(names, "plan.tensors", ".name")
+
+
+def _refuse_tensor(tensor: pb.TensorSpec, at: str) -> None:
+    fields.text(tensor.name, f"{at}.name", 1, 512)
+    if not _DTYPE.fullmatch(tensor.dtype):
+        raise InvalidField(f"{at}.dtype", tensor.dtype[:64], "torch's name without its prefix, as in bfloat16")
+    fields.count(tensor.shape, f"{at}.shape", 0, 8)

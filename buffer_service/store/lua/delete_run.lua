@@ -7,8 +7,7 @@
 --       | {'error', 'unknown_run'}: there is no such run (any more)
 -- Complexity O(256 groups and tasks); the last call O(classes + workers)
 
--- @include reply
--- @include keys
+-- @include blocks
 -- @include burial
 
 local request = unpack_msg(ARGV[1])
@@ -47,15 +46,17 @@ local function trash_all(payloads)
 end
 
 local function empty_class(name)
-  empty_sorted_set(key('q:' .. name), function(ids)
-    local payloads = {}
-    for _, raw in ipairs(call('HMGET', key('groups'), unpack(ids))) do
-      if raw then
-        payloads[#payloads + 1] = unpack_msg(raw)[PAYLOAD]
+  empty_sorted_set(key('q:' .. name), function(members)
+    for_each_block(members, function(block, there)
+      local payloads = {}
+      for _, raw in ipairs(call('HMGET', block, unpack(there))) do
+        if raw then
+          payloads[#payloads + 1] = unpack_msg(raw)[PAYLOAD]
+        end
       end
-    end
-    trash_all(payloads)
-    call_many('HDEL', key('groups'), ids)
+      trash_all(payloads)
+      call_many('HDEL', block, there)
+    end)
   end)
 end
 
@@ -120,7 +121,7 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'groups', 'classes', 'environments', 'env_ledger', 'steps', 'rounds', 'chunks', 'tasks', 'specs', 'delayed', 'leases',
+  'classes', 'environments', 'env_ledger', 'steps', 'rounds', 'chunks', 'tasks', 'specs', 'delayed', 'leases',
   'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'places',
   'place_line', 'ended', 'failures', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers',
   'eval_manifests', 'test_now', 'deleting',

@@ -6,10 +6,10 @@
 --         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
 --       | {'more'}: much of what the worker's former process held was returned; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(environments + (max_tasks + due) * log tasks)
+-- Complexity O(environments + classes + (max_tasks + due) * log tasks)
 
 -- @include tasks
--- @include timeline
+-- @include queue
 
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
@@ -93,7 +93,7 @@ if gated and loaded < train_version - policy.max_staleness then
   return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
 end
 
-local queued, leased = call('HLEN', key('groups')), call('ZCARD', LEASES)
+local queued, leased = queued_count(), call('ZCARD', LEASES)
 local capacity = math.huge
 if policy.max_inflight_groups > 0 then
   capacity = math.min(capacity, policy.max_inflight_groups - leased)

@@ -15,7 +15,7 @@
 --         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
 --         'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
 --         'round_size', ...}
--- Complexity O(evicted * log queued + groups of the round * log queued); a replay O(shard)
+-- Complexity O(classes + (evicted + groups of the round) * log queued); a replay O(classes + shard)
 
 -- @include rounds
 -- @include waiting
@@ -137,8 +137,8 @@ local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
-  unindex_groups(stale)
+  local stale, members = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
+  unindex_groups(stale, members)
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
       replace_group(group, 'queued', 'recycled', 'dropped_stale')

@@ -6,7 +6,7 @@
 -- Replies {'resumed', revision, epoch, next_step, next_unassembled_step, version, cursor, feeder_state}
 --       | {'more'}: released steps are still being freed, or this resume or an earlier one has to go on; call again
 --       | {'error', 'unknown_run' | 'step_ahead' | 'replay_gap', ...}
--- Complexity O(256 groups * log queued)
+-- Complexity O(classes + 256 groups * log queued)
 
 -- @include resuming
 

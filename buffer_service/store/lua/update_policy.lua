@@ -3,10 +3,10 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, policy}
 -- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'invalid_policy', ...}
--- Complexity O(1)
+-- Complexity O(classes)
 
 -- @include ledger
--- @include picking
+-- @include queue
 
 local request = unpack_msg(ARGV[1])
 local wished = request[2]
@@ -17,7 +17,7 @@ if refusal then
   return refusal
 end
 -- The queued groups are indexed by the ages of the present measure.
-local queued = call('HLEN', key('groups'))
+local queued = queued_count()
 if wished.staleness_measure ~= policy.staleness_measure and queued > 0 then
   return refuse('invalid_policy', 'staleness_measure', format('cannot change while %d groups are queued', queued))
 end

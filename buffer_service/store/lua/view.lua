@@ -23,17 +23,16 @@ if queued[1] > 2000 then
   queued = {queued[1], sums[2], sums[3], sums[4]}
 else
   queued[1] = 0
-  for_each_class(function(q_key)
-    local ids = call('ZRANGE', q_key, 0, -1)
-    for first = 1, #ids, 1000 do
-      for _, raw in ipairs(call('HMGET', GROUPS, unpack(ids, first, math.min(first + 999, #ids)))) do
+  for _, class in ipairs(load_classes()) do
+    for_each_block(call('ZRANGE', class.q, 0, -1), function(block, members)
+      for _, raw in ipairs(call('HMGET', block, unpack(members))) do
         local group = raw and unpack_msg(raw)
         if group then
           add_amount(queued, 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
         end
       end
-    end
-  end)
+    end)
+  end
 end
 
 local function sum_steps(first, last)

@@ -144,7 +144,7 @@ local function store_round(step, round, stored, shards)
         portion[#portion + 1] = shard[index]
         tokens = tokens + shard[index][G_TOKENS]
       end
-      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack(portion))
+      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack_records(portion))
       chunks = chunks + 1
     end
     stored.ranks[rank] = {tokens, chunks}

@@ -29,10 +29,6 @@ local function queue_group(group, from)
   end
 end
 
-local function unqueue_group(group)
-  unindex_groups({group})
-end
-
 -- A group ends for good, outside of training; its task's tombstone stays until the next checkpoint.
 local function end_group(group, from, to)
   move_group(group, from, to)
@@ -84,11 +80,11 @@ end
 
 -- Drops the oldest queued group; false when there is none.
 local function drop_oldest()
-  local group = oldest_queued()
+  local group, member = oldest_queued()
   if not group then
     return false
   end
-  unqueue_group(group)
+  unindex_groups({group}, {member})
   end_group(group, 'queued', 'dropped_overflow')
   return true
 end

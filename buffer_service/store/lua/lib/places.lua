@@ -34,21 +34,22 @@ end
 -- Whether fewer than `free` engines stand before this one, which is in the line. Sends away whose turn is over.
 local function is_its_turn(engine_id, free)
   local at = call('ZRANK', PLACE_LINE, engine_id)
-  if at < free then
-    return true
-  end
-  local before = 0
-  for _, other in ipairs(call('ZRANGE', PLACE_LINE, 0, at - 1)) do
-    if tonumber(call('ZSCORE', ENGINES_HEARD, other)) < now - TURN_TTL_MS then
-      call('ZREM', PLACE_LINE, other)
-    else
-      before = before + 1
-      if before >= free then
-        return false
+  local before, over = 0, {}
+  for first = 0, at < free and -1 or at - 1, 1000 do
+    local others = call('ZRANGE', PLACE_LINE, first, math.min(first + 999, at - 1))
+    for index, heard in ipairs(call('ZMSCORE', ENGINES_HEARD, unpack(others))) do
+      if tonumber(heard) < now - TURN_TTL_MS then
+        over[#over + 1] = others[index]
+      else
+        before = before + 1
       end
     end
+    if before >= free then
+      break
+    end
   end
-  return true
+  call_many('ZREM', PLACE_LINE, over)
+  return before < free
 end
 
 -- Keeps the engine's place, or takes a free one when it is its turn. Returns whether it has one.

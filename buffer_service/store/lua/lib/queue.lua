@@ -1,24 +1,23 @@
--- Indexes over the queued groups, whose records are in hash `groups`.
+-- The queued groups' records and the indexes over them.
 --
--- A class is an environment and a priority. Each has two sorted sets: `q:<priority>:<environment>` (score: sequence,
--- member: group id) and `a:<priority>:<environment>` (score: age by the policy's measure, member: fixed-width sequence
--- and group id, so that equal ages go by sequence). Hash `classes` names those that are not empty.
+-- A group's member is its sequence in fixed width. Its record is under the member in a block (lib/blocks.lua). Groups
+-- that leave together mostly came together, so a pull reads and removes records in a few small hashes. One hash of all
+-- records would cost it two accesses a group to memory that no cache holds, and more while that hash grows or shrinks.
+--
+-- A class is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>` (score:
+-- sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence). Hash
+-- `classes` names those that are not empty.
 
 -- @include record
+-- @include blocks
 -- @include picking
 
-local GROUPS, CLASSES = key('groups'), key('classes')
+local CLASSES = key('classes')
 -- Classes that this script has met: all of them once load_classes was called.
 local class_list, all_loaded = {}, false
 -- By environment, then priority.
 local class_by = {}
 local queued_now
-
--- Queued groups, counted from what exists.
-local function queued_count()
-  queued_now = queued_now or call('HLEN', GROUPS)
-  return queued_now
-end
 
 local function class_of(environment, priority)
   local by_priority = class_by[environment]
@@ -30,8 +29,8 @@ local function class_of(environment, priority)
   class = {
     name = name, stored = false, left = false, q = key('q:' .. name), a = key('a:' .. name),
     priority = priority, environment = environment,
-    -- The oldest group's sequence and id: nil when not known, false when there is none.
-    oldest = nil, oldest_id = nil,
+    -- The oldest group's member: nil when not known, false when there is none.
+    oldest = nil,
   }
   class_by[environment] = by_priority or {}
   class_by[environment][priority] = class
@@ -50,23 +49,23 @@ local function load_classes()
   return class_list
 end
 
+-- Queued groups, counted from what exists.
+local function queued_count()
+  if not queued_now then
+    queued_now = 0
+    for _, class in ipairs(load_classes()) do
+      queued_now = queued_now + call('ZCARD', class.q)
+    end
+  end
+  return queued_now
+end
+
 before_close[#before_close + 1] = function()
   for _, class in ipairs(class_list) do
     if class.left and call('EXISTS', class.q) == 0 then
       call('HDEL', CLASSES, class.name)
     end
   end
-end
-
--- Calls visit(q key, a key, priority, environment) for each class.
-local function for_each_class(visit)
-  for _, class in ipairs(load_classes()) do
-    visit(class.q, class.a, class.priority, class.environment)
-  end
-end
-
-local function age_member(group)
-  return format('%015d', group[G_SEQUENCE]) .. group[G_ID]
 end
 
 -- Writes a record into the queue. It must be of the present timeline.
@@ -77,34 +76,37 @@ local function index_group(group)
     class.stored = true
     call('HSET', CLASSES, class.name, 1)
   end
-  call('HSET', GROUPS, group[G_ID], pack(group))
-  call('ZADD', class.q, format('%d', group[G_SEQUENCE]), group[G_ID])
-  call('ZADD', class.a, format('%d', age_of(group)), age_member(group))
-  if class.oldest == false or class.oldest and group[G_SEQUENCE] < class.oldest then
+  local member = member_of(group[G_SEQUENCE])
+  call('HSET', block_key(block_of(member)), member, pack(group))
+  call('ZADD', class.q, format('%d', group[G_SEQUENCE]), member)
+  call('ZADD', class.a, format('%d', age_of(group)), member)
+  if class.oldest == false or class.oldest and member < class.oldest then
     class.oldest = nil
   end
   queued_now = queued_now + 1
 end
 
--- Takes records out of the queue.
-local function unindex_groups(groups)
-  local ids, by_class = {}, {}
+local function remove_records(block, members)
+  call_many('HDEL', block, members)
+end
+
+-- Takes records, and their members, out of the queue.
+local function unindex_groups(groups, members)
+  local by_class = {}
   for index, group in ipairs(groups) do
     local class = class_of(group[G_ENVIRONMENT], group[G_PRIORITY])
     local leaving = by_class[class]
     if not leaving then
-      leaving = {ids = {}, ages = {}}
+      leaving = {}
       by_class[class] = leaving
     end
-    ids[index] = group[G_ID]
-    leaving.ids[#leaving.ids + 1] = group[G_ID]
-    leaving.ages[#leaving.ages + 1] = age_member(group)
+    leaving[#leaving + 1] = members[index]
   end
   queued_count()
-  call_many('HDEL', GROUPS, ids)
+  for_each_block(members, remove_records)
   for class, leaving in pairs(by_class) do
-    call_many('ZREM', class.q, leaving.ids)
-    call_many('ZREM', class.a, leaving.ages)
+    call_many('ZREM', class.q, leaving)
+    call_many('ZREM', class.a, leaving)
     class.left, class.oldest = true, nil
   end
   queued_now = queued_now - #groups
@@ -113,14 +115,14 @@ local function unindex_groups(groups)
   end
 end
 
--- Records of queued groups, in the order of their ids.
-local function load_groups(ids)
+-- Records of queued groups, in the order of their members.
+local function load_groups(members)
   local groups = {}
-  for first = 1, #ids, 1000 do
-    for _, raw in ipairs(call('HMGET', GROUPS, unpack(ids, first, math.min(first + 999, #ids)))) do
-      groups[#groups + 1] = clamp(unpack_msg(raw))
+  for_each_block(members, function(block, there, places)
+    for index, raw in ipairs(call('HMGET', block, unpack(there))) do
+      groups[places[index]] = unpack_record(raw)
     end
-  end
+  end)
   return groups
 end
 
@@ -133,7 +135,7 @@ local function by_reversed_sequence(_, _, score)
 end
 
 local function by_age(_, member, score)
-  return score, tonumber(string.sub(member, 1, 15))
+  return score, tonumber(member)
 end
 
 local function by_priority(source, _, score)
@@ -163,13 +165,8 @@ end
 -- their records in the order in which they were picked; the ledger is the caller's to move.
 local function take(count, budget_tokens, multiple)
   local order = policy.order
-  local _, ids, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
-  if order == 'stalest_first' then
-    for index, member in ipairs(ids) do
-      ids[index] = string.sub(member, 16)
-    end
-  end
-  local groups = load_groups(ids)
+  local _, members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
+  local groups = load_groups(members)
   local kept, tokens = #groups, 0
   if budget_tokens > 0 then
     for index, group in ipairs(groups) do
@@ -182,16 +179,17 @@ local function take(count, budget_tokens, multiple)
   end
   kept = math.min(#groups, math.max(multiple, kept - kept % multiple))
   for index = #groups, kept + 1, -1 do
-    groups[index] = nil
+    groups[index], members[index] = nil, nil
   end
   close_picking(picking, kept)
-  unindex_groups(groups)
+  unindex_groups(groups, members)
   return groups
 end
 
--- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first.
+-- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, and
+-- their members.
 local function stalest(below, limit)
-  local ids, stale = {}, {}
+  local members, stale = {}, {}
   for _, class in ipairs(load_classes()) do
     local age = call('ZRANGE', class.a, 0, 0, 'WITHSCORES')[2]
     if age and tonumber(age) < below then
@@ -199,30 +197,32 @@ local function stalest(below, limit)
     end
   end
   local picking = open_picking(class_sources(stale, 'stalest_first'), nil, 16)
-  while #ids < limit do
+  while #members < limit do
     local first = picking.rest.sources[1]
     if not first or first.first >= below then
       break
     end
     local _, member = pick(picking)
-    ids[#ids + 1] = string.sub(member, 16)
+    members[#members + 1] = member
   end
-  return load_groups(ids)
+  return load_groups(members), members
 end
 
--- Record of the queued group with the smallest sequence; nil when there is none.
+-- Record of the queued group with the smallest sequence, and its member; nil when there is none.
 local function oldest_queued()
   local first
   for _, class in ipairs(load_classes()) do
     if class.oldest == nil then
-      local head = call('ZRANGE', class.q, 0, 0, 'WITHSCORES')
-      class.oldest, class.oldest_id = tonumber(head[2]) or false, head[1]
+      class.oldest = call('ZRANGE', class.q, 0, 0)[1] or false
     end
-    if class.oldest and (not first or class.oldest < first.oldest) then
-      first = class
+    if class.oldest and (not first or class.oldest < first) then
+      first = class.oldest
     end
   end
-  return first and load_groups({first.oldest_id})[1]
+  if first then
+    return load_groups({first})[1], first
+  end
+  return nil
 end
 
 -- Queued groups of abandoned versions count as made with `version`, from which the present timeline starts. Brings up

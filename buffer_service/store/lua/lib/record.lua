@@ -1,12 +1,15 @@
--- Group records: a msgpack array, the same in hash `groups` while the group is queued and in the chunks of a step
--- after. Head, tail and mean (of the versions of its tokens, in thousandths) are those of the present timeline as of
--- G_EPOCH, the run's epoch when the record was written; `clamp` brings them up to date.
+-- Group records: a msgpack array, the same in a block (lib/blocks.lua) while the group is queued and in the chunks of a
+-- step after. Head, tail and mean (of the versions of its tokens, in thousandths) are those of the present timeline as
+-- of G_EPOCH, the run's epoch when the record was written; `clamp` brings them up to date.
 
 -- @include timeline
 
 local G_ID, G_TASK, G_SEQUENCE, G_PAYLOAD, G_HEAD, G_TAIL, G_EPOCH = 1, 2, 3, 4, 5, 6, 7
 local G_SAMPLES, G_TOKENS, G_LOSS_TOKENS, G_BYTES, G_SPANS = 8, 9, 10, 11, 12
 local G_ENVIRONMENT, G_PRIORITY, G_MEAN = 13, 14, 15
+
+-- Packed records as they were read, by record. A record is changed by `clamp` alone, which these did not need.
+local raw_records = {}
 
 -- Brings a record into the present timeline.
 local function clamp(group)
@@ -26,4 +29,25 @@ local function age_of(group)
     return group[G_MEAN]
   end
   return 1000 * (measure == 'tail' and group[G_TAIL] or group[G_HEAD])
+end
+
+-- A queued group's record, of the present timeline.
+local function unpack_record(raw)
+  local group = unpack_msg(raw)
+  if group[G_EPOCH] == state.epoch then
+    raw_records[group] = raw
+    return group
+  end
+  return clamp(group)
+end
+
+-- Records as one msgpack array. Those that are as they were read are not packed again.
+local function pack_records(groups)
+  local parts, count = {}, #groups
+  for index = 1, count do
+    local group = groups[index]
+    parts[index] = raw_records[group] or pack(group)
+  end
+  local header = count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)
+  return header .. table.concat(parts)
 end

@@ -48,13 +48,21 @@ end
 -- the step's last round the step is assembled. Returns the round.
 local function close_round(header, groups, world_size)
   local step, round = state.next_step, header.rounds
-  local ids = {}
-  for index, group in ipairs(groups) do
-    ids[index] = group[G_ID]
-    count_in_step(header, 1, group)
+  if is_recorded() then
+    local ids = {}
+    for index, group in ipairs(groups) do
+      ids[index] = group[G_ID]
+    end
+    record('round', {now, step, round, header.train_version, ids})
   end
-  record('round', {now, step, round, header.train_version, ids})
-  table.sort(groups, function(a, b) return a[G_SEQUENCE] < b[G_SEQUENCE] end)
+  local in_order = true
+  for index, group in ipairs(groups) do
+    count_in_step(header, 1, group)
+    in_order = in_order and (index == 1 or groups[index - 1][G_SEQUENCE] < group[G_SEQUENCE])
+  end
+  if not in_order then
+    table.sort(groups, function(a, b) return a[G_SEQUENCE] < b[G_SEQUENCE] end)
+  end
   local own = measure(groups, header.train_version)
   local before = round > 0 and load_round(step, round - 1).total or nil
   local stored = {own = own, total = up_to(before, own)}
