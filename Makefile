@@ -55,6 +55,15 @@ endef
 	.venv-proto/bin/python $(PIP) -r constraints/proto.txt; \
 	touch $@
 
+# Installs beside everything in .venv; apart, because it brings 45 packages that nobody else needs.
+.venv-verifiers/.installed: pyproject.toml constraints.txt constraints/verifiers.txt
+	@$(need_python)
+	@echo "test-verifiers: the package verifiers into .venv-verifiers (about 1 minute)"; \
+	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers; \
+	.venv-verifiers/bin/python $(PIP) -c constraints.txt -c constraints/verifiers.txt -e '.[verifiers]' \
+		pytest pytest-asyncio pytest-timeout hypothesis; \
+	touch $@
+
 # --- run ----------------------------------------------------------------------------------------------------
 
 .PHONY: run demo demo-seeds
@@ -78,13 +87,31 @@ demo-seeds: ## the demo with three seeds
 # Factor on the operations of the model-based tests: 1 is 20,000 on Valkey and 5,000 on Redis 7.
 MODEL_TIMES ?= 10
 
-.PHONY: test test-fast test-faults test-model test-redis test-protobuf-matrix
-test: ## all tests but test-faults, with real SGLang end to end
+# What takes minutes by itself has a command of its own.
+APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults
+# Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
+ENGINE_UPDATES ?= 8
+MATRIX := bench/results/engine_matrix.json
+RECOVERY := bench/results/engine_recovery.json
+
+.PHONY: test test-fast test-engine test-engine-full test-faults test-model test-redis test-verifiers test-protobuf-matrix
+test: ## all tests but test-faults and test-engine, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
-	@$(BIN)/python -m pytest --ignore=tests/faults $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(APART) $(PYTEST_ARGS)
 
 test-fast: install ## the tests that need no SGLang
-	@$(BIN)/python -m pytest -m "not engine" --ignore=tests/faults $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not engine" $(APART) $(PYTEST_ARGS)
+
+test-engine: ## two SGLang servers: every pause mode and manifest kind, kills and refusals in the middle of updates
+	@$(MAKE) -j2 install install-sglang
+	@RB_ENGINE_UPDATES=$(ENGINE_UPDATES) $(BIN)/python -m pytest tests/engine_matrix tests/engine_faults $(PYTEST_ARGS)
+
+test-engine-full: ## the same with 100 updates of each mode and kind; writes the tables in docs (about an hour)
+	@$(MAKE) -j2 install install-sglang
+	@rm -f $(MATRIX) $(RECOVERY)
+	@RB_ENGINE_UPDATES=100 RB_ENGINE_RESULTS=$(MATRIX) RB_RECOVERY_RESULTS=$(RECOVERY) \
+		$(BIN)/python -m pytest -s tests/engine_matrix tests/engine_faults $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.engine_matrix.tables $(MATRIX) $(RECOVERY)
 
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
@@ -97,6 +124,9 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 	@command -v redis-server >/dev/null || { echo "test-redis: there is no redis-server on PATH" >&2; exit 1; }
 	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store \
 		tests/model/test_large_operations.py $(PYTEST_ARGS)
+
+test-verifiers: .venv-verifiers/.installed ## real verifiers environments through the worker, in an environment of their own
+	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
 
 test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
@@ -155,12 +185,16 @@ proto-breaking: install ## fail on changes that break clients of the last releas
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-reload bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
+
+bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)
+	@$(MAKE) -j2 install install-sglang
+	@$(BIN)/python -m bench.reload $(BENCH_ARGS)
 
 bench-streaming: install ## staleness of whole and of streamed batches on a live service
 	@$(BIN)/python -m bench.streaming $(BENCH_ARGS)

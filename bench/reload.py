@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -22,23 +21,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.engine_rate import VOCABULARY, make_model
 from bench.ours import service
-from bench.tables import DOCS, put, table
+from bench.tables import put, table
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.rewards import RewardInput
 from trainer_client.client import BufferClient
 from trainer_client.policy import Policy
-from trainer_client.publish import FilesPublisher
+from trainer_client.publish import CollectivePublisher, FilesPublisher, TensorsPublisher
 from trainer_client.session import TrainerSession
 from trainer_client.tasks import SamplingParams, Task
+
+if TYPE_CHECKING:
+    from trainer_client.publication import WeightSource
 
 MODES = ("retract", "in_place", "abort")
 KINDS = ("path", "http", "collective", "tensors")
 GROUP, PROMPT_TOKENS, MOST_TOKENS = 2, 12, 256
 EVERY_S = 2.0
+WEIGHTS = "model.safetensors"
 _RESULTS = Path(__file__).parent / "results" / "reload.json"
 
 
@@ -88,8 +91,17 @@ def worker(address: str, run_id: str, url: str, mode: str, base: Path, folder: P
 @contextmanager
 def publisher_of(kind: str, folder: Path) -> Iterator[Any]:
     """How weights travel."""
-    with FilesPublisher(folder / "published", serve="http" if kind == "http" else "path") as publisher:
-        yield publisher
+    files = FilesPublisher(folder / "published", serve="path" if kind == "path" else "http")
+    if kind in ("path", "http"):
+        with files as publisher:
+            yield publisher
+    elif kind == "tensors":
+        with TensorsPublisher(files) as by_value:
+            yield by_value
+    else:
+        files.close()
+        with CollectivePublisher() as group:
+            yield group
 
 
 def window(session: TrainerSession, seconds: float, publish: Callable[[], None] | None) -> Window:
@@ -111,15 +123,19 @@ def window(session: TrainerSession, seconds: float, publish: Callable[[], None] 
     return seen
 
 
-def measure(address: str, url: str, models: tuple[Path, Path], mode: str, kind: str, options: Any, at: Path) -> Any:
+def measure(
+    address: str, url: str, models: tuple[Path, Path], mode: str, kind: str, options: argparse.Namespace, at: Path
+) -> dict[str, Any]:
     """One mode and kind: a row of the table."""
+    from safetensors.torch import load_file
+
     folder = at / f"{mode}-{kind}"
     folder.mkdir()
     policy = Policy(batch_groups=8, max_queued_groups=8, overflow_action="drop_oldest")
-    sources = itertools.cycle(models)
-
-    def write(directory: Path) -> None:
-        shutil.copytree(next(sources), directory, dirs_exist_ok=True)
+    by_name = kind in ("path", "http")
+    sources: Iterator[WeightSource] = itertools.cycle(
+        [model if by_name else load_file(model / WEIGHTS) for model in models]
+    )
 
     with (
         BufferClient(address) as client,
@@ -127,12 +143,12 @@ def measure(address: str, url: str, models: tuple[Path, Path], mode: str, kind: 
         client.session(folder.name, policy=policy, tasks=tasks(), publisher=publisher) as session,
         worker(address, folder.name, url, mode, models[0], folder),
     ):
-        session.publish(write)
+        session.publish(next(sources))
         session.wait_for_engines(1)
         window(session, options.seconds / 2, None)
         without, updated = [window(session, options.seconds, None)], []
         for _ in range(options.rounds):
-            updated.append(window(session, options.seconds, lambda: void(session.publish(write))))
+            updated.append(window(session, options.seconds, lambda: void(session.publish(next(sources)))))
             without.append(window(session, options.seconds, None))
     ratios = [
         with_.tokens_per_s / statistics.mean((a.tokens_per_s, b.tokens_per_s))
@@ -212,7 +228,7 @@ async def run(options: argparse.Namespace, at: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a table, write bench/results/reload.json and the table in docs/weights.md."""
+    """Measure, print a table, write bench/results/reload.json and the table in docs."""
     parser = argparse.ArgumentParser(prog="python -m bench.reload", description=__doc__.splitlines()[0])
     parser.add_argument("--sglang-python", type=Path, default=Path(".venv-sglang/bin/python"))
     parser.add_argument("--hidden", type=int, default=64)
@@ -230,7 +246,7 @@ def main() -> None:
     print("\n".join(lines(report)))
     if not options.quick:
         _RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-        put(DOCS / "weights.md", "bench-reload", lines(report))
+        print(f"\nwritten to {_RESULTS} and {put('bench-reload', lines(report))}")
 
 
 if __name__ == "__main__":

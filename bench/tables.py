@@ -12,12 +12,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     return [f"| {lines[0]} |", "|---" + "|---:" * (len(head) - 1) + "|", *(f"| {line} |" for line in lines[1:])]
 
 
-def put(page: Path, name: str, lines: Sequence[str]) -> bool:
-    """Replace what stands between the comments of `name`; False where the page has none."""
+def put(name: str, lines: Sequence[str]) -> Path | None:
+    """Replace what stands between the comments of `name`, on the page of docs that has them; that page."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    text = page.read_text()
-    if begin not in text or end not in text:
-        return False
-    before, after = text.split(begin, 1)[0], text.split(end, 1)[1]
-    page.write_text("\n".join([before + begin, *lines, end + after]))
-    return True
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        if begin in text and end in text:
+            page.write_text("\n".join([text.split(begin, 1)[0] + begin, *lines, end + text.split(end, 1)[1]]))
+            return page
+    return None

@@ -212,8 +212,29 @@ def worker(
     base_model: Annotated[
         str | None, typer.Option(help="Model of version 0. Default: what the engine reports.", rich_help_panel=_WEIGHTS)
     ] = None,
+    weights_serve: Annotated[
+        str | None,
+        typer.Option(help="host:port that serves fetched versions to other workers.", rich_help_panel=_WEIGHTS),
+    ] = None,
+    weights_advertise: Annotated[
+        str | None, typer.Option(help="Host under which they reach it.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    weights_prefer_peers: Annotated[
+        bool | None,
+        typer.Option(
+            "--weights-prefer-peers/--no-weights-prefer-peers",
+            help="Ask other workers before the publisher.",
+            rich_help_panel=_WEIGHTS,
+        ),
+    ] = None,
     pause_mode: Annotated[
         str | None, typer.Option(help="retract, in_place or abort.", rich_help_panel=_WEIGHTS)
+    ] = None,
+    evaluations: Annotated[
+        str | None, typer.Option(help="Tasks of evaluations: also (default), never, or only.")
+    ] = None,
+    evaluation_hold_s: Annotated[
+        float | None, typer.Option(help="Weights kept for evaluations, though newer are there.", rich_help_panel=_TIMES)
     ] = None,
     reload_timeout_s: Annotated[
         float | None, typer.Option(help="Fetch and load of a version.", rich_help_panel=_TIMES)

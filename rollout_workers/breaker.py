@@ -31,12 +31,12 @@ class Breaker:
     """`failures`: as many in a row open it. `now_s`: a monotonic clock."""
 
     def __init__(
-        self, failures: int = FAILURES, *, pauses: Backoff = _PAUSES, now_s: Callable[[], float] = time.monotonic
+        self, failures: int = FAILURES, *, pauses: Backoff | None = None, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._threshold = failures
-        self._pauses = pauses
+        self._pauses = _PAUSES if pauses is None else pauses
         self._now_s = now_s
-        self._delays = pauses.delays()
+        self._delays = self._pauses.delays()
         self._trial_at = float("inf")
         self.failures = 0
         """In a row."""

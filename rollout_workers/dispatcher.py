@@ -114,6 +114,10 @@ class Dispatcher:
         self._stopping = True
         self._changes.notify()
 
+    def look_again(self) -> None:
+        """Something else on the engine has ended or begun."""
+        self._changes.notify()
+
     def cut(self, *stages: Stage) -> None:
         """Have the work in these stages handed back as it is."""
         for work in list(self._works):
@@ -123,7 +127,8 @@ class Dispatcher:
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
-        return min(self._concurrency - self._generating, self._outstanding - len(self._works), _MAX_PER_REQUEST)
+        free = self._concurrency - self._generating - self._slot.evaluating
+        return min(free, self._outstanding - len(self._works), _MAX_PER_REQUEST)
 
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -154,18 +159,20 @@ class Dispatcher:
         """False when new work would not be begun: the engine was lost, or others' requests wait in it."""
         slot, waits = self._slot, _CROWDED.delays()
         while slot.leasable and not self._stopping:
+            self._wants = True
             await slot.load.ask(slot.engine, slot.in_flight)
             if not slot.load.is_crowded(slot.info.max_running_requests):
                 return slot.leasable
+            self._wants = False
             self.waiting_on = f"engine {slot.engine_id}: {slot.load.waiting} requests wait in it, others' among them"
             self._idle(self.waiting_on)
             await asyncio.sleep(next(waits))
             await slot.load.ask(slot.engine, slot.in_flight, max_age_s=0.0)
+        self._wants = False
         return False
 
     async def _after_less_loaded(self) -> None:
         """Let dispatchers ask first whose engines have less to do: tasks may be few."""
-        self._wants = True
         by = time.monotonic() + _HEAD_START_S
         while time.monotonic() < by and any(peer.is_ahead_of(self) for peer in self._peers):  # noqa: ASYNC110 - brief
             await asyncio.sleep(_HEAD_START_S / 5)

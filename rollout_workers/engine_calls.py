@@ -68,8 +68,9 @@ class EngineCalls:
         except (EngineError, InvalidField) as raised:
             if isinstance(raised, EngineError):
                 self.slot.failed(raised, suspect=isinstance(raised, EngineUnavailable | EngineTimeout))
-            failed = {request.sample_index: raised for request in requests}
-            failed |= self._take(getattr(raised, "partial", ()))
+            unusable = self._take(raised.partial if isinstance(raised, EngineError) else ())
+            open_now = set(self.progress.unfinished)
+            failed = {i: raised for request in requests if (i := request.sample_index) in open_now} | unusable
         except asyncio.CancelledError:
             cut_off = self.slot.engine.take_cut_off()
             self.progress.received += cut_off

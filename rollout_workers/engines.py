@@ -4,12 +4,13 @@ A host opens its engine, opens it again after a failure, and closes what it owns
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from rollout_workers.engine.errors import EngineUnavailable
+from rollout_workers.engine.errors import EngineError, EngineUnavailable
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
@@ -19,6 +20,7 @@ from rollout_workers.options import WorkerOptions
 from rollout_workers.slot import EngineSlot
 
 _POLL_S = 0.25
+_RESUME_S = 1.0
 
 
 class EngineHost(Protocol):
@@ -30,6 +32,11 @@ class EngineHost(Protocol):
     @property
     def ended(self) -> bool:
         """True when a process that the worker owns has ended."""
+        ...
+
+    @property
+    def why_ended(self) -> str:
+        """What is known about the end of such a process: its exit code, and the end of its log."""
         ...
 
     async def open(self) -> Engine:
@@ -49,6 +56,7 @@ class RemoteHost:
     """A server that somebody else runs."""
 
     ended = False
+    why_ended = ""
 
     def __init__(self, url: str, options: WorkerOptions) -> None:
         self.base_model = options.base_model
@@ -66,6 +74,10 @@ class RemoteHost:
         while not await self._engine.ready():
             if time.monotonic() > deadline:
                 raise EngineUnavailable(self.url, "starting", f"not ready after {self._timeout_s:g} s")
+            # A worker that was killed in the middle of a load leaves a server that is paused: there, but not ready.
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_RESUME_S):
+                    await self._engine.resume()
             await asyncio.sleep(_POLL_S)
         return self._engine
 
@@ -107,6 +119,15 @@ class LaunchedHost:
         """True when the server's process has ended."""
         return self._launcher.returncode is not None
 
+    @property
+    def why_ended(self) -> str:
+        """Exit code and the end of the log of a server that has ended."""
+        launcher = self._launcher
+        if launcher.returncode is None:
+            return ""
+        where = launcher.options.log_path
+        return f"its process ended with exit code {launcher.returncode}; the end of {where}:\n{launcher.log_tail()}"
+
     async def open(self) -> Engine:
         """Start the server."""
         url = await self._launcher.start()
@@ -130,6 +151,7 @@ class SimulatedHost:
     """A simulated engine."""
 
     ended = False
+    why_ended = ""
     base_model: str | None = None
 
     def __init__(self, index: int, options: WorkerOptions) -> None:

@@ -1,6 +1,6 @@
 """The engines of a worker at work: each with the parts that drive it, added and removed while the worker runs.
 
-Invariants: the lists `slots`, `dispatchers` and `keepers` are always those of the engines at work; an engine that is
+Invariants: the lists `slots`, `drivers` and `keepers` are always those of the engines at work; an engine that is
 removed gets no new work, hands back what it was doing, and is reported as stopped.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from buffer_wire.errors import RolloutBufferError
-from rollout_workers.dispatcher import Dispatcher
+from rollout_workers.drivers import Driver
 from rollout_workers.engines import EngineHost
 from rollout_workers.keeper import LeaseKeeper
 from rollout_workers.reporter import report_all
@@ -31,8 +31,10 @@ class Seat:
     slot: EngineSlot
     host: EngineHost
     keeper: LeaseKeeper
-    dispatcher: Dispatcher
+    driver: Driver
     parts: Sequence[Coroutine[Any, Any, None]]
+    is_reported: bool = True
+    """False for an engine that works for evaluations only: the service knows nothing of it."""
 
 
 class Fleet:
@@ -52,22 +54,22 @@ class Fleet:
 
     @property
     def working(self) -> list[asyncio.Task[None]]:
-        """The dispatchers' tasks."""
+        """The drivers' tasks."""
         return [working for _, working in self._tasks.values()]
 
     def add(self, seat: Seat) -> None:
         """Put an engine to work."""
         parts = [self._group.create_task(part) for part in seat.parts]
-        self._tasks[seat] = (parts, self._group.create_task(seat.dispatcher.run()))
+        self._tasks[seat] = (parts, self._group.create_task(seat.driver.run()))
 
     async def remove(self, seat: Seat, *, grace_s: float, on_gone: Callable[[], None]) -> None:
         """Let an engine go; `on_gone` is called when it has no work left, before it is disconnected."""
         self._closing.add(seat)
-        _log.info("engine leaves", engine=seat.slot.engine_id, leases=seat.dispatcher.held)
+        _log.info("engine leaves", engine=seat.slot.engine_id, leases=seat.driver.held)
         parts, working = self._tasks[seat]
-        seat.dispatcher.stop()
+        seat.driver.stop()
         await asyncio.wait([working], timeout=0.7 * grace_s)
-        seat.dispatcher.cut(*Stage)
+        seat.driver.cut(*Stage)
         await asyncio.wait([working], timeout=0.2 * grace_s)
         for task in (*parts, working):
             task.cancel()
@@ -76,6 +78,9 @@ class Fleet:
         self._closing.discard(seat)
         on_gone()
         seat.slot.stopped = True
+        if not seat.is_reported:
+            await seat.host.close()
+            return
         try:
             await report_all([seat.slot], self._service, self._worker_id, timeout_s=_LAST_REPORT_S)
         except RolloutBufferError as error:
@@ -83,7 +88,7 @@ class Fleet:
         await seat.host.close()
 
     def stop_parts(self) -> None:
-        """Cancel everything but the dispatchers."""
+        """Cancel everything but the drivers."""
         for parts, _ in self._tasks.values():
             for task in parts:
                 task.cancel()

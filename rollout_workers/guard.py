@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
+from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineError
 from rollout_workers.engine.types import SampleRequest
@@ -30,6 +31,8 @@ TRIAL_S = 30.0
 
 _SECOND_PROBE_S = 0.2
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
+_SHORT_LIVES = Backoff(first_s=1.0, ceiling_s=60.0)
+_LONG_LIFE_S = 60.0
 _log = structlog.get_logger()
 
 
@@ -43,6 +46,9 @@ class EngineGuard:
         self._host = host
         self._all_slots = all_slots
         self._timeout_s = timeout_s
+        self._back_at = float("-inf")
+        self._short_lives = _SHORT_LIVES.delays()
+        """Waits before the next restart of an engine that was lost soon after the last one."""
 
     async def run(self) -> None:
         """Guard until cancelled. Raises EnginesLost when no engine of the worker was reachable for `timeout_s`."""
@@ -51,7 +57,7 @@ class EngineGuard:
             pause_s = min(PROBE_S, slot.breaker.trial_in_s)
             await slot.changes.until(lambda: slot.suspect, timeout_s=pause_s)
             if self._host.ended:
-                await self._reconnect("its process has ended")
+                await self._reconnect(await asyncio.to_thread(lambda: self._host.why_ended))
             elif slot.loading:
                 # A paused engine is not ready by design.
                 await slot.changes.until(lambda: not slot.loading, timeout_s=1.0)
@@ -99,6 +105,12 @@ class EngineGuard:
         slot.changes.notify()
         _log.error("engine lost", engine=slot.engine_id, address=slot.info.address, why=why)
         log = WaitLog(f"reach engine {slot.engine_id}")
+        slot.last_error, slot.errors = why[:MAX_ERROR_CHARS], slot.errors + 1
+        if began - self._back_at < _LONG_LIFE_S:
+            # What dies as soon as it works will do so again: not in a tight circle.
+            await asyncio.sleep(next(self._short_lives))
+        else:
+            self._short_lives = _SHORT_LIVES.delays()
         while True:
             try:
                 slot.engine = await self._host.revive()
@@ -112,6 +124,7 @@ class EngineGuard:
             if nobody and time.monotonic() - began > self._timeout_s:
                 raise EnginesLost(f"no engine was reachable for {self._timeout_s:g} s; last error: {slot.last_error}")
             await asyncio.sleep(next(delays))
+        self._back_at = time.monotonic()
         slot.reachable, slot.suspect, slot.loading, slot.broken = True, False, False, False
         slot.changes.notify()
         _log.info("engine is back", engine=slot.engine_id, after_s=round(time.monotonic() - began, 1))

@@ -21,9 +21,9 @@ class LoadView:
         self._in_flight_then = 0
         self._asked_at = float("-inf")
 
-    async def ask(self, engine: Engine, in_flight: int, *, max_age_s: float = FRESH_S) -> None:
+    async def ask(self, engine: Engine, in_flight: int, *, max_age_s: float | None = None) -> None:
         """Ask the engine unless its last answer is young enough."""
-        if time.monotonic() - self._asked_at <= max_age_s:
+        if time.monotonic() - self._asked_at <= (FRESH_S if max_age_s is None else max_age_s):
             return
         self._asked_at = time.monotonic()
         try:

@@ -18,8 +18,13 @@ from buffer_wire.errors import InvalidField
 PAUSE_MODES = ("retract", "in_place", "abort")
 """How an engine treats running requests while weights are loaded; see docs of the engine."""
 
+EVALUATIONS = ("also", "never", "only")
+"""Whether a worker takes tasks of evaluations."""
+
 T = TypeVar("T")
 
+_HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -158,12 +163,30 @@ class WorkerOptions:
     """Directory of the tokenizer for prompts given as chat messages. Default: the launched model, or what the engine
     reports. Needs the package transformers; tasks with token ids need none."""
 
+    weights_serve: str = ""
+    """host:port at which fetched versions are served to other workers of the run, read-only; port 0: any free one.
+    Empty (default): none. No authentication: loopback, or a network that only workers reach."""
+
+    weights_advertise: str = ""
+    """Host name or address under which other workers reach `weights_serve`. Default: its host; the machine's name where
+    that is a wildcard."""
+
+    weights_prefer_peers: bool = False
+    """Ask other workers that have a version before its publisher, which is then spared."""
+
     pause_mode: str = "retract"
     """`retract` (running requests are recomputed), `in_place` (they go on over the old cache), `abort` (they come back
     as continuations)."""
 
     reload_timeout_s: float = 120.0
     """Longest time to fetch and load a version before the engine is quarantined."""
+
+    evaluations: str = "also"
+    """`also` (tasks of evaluations come first, on the same engines), `never`, or `only` (no training: the engines load
+    whatever version is evaluated)."""
+
+    evaluation_hold_s: float = 600.0
+    """Longest time for which an engine keeps its weights, although newer ones are published, to finish evaluations."""
 
     lease_wait_s: float = 10.0
     """How long one lease request waits at the service, 0 to 60."""
@@ -207,6 +230,9 @@ class WorkerOptions:
         _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         _check("pause_mode", self.pause_mode, lambda m: m in PAUSE_MODES, f"one of {', '.join(PAUSE_MODES)}")
+        _check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
+        _check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
+        _check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         _check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
         _check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
         _check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")
@@ -218,6 +244,7 @@ class WorkerOptions:
             "service_timeout_s",
             "generate_timeout_s",
             "engine_timeout_s",
+            "evaluation_hold_s",
         ):
             _check(name, getattr(self, name), _positive, "a finite number of seconds above 0")
         for url in (*self.engine_urls, *([self.router] if self.router else [])):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from rollout_workers.counters import Counters
-from rollout_workers.dispatcher import Dispatcher
+from rollout_workers.drivers import Driver
 from rollout_workers.pusher import Pusher
 from rollout_workers.slot import EngineSlot
 
@@ -23,16 +23,18 @@ class Progress:
         self,
         counters: Counters,
         slots: Sequence[EngineSlot],
-        dispatchers: Sequence[Dispatcher],
+        drivers: Sequence[Driver],
         pusher: Pusher,
         *,
         every_s: float,
+        evaluated: Counters | None = None,
     ) -> None:
         self._counters = counters
         self._slots = slots
-        self._dispatchers = dispatchers
+        self._drivers = drivers
         self._pusher = pusher
         self._every_s = every_s
+        self._evaluated = evaluated or Counters()
         self._last = (time.monotonic(), 0, 0)
 
     async def run(self) -> None:
@@ -47,7 +49,7 @@ class Progress:
         then, samples, tokens = self._last
         self._last = (now, counters.samples, counters.tokens)
         spent = max(now - then, 1e-9)
-        waiting = sorted({dispatcher.waiting_on for dispatcher in self._dispatchers} - {""})
+        waiting = sorted({driver.waiting_on for driver in self._drivers} - {""})
         _log.info(
             "progress",
             groups_queued=counters.pushed["queued"],
@@ -55,11 +57,12 @@ class Progress:
             tokens_per_s=round((counters.tokens - tokens) / spent, 1),
             loaded=" ".join(slot.loaded.label if slot.leasable else _state(slot) for slot in self._slots),
             reloads=sum(slot.reloads for slot in self._slots),
-            leases=sum(dispatcher.held for dispatcher in self._dispatchers),
-            generating=sum(dispatcher.generating for dispatcher in self._dispatchers),
+            leases=sum(driver.held for driver in self._drivers),
+            generating=sum(driver.generating for driver in self._drivers),
             unanswered=len(self._pusher),
             reward_s=round(counters.reward_s, 1),
             **{name: count for name in _WHEN_THERE if (count := getattr(counters, name))},
+            **{f"evaluated_{name}": count for name, count in self._evaluated.pushed.items()},
             **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
             **{f"returned_{name}": count for name, count in counters.returned.items()},
             **({"waiting_on": "; ".join(waiting)} if waiting else {}),

@@ -43,7 +43,7 @@ def load_reward(name: str) -> RewardFunction:
 
 def no_reward(sample: RewardInput) -> float:
     """In place of a reward function when the worker has none: the rollout function has to give every reward."""
-    why = "the rollout function returned None, and the worker has no reward function"
+    why = "the rollout function returned None (or let EpisodeFull pass), and the worker has no reward function"
     raise RewardFailed("(none)", sample.sample_index, why)
 
 

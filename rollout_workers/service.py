@@ -25,6 +25,7 @@ from rollout_buffer.v1 import (
     weights_pb2,
     weights_pb2_grpc,
 )
+from rollout_workers.evaluation_calls import EvaluationCalls
 from rollout_workers.versions import Version
 
 
@@ -100,6 +101,7 @@ class ServiceClient:
             response_deserializer=groups_pb2.PushGroupsResponse.FromString,
         )
         self._waits: dict[str, WaitLog] = {}
+        self.evaluations = EvaluationCalls(self, self._control, self._bulk, call_timeout_s=CALL_TIMEOUT_S)
 
     def ref(self) -> common_pb2.RunRef:
         """The run, with the highest revision seen."""
@@ -136,7 +138,7 @@ class ServiceClient:
             )
             return self._tasks.LeaseTasks(request, timeout=CALL_TIMEOUT_S + wait_s)
 
-        return await self._repeat("lease tasks", attempt, self.timeout_s)
+        return await self.repeat("lease tasks", attempt, self.timeout_s)
 
     async def extend(
         self, holder: str, lease_ids: Sequence[str], *, timeout_s: float
@@ -149,7 +151,7 @@ class ServiceClient:
             )
             return self._tasks.ExtendLeases(request, timeout=min(CALL_TIMEOUT_S, timeout_s))
 
-        return await self._repeat("extend leases", attempt, timeout_s)
+        return await self.repeat("extend leases", attempt, timeout_s)
 
     async def give_back(
         self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn], *, timeout_s: float | None = None
@@ -162,7 +164,7 @@ class ServiceClient:
             )
             return self._bulk_tasks.ReturnLeases(request, timeout=CALL_TIMEOUT_S)
 
-        return await self._repeat("return leases", attempt, timeout_s or self.timeout_s)
+        return await self.repeat("return leases", attempt, timeout_s or self.timeout_s)
 
     async def report(
         self, report: weights_pb2.EngineReport, *, wants_load: bool = False, timeout_s: float | None = None
@@ -173,7 +175,7 @@ class ServiceClient:
             request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report, wants_load=wants_load)
             return self._weights.ReportEngine(request, timeout=CALL_TIMEOUT_S)
 
-        return await self._repeat("report an engine", attempt, timeout_s or self.timeout_s)
+        return await self.repeat("report an engine", attempt, timeout_s or self.timeout_s)
 
     async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
         """The engines of the run, as they were last reported. Raises RolloutBufferError."""
@@ -181,7 +183,7 @@ class ServiceClient:
         def attempt() -> Awaitable[runs_pb2.GetRunResponse]:
             return self._runs.GetRun(runs_pb2.GetRunRequest(run=self.ref()), timeout=min(CALL_TIMEOUT_S, timeout_s))
 
-        return (await self._repeat("ask for the engines", attempt, timeout_s)).run.engines
+        return (await self.repeat("ask for the engines", attempt, timeout_s)).run.engines
 
     def watch(self) -> WatchStream:
         """A stream of the published weights, the present state first."""
@@ -196,7 +198,9 @@ class ServiceClient:
         await self._control.close(None)
         await self._bulk.close(None)
 
-    async def _repeat(self, what: str, attempt: Callable[[], Awaitable[R]], timeout_s: float) -> R:
+    async def repeat(self, what: str, attempt: Callable[[], Awaitable[R]], timeout_s: float) -> R:
+        """Call until it is answered; gives up after `timeout_s`, or on an error that no repeat can mend."""
+
         def waiting(error: RolloutBufferError, _attempts: int, _wait_s: float) -> None:
             self.met(error)
             self.wait_log(what).say(on_whom(error, self.address), str(error))

@@ -79,6 +79,8 @@ class EngineSlot:
         self.last_error = ""
         self.breaker = Breaker()
         """Open after failed calls in a row: no new work until a trial has succeeded."""
+        self.evaluating = 0
+        """Groups of evaluations on the engine: the training leaves them room."""
         self.in_flight = 0
         """Requests of this worker that the engine has not answered."""
         self.load = LoadView()
@@ -109,7 +111,9 @@ class EngineSlot:
     def failed(self, error: BaseException, *, suspect: bool = False) -> None:
         """Note an error; `suspect` when the engine may be gone."""
         self.errors += 1
-        self.last_error = describe(error)
+        failures = self.breaker.failures
+        cut_off = f"no work after {failures} failed calls in a row, the last: " if self.breaker.is_open else ""
+        self.last_error = cut_off + describe(error)
         self.suspect = self.suspect or suspect
         self.changes.notify()
 
@@ -126,9 +130,7 @@ class EngineSlot:
             done = await self.engine.generate(requests, deadline_s=deadline_s)
         except EngineError as error:
             if counts(error) and self.breaker.failed():
-                opened = f"no work after {self.breaker.failures} failed calls in a row, the last: {describe(error)}"
-                _log.error("circuit open", engine=self.engine_id, why=opened)
-                self.last_error = opened
+                _log.error("circuit open", engine=self.engine_id, failures=self.breaker.failures, error=str(error))
                 self.changes.notify()
             raise
         else:

@@ -25,8 +25,8 @@ from rollout_workers.episodes import Episodes
 from rollout_workers.errors import WorkerError
 from rollout_workers.functions import Rollout
 from rollout_workers.keeper import LeaseEnd
+from rollout_workers.parcels import ResultSink
 from rollout_workers.prompts import Prompts
-from rollout_workers.pusher import Pusher
 from rollout_workers.rewards import Scorer
 from rollout_workers.rollout import SingleTurn
 from rollout_workers.samples import GroupProgress
@@ -64,7 +64,7 @@ class Tools:
     worker_id: str
     prompts: Prompts
     scorer: Scorer
-    pusher: Pusher
+    pusher: ResultSink
     counters: Counters
     generate_timeout_s: float
     max_sample_attempts: int

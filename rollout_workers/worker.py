@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,11 @@ from buffer_wire.errors import InvalidField, RolloutBufferError
 from rollout_workers.breaker import Breaker
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
+from rollout_workers.drivers import Driver, Together
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import EngineHost, RemoteHost, hosts_of, open_engines, open_slot
+from rollout_workers.evaluation_target import EvaluationTarget
+from rollout_workers.evaluator import Evaluator
 from rollout_workers.fleet import Fleet, Seat
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
 from rollout_workers.guard import EngineGuard
@@ -38,6 +41,8 @@ from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
+from rollout_workers.weights.peers import ReportedPeers
+from rollout_workers.weights.server import server_of
 from rollout_workers.weights.watcher import WeightWatcher
 from rollout_workers.work import Stage, Tools
 
@@ -74,6 +79,8 @@ class Worker:
     ) -> None:
         self.options = options
         self.counters = Counters()
+        self.evaluated = Counters()
+        """Of evaluations; `counters` knows nothing of them."""
         self.slots: list[EngineSlot] = []
         self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
         if options.reward_processes and is_coroutine(self._reward):
@@ -81,8 +88,10 @@ class Worker:
         self._rollout = rollout or rollout_of(options)
         self._hosts = hosts if hosts is not None else hosts_of(options)
         self._stop = asyncio.Event()
+        self._drivers: list[Driver] = []
         self._dispatchers: list[Dispatcher] = []
         self._keepers: list[LeaseKeeper] = []
+        self._weights_url = ""
         self._engine_ids: dict[str, str] = {}
         """Of engines that a router lists, by URL: one that comes back is known by its old name."""
 
@@ -101,12 +110,21 @@ class Worker:
         service = ServiceClient(
             options.address, options.run_id, instance_id=uuid.uuid4().hex, timeout_s=options.service_timeout_s
         )
+        peers = ReportedPeers(service)
         fetcher = WeightFetcher(
-            options.weights_dir / options.run_id, owner=options.worker_id, keep=options.keep_versions
+            options.weights_dir / options.run_id,
+            owner=options.worker_id,
+            keep=options.keep_versions,
+            peers=peers,
+            prefer_peers=options.weights_prefer_peers,
         )
+        server = server_of(options, fetcher.find)
         router = RouterClient(options.router) if options.router else None
         try:
             fetcher.sweep()
+            if server is not None:
+                await server.start()
+                self._weights_url = peers.own_url = server.url
             if router is not None:
                 first = await first_ready(router, options)
                 self._engine_ids[first.url] = f"{options.worker_id}.e0"
@@ -121,6 +139,8 @@ class Worker:
         finally:
             if router is not None:
                 await router.close()
+            if server is not None:
+                await server.close()
             await fetcher.close()
             await service.close()
 
@@ -159,7 +179,14 @@ class Worker:
         shared = _Shared(service, tools, watcher, fetcher)
         seats = [self._seat(shared, slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:
-            progress = Progress(self.counters, slots, self._dispatchers, pusher, every_s=options.progress_every_s)
+            progress = Progress(
+                self.counters,
+                slots,
+                self._drivers,
+                pusher,
+                every_s=options.progress_every_s,
+                evaluated=self.evaluated,
+            )
             parts.append(progress.run())
         needs = self._rollout.running() if self._rollout is not None else contextlib.nullcontext()
         try:
@@ -184,6 +211,9 @@ class Worker:
         """What drives one engine."""
         options = self.options
         slot.breaker = Breaker(options.breaker_failures)
+        slot.weights_url = self._weights_url
+        if options.evaluations == "only":
+            return self._evaluation_seat(shared, slot, host)
         keeper = LeaseKeeper(slot.engine_id, shared.service)
         self._keepers.append(keeper)
         dispatcher = Dispatcher(
@@ -197,6 +227,11 @@ class Worker:
             peers=self._dispatchers,
         )
         self._dispatchers.append(dispatcher)
+        driver: Driver = dispatcher
+        if options.evaluations == "also":
+            slot.hold = evaluator = self._evaluator(shared, slot, on_change=dispatcher.look_again)
+            driver = Together(dispatcher, evaluator)
+        self._drivers.append(driver)
         loader = WeightLoader(
             slot,
             shared.watcher,
@@ -207,7 +242,45 @@ class Worker:
         )
         guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
         reporter = Reporter(slot, shared.service, shared.watcher, options.worker_id)
-        return Seat(slot, host, keeper, dispatcher, [keeper.run(), loader.run(), guard.run(), reporter.run()])
+        return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run()])
+
+    def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
+        """What drives an engine that works for evaluations only."""
+        options, target = self.options, EvaluationTarget(shared.service)
+        slot.hold = evaluator = self._evaluator(shared, slot, target=target)
+        self._drivers.append(evaluator)
+        loader = WeightLoader(
+            slot,
+            target,
+            shared.fetcher,
+            pause_mode=PauseMode(options.pause_mode),
+            timeout_s=options.reload_timeout_s,
+            weightless=options.simulated is not None,
+        )
+        guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
+        parts = [target.give_places(slot), loader.run(), guard.run()]
+        return Seat(slot, host, evaluator.keeper, evaluator, parts, is_reported=False)
+
+    def _evaluator(
+        self,
+        shared: "_Shared",
+        slot: EngineSlot,
+        *,
+        on_change: Callable[[], None] | None = None,
+        target: EvaluationTarget | None = None,
+    ) -> Evaluator:
+        options = self.options
+        return Evaluator(
+            slot,
+            shared.service.evaluations,
+            shared.tools,
+            concurrency=options.groups_per_engine,
+            hold_s=options.evaluation_hold_s,
+            lease_wait_s=options.lease_wait_s,
+            counters=self.evaluated,
+            on_change=on_change,
+            target=target,
+        )
 
     # ── engines that come and go ─────────────────────────────────────────────
 
@@ -237,8 +310,10 @@ class Worker:
             def gone() -> None:
                 by_url.pop(url, None)
                 self.slots.remove(seat.slot)
-                self._dispatchers.remove(seat.dispatcher)
-                self._keepers.remove(seat.keeper)
+                self._drivers.remove(seat.driver)
+                if seat.keeper in self._keepers:
+                    at = self._keepers.index(seat.keeper)
+                    del self._keepers[at], self._dispatchers[at]
 
             await fleet.remove(seat, grace_s=self.options.drain_grace_s, on_gone=gone)
 
@@ -246,21 +321,21 @@ class Worker:
 
     async def _drain(self, working: Sequence[asyncio.Task[None]]) -> None:
         began, grace_s = time.monotonic(), self.options.drain_grace_s
-        _log.info("draining", leases=sum(d.held for d in self._dispatchers), grace_s=grace_s)
+        _log.info("draining", leases=sum(driver.held for driver in self._drivers), grace_s=grace_s)
 
         def left(share: float) -> float:
             return max(began + share * grace_s - time.monotonic(), 0.0)
 
-        for dispatcher in self._dispatchers:
-            dispatcher.stop()
+        for driver in self._drivers:
+            driver.stop()
         await asyncio.wait(working, timeout=min(_ANSWERS_S, left(0.7)))
-        for dispatcher in self._dispatchers:
-            dispatcher.cut(Stage.PUSHING)
+        for driver in self._drivers:
+            driver.cut(Stage.PUSHING)
         await asyncio.wait(working, timeout=left(0.7))
-        for dispatcher in self._dispatchers:
-            dispatcher.cut(*Stage)
+        for driver in self._drivers:
+            driver.cut(*Stage)
         await asyncio.wait(working, timeout=left(0.9))
-        held = sum(dispatcher.held for dispatcher in self._dispatchers)
+        held = sum(driver.held for driver in self._drivers)
         for task in working:
             task.cancel()
         if held:
@@ -269,6 +344,8 @@ class Worker:
     async def _say_stopped(self, service: ServiceClient) -> None:
         for slot in self.slots:
             slot.stopped = True
+        if self.options.evaluations == "only":
+            return
         try:
             await report_all(self.slots, service, self.options.worker_id, timeout_s=1.0)
         except RolloutBufferError as error:

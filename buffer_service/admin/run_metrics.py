@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET
+from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS
 
@@ -181,7 +182,8 @@ class RunCollector(Collector):
         for view in self._views:
             for state, count in sorted(Counter(engine.state for engine in view.engines).items()):
                 states.add_metric([view.run_id, state], count)
-            ready = [engine.loaded.version for engine in view.engines if engine.state == "ready"]
+            heard = [engine for engine in view.engines if engine.silent_ms < SILENT_MS]
+            ready = [engine.loaded.version for engine in heard if engine.state == "ready"]
             if ready:
                 lag.add_metric([view.run_id], max(0, view.published.version - min(ready)))
             silences = [engine.silent_ms for engine in view.engines if engine.state != "stopped"]

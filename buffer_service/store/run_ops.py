@@ -112,20 +112,14 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]),
         engines=[
-            replace(engine, silent_ms=now - heard_ms.get(engine.engine_id, now))
+            replace(engine, silent_ms=now - heard_ms[engine.engine_id])
             for engine in sorted((_engine(unpack(report)) for report in engines), key=lambda one: one.engine_id)
         ],
         failures=[_failure(*unpack(failure)) for failure in failures],
     )
 
 
-_LATER_FIELDS = (0, 0, 0, b"")
-"""Of an engine's record: what reports of the first releases had not."""
-
-
 def _engine(fields: Fields) -> ops.EngineReport:
-    if len(fields) == 9:
-        fields = [*fields, *_LATER_FIELDS]
     engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors, *fields = fields
     membership, prepared_epoch, prepared_version, weights_url = fields
     return ops.EngineReport(

@@ -37,7 +37,7 @@ class Figures:
 
 def figures(batch: Batch) -> Figures:
     """Count what is in a batch."""
-    samples = batch.samples
+    samples = list(batch.samples)
     written = sum(int(sample.loss_mask.sum()) for sample in samples)
     responses = sum(sample.tokens - sample.prompt_len for sample in samples)
     calls = sum(turn.role == "tool" for sample in samples for turn in sample.turns)

@@ -19,8 +19,10 @@ CALL_ID = vocabulary.encode("=")[0]
 UNREADABLE = "?"
 """The calculator's answer to what is no sum, difference or product of integers."""
 
-_LONGEST = 12
-"""Characters of an expression, and of a result."""
+_EXPRESSION = 24
+"""Characters of an expression that are looked at."""
+_RESULT = 12
+"""Characters of the longest result that is told."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -58,7 +60,7 @@ def calculate(text: str) -> str:
         value = str(_value(ast.parse(expression, mode="eval").body))
     except (SyntaxError, ValueError):
         return UNREADABLE
-    return value if len(value) <= _LONGEST else UNREADABLE
+    return value if len(value) <= _RESULT else UNREADABLE
 
 
 def text_of(ids: list[int]) -> str:
@@ -69,7 +71,7 @@ def text_of(ids: list[int]) -> str:
 def _tail(text: str) -> str:
     """The longest end of `text` that is written in digits, operators and brackets."""
     start = len(text)
-    while start and text[start - 1] in "0123456789+-*() " and len(text) - start < _LONGEST:
+    while start and text[start - 1] in "0123456789+-*() " and len(text) - start < _EXPRESSION:
         start -= 1
     return text[start:].strip()
 

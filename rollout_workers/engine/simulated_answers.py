@@ -44,7 +44,7 @@ class Answer:
 
 
 def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
-    """The answer to `request`: a function of (seed, input_ids, sample_index, max_new_tokens).
+    """The answer to `request`: a function of (seed, input_ids, sample_index, max_new_tokens, stop_token_ids).
 
     A continuation is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
     remaining length is drawn anew.
@@ -55,4 +55,7 @@ def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
     length = min(max(1, drawn), request.max_new_tokens)
     tokens = rng.integers(options.vocab_size, size=length, dtype=np.int32)
     logprobs = np.log1p(-rng.random(length)).astype(np.float32)
+    if request.stop_token_ids and len(stops := np.flatnonzero(np.isin(tokens, request.stop_token_ids))):
+        end = int(stops[0]) + 1
+        return Answer(tokens[:end], logprobs[:end], "stop")
     return Answer(tokens, logprobs, "length" if drawn > request.max_new_tokens else "stop")

@@ -63,7 +63,9 @@ def load(name: str, options: "WorkerOptions") -> "VerifiersEnvironment":
         client = {"renderer": renderer, "renderer_model_name": tokenizer}
         return VerifiersEnvironment(vf.load_environment(config), client, reward_when_full=when_full)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InvalidField("environment", options.environment, f"one that verifiers loads ({describe(error)})") from error
+        raise InvalidField(
+            "environment", options.environment, f"one that verifiers loads ({describe(error)})"
+        ) from error
 
 
 def _configuration(name: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A harness for verifiers: the chat loop of its `null` harness, within the worker.
 
-verifiers starts a program for every rollout, which takes a second of one core; the samples of a worker are too many for
-that. This one needs no program: messages go to the interception server as the program's would, and tools are called over
-MCP, with the environment's gate asked first.
+verifiers starts a program for every rollout, which takes a second of one core; a worker has too many samples for that.
+This one needs no program: messages go to the interception server as the program's would, and tools are called over MCP,
+with the environment's gate asked first.
 """
 
 import json
@@ -31,7 +31,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
-    async def launch(  # noqa: PLR0913, PLR0917 - verifiers' signature
+    async def launch(
         self,
         ctx: vf.ModelContext,
         trace: vf.Trace,

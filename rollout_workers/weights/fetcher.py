@@ -3,6 +3,8 @@
 Files arrive under a temporary directory; after the last checksum it is renamed to its place. So a directory that exists
 is complete, a wrong file replaces nothing, and a crash leaves only what the next start sweeps. The place's name holds
 the manifest's digest: a version of another content never meets it. Several workers of one host may share the root.
+
+A publisher that fails is no end: peers of the run that have the version are asked too.
 """
 
 import asyncio
@@ -19,7 +21,9 @@ from rollout_workers.errors import WeightsUnavailable
 from rollout_workers.versions import Version
 from rollout_workers.weights.copy import take_file
 from rollout_workers.weights.download import Download
-from rollout_workers.weights.files import check_manifest, digest, file_url, source_directory
+from rollout_workers.weights.files import check_manifest, digest, source_directory
+from rollout_workers.weights.peers import NoPeers, Peers
+from rollout_workers.weights.sources import Sources
 
 _STALL_S = 30.0
 _ABANDONED_S = 3_600.0
@@ -29,14 +33,27 @@ _PARTIAL = ".part-"
 class WeightFetcher:
     """Fetches into `root`, one version at a time; used by all loaders of a worker."""
 
-    def __init__(self, root: Path, *, owner: str, keep: int, stall_s: float = _STALL_S) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        owner: str,
+        keep: int,
+        stall_s: float = _STALL_S,
+        peers: Peers | None = None,
+        prefer_peers: bool = False,
+    ) -> None:
         self._root = root.absolute()
         self._owner = owner
         self._keep = keep
         self._stall_s = stall_s
+        self._peers = peers or NoPeers()
+        self._prefer_peers = prefer_peers
         self._lock = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
         self._in_use: dict[str, Path] = {}
+        self._complete: dict[str, tuple[Path, frozenset[str]]] = {}
+        """Verified by this process, by label: the directory, and the names in its manifest."""
 
     async def fetch(self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float) -> Path:
         """Directory with the verified files of `version`.
@@ -50,7 +67,8 @@ class WeightFetcher:
         try:
             async with asyncio.timeout(deadline_s), self._lock:
                 if not place.is_dir():
-                    await self._bring(label, manifest, place, deadline_at)
+                    await self._bring(version, manifest, place, deadline_at)
+                self._complete[label] = place, frozenset(file.name for file in manifest.files)
         except TimeoutError:
             raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
         except OSError as error:
@@ -61,6 +79,12 @@ class WeightFetcher:
         """Note that an engine uses a directory now, in place of the one before; then drop what is too old."""
         self._in_use[engine_id] = place
         self._retain()
+
+    def find(self, label: str, name: str) -> Path | None:
+        """A file of a complete version; None when there is no such version or file."""
+        place, names = self._complete.get(label, (self._root, frozenset[str]()))
+        path = place / name
+        return path if name in names and path.is_file() else None
 
     async def close(self) -> None:
         """Close connections."""
@@ -76,7 +100,10 @@ class WeightFetcher:
                 if mine or time.time() - path.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(path, ignore_errors=True)
 
-    async def _bring(self, label: str, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float) -> None:
+    async def _bring(
+        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+    ) -> None:
+        label = version.label
         partial = self._root / f".{place.name}{_PARTIAL}{self._owner}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -85,18 +112,30 @@ class WeightFetcher:
             for file in manifest.files:
                 target = partial / file.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if source is not None:
-                    await asyncio.to_thread(take_file, label, source, file, target)
-                else:
-                    download = Download(
-                        label, file_url(manifest.base_url, file.name), file, target, stall_s=self._stall_s
-                    )
-                    await download.run(self._http(), deadline_at)
+                if source is not None and await self._taken(version, source, file, target):
+                    continue
+                sources = Sources(
+                    file.name,
+                    manifest.base_url if source is None else None,
+                    lambda: self._peers.with_version(version),
+                    prefer_peers=self._prefer_peers,
+                )
+                await Download(label, sources, file, target, stall_s=self._stall_s).run(self._http(), deadline_at)
             with contextlib.suppress(FileExistsError):
                 # Another worker of this host may have been faster: its directory is as good.
                 self._rename(partial, place)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    async def _taken(self, version: Version, source: Path, file: weights_pb2.WeightFile, target: Path) -> bool:
+        """Take a file from a directory; False when it is not there and peers have the version."""
+        try:
+            await asyncio.to_thread(take_file, version.label, source, file, target)
+        except WeightsUnavailable:
+            if not await self._peers.with_version(version):
+                raise
+            return False
+        return True
 
     @staticmethod
     def _rename(partial: Path, place: Path) -> None:

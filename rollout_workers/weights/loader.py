@@ -9,7 +9,7 @@ engine does all of it, so that loads and collective updates never meet.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -56,6 +56,8 @@ class WeightLoader:
         self._follower = PlanFollower(
             slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
         )
+        self._due_at = 0.0
+        """When a load that is under way is too late, on the monotonic clock."""
         self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
 
     async def run(self) -> None:
@@ -120,8 +122,8 @@ class WeightLoader:
 
     async def _catch_up(self) -> None:
         """Load the newest version, however long it takes, unless a plan comes first."""
-        slot = self._slot
-        began, delays = time.monotonic(), _BACKOFF.delays()
+        slot, delays = self._slot, _BACKOFF.delays()
+        self._due_at = time.monotonic() + self._timeout_s
         while self._is_behind() and not self._plan_is_due():
             target = self._watcher.latest
             if target is None:
@@ -129,37 +131,40 @@ class WeightLoader:
             if not slot.reachable:
                 # The guard's business, and no failure to load.
                 await slot.changes.until(lambda: slot.reachable, timeout_s=_LOST_S)
-                began = time.monotonic()
+                self._due_at = time.monotonic() + self._timeout_s
                 continue
             try:
-                began += await self._bring_to(target)
+                await self._bring_to(target)
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
                 slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
                 _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
-                if time.monotonic() - began > self._timeout_s:
+                if time.monotonic() > self._due_at:
                     self._quarantine()
                     await self._free_requests()
                 await self._until(self._plan_is_due, next(delays))
             finally:
                 slot.ask_for_place(wanted=False)
 
-    async def _bring_to(self, target: Published) -> float:
-        """One attempt; the seconds that it waited for others."""
+    async def _bring_to(self, target: Published) -> None:
+        """One attempt."""
         slot, label = self._slot, target.version.label
-        fetched, path = await self._unless_planned(target)
+        with self._on_the_clock(label):
+            fetched, path = await self._unless_planned(target)
         if not fetched:
-            return 0.0
+            return
         if path is None:
             self._adopt(target.version)
-            return 0.0
+            return
         asked = time.monotonic()
         if not await self._may_swap(target):
-            return time.monotonic() - asked
+            return
         began = time.monotonic()
+        self._due_at += began - asked  # That was others' time.
         slot.loading = True
         slot.changes.notify()
         try:
-            await swap(slot, path, label, pause_mode=self._pause_mode, by_value=target.by_value)
+            with self._on_the_clock(label):
+                await swap(slot, path, label, pause_mode=self._pause_mode, by_value=target.by_value)
         finally:
             slot.loading = slot.broken
             slot.changes.notify()
@@ -170,7 +175,20 @@ class WeightLoader:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
-        return began - asked
+
+    @contextlib.contextmanager
+    def _on_the_clock(self, label: str) -> Iterator[None]:
+        """Quarantine the engine when its time is over, though it may still be busy with the load."""
+
+        def too_late() -> None:
+            self._slot.last_error = f"weights {label} were not loaded within {self._timeout_s:g} s"
+            self._quarantine()
+
+        alarm = asyncio.get_running_loop().call_later(max(self._due_at - time.monotonic(), 0.0), too_late)
+        try:
+            yield
+        finally:
+            alarm.cancel()
 
     async def _unless_planned(self, target: Published) -> tuple[bool, Path | None]:
         """What the engine is to load, if no collective update is announced before it is here."""

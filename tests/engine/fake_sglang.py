@@ -46,8 +46,9 @@ def event(entry: object) -> bytes:
 
 def as_stream(response: web.StreamResponse) -> web.StreamResponse:
     """The stream that says the same as a plain reply to a batch: one event for each entry."""
-    plain = isinstance(response, web.Response) and response.content_type == "application/json"
-    if not plain or response.status != 200 or not isinstance(response.body, bytes):
+    if not isinstance(response, web.Response) or response.content_type != "application/json":
+        return response
+    if response.status != 200 or not isinstance(response.body, bytes):
         return response
     entries = json.loads(response.body)
     events = b"".join(event({**entry, "index": i}) for i, entry in enumerate(entries))
@@ -91,7 +92,7 @@ class FakeSglang:
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
-        app = web.Application()
+        app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._dispatch)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -119,7 +120,7 @@ class FakeSglang:
         self.received[request.path].append(body)
         self.order.append(request.path)
         response = await self.handlers[request.path](body)
-        if request.path == "/generate" and body.get("stream"):
+        if request.path == "/generate" and body and body.get("stream"):
             response = as_stream(response)
         if response is HANG_UP:
             assert request.transport is not None

@@ -24,7 +24,10 @@ def main() -> None:
     print("environment:", sorted(k for k in os.environ if k.startswith(("SGLANG", "PYTHON", "OMP"))), flush=True)
     if behaviour == "fails":
         sys.exit("fake sglang: no such model")
-    child = "import ctypes, signal, time; ctypes.CDLL(None).prctl(1, signal.SIGKILL); time.sleep(600)"
+    # It may come to its first line after its parent has gone.
+    here = f"os.getppid() == {os.getpid()}"
+    die_too = "import ctypes, os, signal, sys, time; ctypes.CDLL(None).prctl(1, signal.SIGKILL)"
+    child = f"{die_too}; {here} or sys.exit(); time.sleep(600)"
     subprocess.Popen([sys.executable, "-c", child])
     if behaviour == "hangs":
         time.sleep(600)

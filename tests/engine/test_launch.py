@@ -17,6 +17,8 @@ import pytest
 from rollout_workers.engine import launch
 from rollout_workers.engine.errors import EngineNotStarted
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions, free_port
+from rollout_workers.engines import LaunchedHost
+from rollout_workers.options import LaunchOptions, WorkerOptions
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -180,6 +182,24 @@ async def test_a_server_that_dies_is_noticed_and_can_be_started_again(python: Pa
     await launcher.stop()
     assert (await launcher.start()).startswith("http://127.0.0.1:")
     await launcher.stop()
+
+
+async def test_a_launched_engine_that_dies_is_explained_and_started_anew(python: Path, tmp_path: Path) -> None:
+    launch = LaunchOptions(Path("/models/tiny"), sglang_python=python, log_dir=tmp_path, ready_timeout_s=20)
+    host = LaunchedHost(0, WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch))
+    await host.open()
+    assert host.why_ended == ""
+    pid = host._launcher.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await host._launcher.wait()
+    assert host.ended
+    assert f"exit code -9; the end of {tmp_path / 'w.e0.log'}" in host.why_ended
+    assert "fake sglang:" in host.why_ended
+    await host.revive()
+    assert host._launcher.pid != pid
+    assert host.why_ended == ""
+    await host.close()
 
 
 @pytest.mark.faults

@@ -209,7 +209,7 @@ async def test_a_request_that_waits_for_room_can_be_aborted(engine: SglangEngine
 
 
 async def test_the_load_is_summed_over_the_servers_ranks(engine: SglangEngine, fake: FakeSglang) -> None:
-    ranks = [
+    ranks: list[dict[str, Any]] = [
         {"num_running_reqs": 3, "num_waiting_reqs": 0, "token_usage": 0.25},
         {"num_running_reqs": 4, "num_waiting_reqs": 2, "token_usage": 0.5},
     ]

@@ -113,8 +113,9 @@ def test_what_arrived_of_a_stream_that_broke_off_is_kept(incremental: bool) -> N
 
 
 def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(incremental: bool) -> None:
-    """SGLang's answer for a retracted request: all log-probabilities again, those of the draw not, and one old token."""
-    for sampling in ({}, {"top_p": 0.9}):
+    """SGLang's answer for a retracted request: all log-probabilities again but those of the draw, and one old token."""
+    choices: list[dict[str, Any]] = [{}, {"top_p": 0.9}]
+    for sampling in choices:
         asked = request(**sampling)
         server = Server([asked], incremental=incremental)
         stream = stream_of([asked], incremental=incremental)
@@ -205,9 +206,13 @@ def test_a_gap_makes_a_sample_unusable_and_its_tokens_count_as_received() -> Non
 
 
 def test_events_that_repeat_everything_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-    real = json.loads
-    monkeypatch.setattr(json, "loads", lambda body: read.append(len(body)) or real(body))
+    read, real = [], json.loads
+
+    def loads(body: bytes) -> Any:
+        read.append(len(body))
+        return real(body)
+
+    monkeypatch.setattr(json, "loads", loads)
     asked = request()
     server = Server([asked], incremental=False)
     stream = stream_of([asked], incremental=False)

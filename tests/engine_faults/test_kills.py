@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Fleet:
     trainer: Trainer
     observer: Observer
     folder: Path
-    flags: dict[str, tuple[str, ...]]
+    flags: Mapping[str, tuple[str, ...]]
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
@@ -69,7 +69,7 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path, flags: dict[str, tuple[str, ...]]) -> Iterator[Fleet]:
+def fleet(folder: Path, flags: Mapping[str, tuple[str, ...]]) -> Iterator[Fleet]:
     """A fleet at work, both engines with version 1 at least; the workers' logs are printed when the test fails."""
     with running_service(folder / "service") as service, Trainer(service.address, folder / "trainer", LOAD) as trainer:
         running = Fleet(service, trainer, Observer(service.address, trainer), folder, flags)
@@ -102,7 +102,7 @@ def recover(fleet: Fleet, killed: str, victim: str, kill: Callable[[], None]) ->
     fleet.all_fit(newest + 3, "both engines go along with the updates")
 
 
-def check_end(fleet: Fleet) -> None:
+def check_end(fleet: Fleet, *, engines_killed: bool) -> None:
     """Everything that was submitted is delivered, its versions are right, the living account for their tokens."""
     fleet.trainer.finish()
     seen = fleet.trainer.seen
@@ -111,7 +111,10 @@ def check_end(fleet: Fleet) -> None:
         check_account(worker.last_words())
     state, _ = fleet.observer.until(lambda state: state.ledger.tasks.leased == 0, "no lease is open")
     check_tasks(seen, fleet.trainer.tasks.drawn, state)
-    assert seen.mislabelled == 0
+    # What a killed engine had sent comes without its spans: then tokens since the last update may be taken for older
+    # ones, and never for newer ones.
+    print(f"\n{seen.tokens} tokens, {seen.mislabelled} of them taken for older ones, {seen.wrong}")
+    assert seen.mislabelled == (seen.overstated if engines_killed else 0)
     assert seen.spanning_samples > 0
 
 
@@ -155,7 +158,7 @@ def test_killed_engines_workers_and_services_recover_in_the_middle_of_updates(ba
         recover(running, "worker, and with it the engine that it launched", "b", kill_worker)
         recover(running, "service, all processes", "a", kill_service)
         recover(running, "the service's store alone", "b", kill_store)
-        check_end(running)
+        check_end(running, engines_killed=True)
 
 
 def test_a_killed_worker_finds_its_engine_again_which_it_left_paused(base: Path, tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_killed_worker_finds_its_engine_again_which_it_left_paused(base: Path,
 
             for _ in range(3):
                 recover(running, "worker, its engine runs elsewhere", "a", kill_worker)
-            check_end(running)
+            check_end(running, engines_killed=False)
 
 
 def store_of(service: ServiceProcess) -> int:

@@ -148,9 +148,12 @@ def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...]) -> O
 
 def _update(session: TrainerSession, way: kinds.Way, outcome: Outcome, worker: Worker, versions: range) -> None:
     """Take a batch, publish, wait until both engines have it, and again."""
-    _until(session, lambda engines: all(engine.state == "ready" for engine in engines), worker, "both are ready")
+    # Engines of a new worker have no way to a version that was broadcast before it came; the next one brings them in.
+    in_order = ("ready", "loading") if outcome.cell.kind == "collective" and versions.start > 1 else ("ready",)
+    _until(session, lambda engines: all(engine.state in in_order for engine in engines), worker, f"both are {in_order}")
     for version in versions:
-        outcome.seen.add(next(session))
+        if version > versions.start or "loading" not in in_order:
+            outcome.seen.add(next(session))
         began = time.monotonic()
         assert session.publish(way.source(version)) == version
         engines = _until(

@@ -6,7 +6,6 @@ python -m tests.engine_matrix.results FILE      prints the table
 import json
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,11 @@ def _row(outcome: Outcome, *, overlap: bool) -> dict[str, Any]:
         "reload_ms_p95": _p95(outcome.reload_ms),
         "update_ms_median": round(1000 * statistics.median(outcome.update_s)),
         "update_ms_p95": _p95([round(1000 * each) for each in outcome.update_s]),
+        "tokens_returned": sum(words["tokens_returned"] for words in outcome.words),
+        "tokens_discarded": sum(sum(words["tokens_discarded"].values()) for words in outcome.words),
         "wall_s": round(outcome.wall_s, 1),
     }
 
 
 def _p95(values: list[int]) -> int:
     return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
-
-
-if __name__ == "__main__":
-    for row in _rows(Path(sys.argv[1])):
-        print(row)

@@ -5,6 +5,7 @@ within VERSIONS of each other; and with a `salt` of its own a run shares the tok
 so that weights which an engine has kept from another one show as well.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,8 @@ class Seen:
     """Mislabelled tokens whose span names an older version than the one that made them."""
     elsewhere: int = 0
     """Mislabelled tokens that are not the first of their span."""
+    wrong: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Mislabelled tokens by the version that their span names and the one that made them, modulo VERSIONS."""
     task_ids: list[str] = field(default_factory=list)
     """In the order of delivery."""
 
@@ -87,6 +90,7 @@ class Seen:
         self.mislabelled += len(wrong)
         self.most_mislabelled = max(self.most_mislabelled, len(wrong) - (versions[-1] - versions[0]))
         for at in wrong:
+            self.wrong[int(claimed[at]) % VERSIONS, (int(tokens[at]) - FIRST - self.salt) % VERSIONS] += 1
             behind = (int(claimed[at]) + self.salt - (int(tokens[at]) - FIRST)) % VERSIONS
             self.overstated += behind > VERSIONS // 2
             self.elsewhere += int(at) not in starts

@@ -67,5 +67,9 @@ def test_the_longest_silence_of_an_engine_that_should_speak_is_shown() -> None:
         return EngineReport(name, "w", state, WeightVersion(1, 3), 0, 0, "", 0, silent_ms=silent_ms)
 
     engines = [report("a", "ready", 1_500), report("b", "quarantined", 700), report("c", "stopped", 90_000)]
-    assert values(make_view(engines=engines))["engine_silent_max_seconds",] == 1.5
+    seen = values(make_view(engines=engines, published=WeightVersion(1, 5)))
+    assert (seen["engine_silent_max_seconds",], seen["engine_lag_max_versions",]) == (1.5, 2)
+    gone = values(make_view(engines=[report("a", "ready", 60_000)], published=WeightVersion(1, 5)))
+    assert gone["engine_silent_max_seconds",] == 60
+    assert ("engine_lag_max_versions",) not in gone
     assert ("engine_silent_max_seconds",) not in values(make_view(engines=engines[2:]))

@@ -8,7 +8,6 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import pack
 from buffer_wire.errors import RunPaused, StaleEpoch, StoreRolledBack, VersionConflict
 from tests.store.driver import Run, weights
 
@@ -58,12 +57,6 @@ async def test_a_report_that_says_nothing_new_ends_the_silence_and_no_more(run: 
     await run.pass_ms(5_000)
     await tell(run, "a")
     assert await run.view() == before
-
-
-async def test_a_record_of_an_earlier_release_is_read(run: Run) -> None:
-    await run.create()
-    await run.command("HSET", index_key(run.run_id, "engines"), "a", pack("a", "w", "ready", 1, 0, 0, 0, "", 0))
-    assert (await run.view()).engines == [report("a")]
 
 
 # ── places ───────────────────────────────────────────────────────────────────

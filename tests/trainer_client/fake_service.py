@@ -32,6 +32,7 @@ _METHODS: dict[str, type[Message]] = {
     "BatchService/Resume": batches_pb2.ResumeRequest,
     "BatchService/PullBatch": batches_pb2.PullBatchRequest,
     "WeightService/Publish": weights_pb2.PublishRequest,
+    "WeightService/PlanCollective": weights_pb2.PlanCollectiveRequest,
 }
 
 

@@ -21,6 +21,8 @@ from trainer_client.plan import CollectivePlan
 from trainer_client.state import Engine, RunState
 
 START_S = 60.0
+_VERSIONS = itertools.count(1)
+"""Never the same twice: engines outlive the fleets of single tests."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -156,7 +158,6 @@ class Fleet:
     def __init__(self, *engines: FleetEngine) -> None:
         self.engines = list(engines)
         self.plans: list[CollectivePlan] = []
-        self._versions = itertools.count(1)
 
     def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
         class Seen:
@@ -171,7 +172,7 @@ class Fleet:
 
     def publication(self, **changes: Any) -> Publication:
         """The next version's."""
-        return Publication(cast("BufferClient", self), "r", 1, next(self._versions), **changes)
+        return Publication(cast("BufferClient", self), "r", 1, next(_VERSIONS), **changes)
 
     def phases(self) -> list[tuple[str, int, tuple[str, ...]]]:
         """(phase, membership, members) of every plan so far."""

@@ -21,6 +21,7 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.support.push import arrays_for
 from tests.trainer_client.fake_service import FakeService, pull_messages
+from tests.trainer_client.test_collective_members import plan_of
 from trainer_client import (
     AsyncBufferClient,
     BufferClient,
@@ -248,6 +249,14 @@ def test_a_publish_carries_its_manifest_and_commit(service: FakeService, do: Do)
     assert full.commit_through_step == 5
     assert not bare.HasField("manifest")
     assert not bare.HasField("commit_through_step")
+
+
+def test_a_plan_is_announced_as_it_is(service: FakeService, do: Do) -> None:
+    service.answer("WeightService/PlanCollective", weights_pb2.PlanCollectiveResponse(revision=4))
+    plan = plan_of("e0", "e1")
+    do("plan_collective", "r", epoch=2, plan=plan)
+    (request,) = service.requests["WeightService/PlanCollective"]
+    assert (request.run.run_id, request.epoch, request.plan) == ("r", 2, plan.to_wire())
 
 
 def test_a_pull_becomes_a_batch(service: FakeService, do: Do) -> None:

@@ -23,7 +23,7 @@ def script(monkeypatch: pytest.MonkeyPatch, says: Script) -> list[list[int]]:
         text = ChatTokenizer().decode(inputs[-1], skip_special_tokens=False)
         tokens = [*ChatTokenizer().encode(says(request, text)), END]
         cut = np.array(tokens[: request.max_new_tokens], np.int32)
-        return Answer(cut, -cut / 100, "stop" if len(cut) == len(tokens) else "length")
+        return Answer(cut, -cut.astype(np.float32) / np.float32(100), "stop" if len(cut) == len(tokens) else "length")
 
     monkeypatch.setattr(simulated, "answer_to", answer)
     return inputs

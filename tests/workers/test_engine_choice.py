@@ -25,16 +25,18 @@ from tests.workers.building import eventually, length_reward, options, task, tim
 from tests.workers.fake_service import FakeService
 
 
-class Testable(SimulatedEngine):
+class SharedEngine(SimulatedEngine):
     """A simulated engine with other users, and with calls that fail while it answers everything else."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(SimulatedEngineOptions(tokens_per_s=2_000.0, slots=64), address=address)
+    def __init__(self, address: str, *, slots: int = 64) -> None:
+        super().__init__(SimulatedEngineOptions(tokens_per_s=2_000.0, slots=slots), address=address)
         self.others = EngineLoad(running=0, waiting=0, token_usage=0.0)
+        self.load_takes_s = 0.0
         self.refuses = False
         self.calls = 0
 
     async def load(self) -> EngineLoad:
+        await asyncio.sleep(self.load_takes_s)
         own = await super().load()
         return EngineLoad(
             running=own.running + self.others.running,
@@ -52,12 +54,12 @@ class Testable(SimulatedEngine):
 
 
 class Host(SimulatedHost):
-    def __init__(self, engine: Testable) -> None:
+    def __init__(self, engine: SharedEngine) -> None:
         self.engine = engine
 
 
 @asynccontextmanager
-async def working(fake: FakeService, tmp_path: Path, *engines: Testable, **more: Any) -> AsyncIterator[Worker]:
+async def working(fake: FakeService, tmp_path: Path, *engines: SharedEngine, **more: Any) -> AsyncIterator[Worker]:
     made = options(fake.address, tmp_path, simulated=SimulatedOptions(engines=len(engines)), lease_wait_s=0.2, **more)
     worker = Worker(made, reward=length_reward, hosts=[Host(engine) for engine in engines])
     running = asyncio.create_task(worker.run())
@@ -79,7 +81,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_engine_where_others_wait_gets_no_lease_until_they_are_done(fake: FakeService, tmp_path: Path) -> None:
-    busy, free = Testable("simulated://busy"), Testable("simulated://free")
+    busy, free = SharedEngine("simulated://busy"), SharedEngine("simulated://free")
     busy.others = EngineLoad(running=64, waiting=7, token_usage=1.0)
     async with working(fake, tmp_path, busy, free) as worker:
         await fake.submit(*(task(f"t{i}") for i in range(10)))
@@ -91,21 +93,20 @@ async def test_an_engine_where_others_wait_gets_no_lease_until_they_are_done(fak
 
 
 async def test_requests_of_the_worker_itself_hold_nothing_up(fake: FakeService, tmp_path: Path) -> None:
-    engine = Testable("simulated://0")
-    engine.options = SimulatedEngineOptions(tokens_per_s=2_000.0, slots=2)
-    engine = Testable("simulated://0")
+    engine = SharedEngine("simulated://0", slots=2)
     async with working(fake, tmp_path, engine, groups_per_engine=32):
         await fake.submit(*(task(f"t{i}") for i in range(64)))
         await fake.until(lambda: len(fake.results()) == 64)
 
 
 async def test_the_less_loaded_engine_asks_first(fake: FakeService, tmp_path: Path) -> None:
-    engines = [Testable(f"simulated://{i}") for i in range(3)]
-    for engine, running in zip(engines, (40, 3, 20), strict=True):
-        engine.others = EngineLoad(running=running, waiting=0, token_usage=0.0)
-    async with working(fake, tmp_path, *engines):
-        await fake.until(lambda: len({request.engine_id for request in fake.lease_requests}) == 3)
-        assert fake.lease_requests[0].engine_id == "w.e1"
+    free, busy = SharedEngine("simulated://free"), SharedEngine("simulated://busy")
+    # It would come too late by itself: its answer takes a moment.
+    free.load_takes_s = 0.02
+    busy.others = EngineLoad(running=40, waiting=0, token_usage=0.5)
+    async with working(fake, tmp_path, free, busy):
+        await fake.until(lambda: len(fake.lease_requests) >= 2)
+        assert [request.engine_id for request in fake.lease_requests[:2]] == ["w.e0", "w.e1"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ async def test_the_less_loaded_engine_asks_first(fake: FakeService, tmp_path: Pa
     [(8, 0, 8, False), (32, 0, 0, False), (32, 5, 0, True), (32, 32, 64, False), (32, 40, 64, True), (4, 4, 8, False)],
 )
 async def test_only_waiting_that_others_cause_counts(running: int, waiting: int, own: int, *, crowded: bool) -> None:
-    engine = Testable("simulated://0")
+    engine = SharedEngine("simulated://0")
     engine.others = EngineLoad(running=running, waiting=waiting, token_usage=0.0)
     view = LoadView()
     await view.ask(engine, own)
@@ -122,7 +123,7 @@ async def test_only_waiting_that_others_cause_counts(running: int, waiting: int,
 
 
 async def test_an_engine_that_does_not_tell_its_load_is_taken_to_serve_nobody_else() -> None:
-    engine = Testable("simulated://0")
+    engine = SharedEngine("simulated://0")
     await engine.die()
     view = LoadView()
     await view.ask(engine, 5)
@@ -132,11 +133,12 @@ async def test_an_engine_that_does_not_tell_its_load_is_taken_to_serve_nobody_el
 async def test_an_engine_that_fails_call_after_call_is_cut_off_and_tried_again(
     fake: FakeService, tmp_path: Path
 ) -> None:
-    broken, sound = Testable("simulated://broken"), Testable("simulated://sound")
+    broken, sound = SharedEngine("simulated://broken"), SharedEngine("simulated://sound")
     broken.refuses = True
     fake.retry_failed = True
     with structlog.testing.capture_logs() as logs:
         async with working(fake, tmp_path, broken, sound, breaker_failures=3, progress_every_s=0.05) as worker:
+            await eventually(lambda: bool(worker.slots))
             slot = worker.slots[0]
             await fake.submit(*(task(f"t{i}", group_size=1) for i in range(20)))
             await eventually(lambda: slot.breaker.is_open)

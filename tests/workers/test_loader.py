@@ -191,3 +191,18 @@ async def test_watch_goes_on_after_a_restart_of_the_service(fake: FakeService, t
         await it.publish(1, 1)
         await fake.start()
         await it.until_loaded(1, 1)
+
+
+async def test_load_that_hangs_is_quarantined_at_its_deadline(fake: FakeService, tmp_path: Path) -> None:
+    async with loading(fake, tmp_path, timeout_s=0.3, load_timeout_s=30.0, control_timeout_s=30.0) as it:
+        await it.until_loaded(1, 0)
+        it.engine.stall()
+        began = asyncio.get_running_loop().time()
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.quarantined)
+        assert asyncio.get_running_loop().time() - began < 5
+        assert not it.slot.leasable
+        assert it.slot.last_error == "weights 1.1 were not loaded within 0.3 s"
+        it.engine.unstall()
+        await it.until_loaded(1, 1)
+        assert it.state == "READY"

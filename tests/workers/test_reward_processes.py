@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ async def test_call_that_is_given_up_does_not_answer_the_next_one() -> None:
     async with scoring(count=1) as (scorer, processes):
         await scored(scorer)
         asking = asyncio.create_task(scored(scorer, "hang", group=1))
-        await eventually(lambda: processes._free.empty())
+        await eventually(processes._free.empty)
         asking.cancel()
         await asyncio.wait([asking])
         assert (await scored(scorer, group=2)).rewards == {0: 1.0, 1: 2.0}
@@ -126,7 +127,7 @@ async def test_function_that_a_process_cannot_import_says_why(monkeypatch: pytes
 
 async def test_worker_scores_in_processes_and_ends_them(fake: FakeService, tmp_path: Path) -> None:
     await fake.submit(*(task(f"t{i}", metadata_json='{"2": "die"}' if i == 1 else "") for i in range(4)))
-    made = {"reward_processes": 2, "max_sample_attempts": 1}
+    made: dict[str, Any] = {"reward_processes": 2, "max_sample_attempts": 1}
     async with working(fake, tmp_path, judge=OBEDIENT, **made) as running:
         await fake.until(lambda: len(fake.results()) == 3 and len(fake.returns) == 1)
         scorer = running.worker._dispatchers[0]._tools.scorer
@@ -141,5 +142,3 @@ def test_coroutine_is_not_for_processes(tmp_path: Path) -> None:
     made = options("127.0.0.1:1", tmp_path, reward="tests.workers.reward_functions:coroutine", reward_processes=1)
     with pytest.raises(InvalidField, match="the reward function is a coroutine"):
         Worker(made)
-
-

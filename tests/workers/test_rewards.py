@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,13 @@ INFO_LIMITS = {"vocab_size": 100, "max_input_tokens": 15, "context_length": 20}
 class ByteTokenizer:
     """Letters for token ids."""
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **_: object) -> list[int]:
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **_: object) -> list[int]:
         if conversation[0]["role"] == "tool":
             raise RuntimeError("Conversation roles must alternate")
         return [7, *[len(message["content"]) for message in conversation]]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) - 97 for letter in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(chr(97 + token % 26) for token in token_ids)

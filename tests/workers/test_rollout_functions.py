@@ -359,7 +359,7 @@ async def test_function_that_always_raises_gives_its_sample_up_and_keeps_the_sib
         return float(episode.sample_index)
 
     scene = Scene(rollout)
-    with pytest.raises(SamplesFailed, match="sample 2 was given up: .*OSError: the sandbox is gone"):
+    with pytest.raises(SamplesFailed, match=r"sample 2 was given up: .*OSError: the sandbox is gone"):
         await scene.run()
     assert scene.engine.answered == {0: 1, 1: 1, 2: 3, 3: 1}
     kept = scene.progress.to_continuation("w")

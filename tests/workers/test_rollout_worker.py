@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,10 +69,10 @@ async def test_reward_function_scores_what_the_rollout_function_does_not(fake: F
 async def test_nobody_to_give_a_reward_is_an_error_that_says_so(fake: FakeService, tmp_path: Path) -> None:
     await fake.submit(task("t1", max_new_tokens=64))
     rollout = Rollout("m:f", leaves_the_reward)
-    made = {"simulated": QUICK, "rollout": rollout, "max_sample_attempts": 1}
+    made: dict[str, Any] = {"simulated": QUICK, "rollout": rollout, "max_sample_attempts": 1}
     async with working(fake, tmp_path, judge="", **made):
         await fake.until(lambda: bool(fake.returns))
-    assert "the rollout function returned None, and the worker has no reward function" in fake.returns[0].error
+    assert "returned None (or let EpisodeFull pass), and the worker has no reward function" in fake.returns[0].error
 
 
 async def test_stop_keeps_finished_siblings_and_another_worker_makes_the_others(
@@ -88,7 +89,7 @@ async def test_stop_keeps_finished_siblings_and_another_worker_makes_the_others(
         return 1.0
 
     await fake.submit(task("t1", max_new_tokens=64))
-    made = {"simulated": QUICK, "rollout": Rollout("m:f", rollout)}
+    made: dict[str, Any] = {"simulated": QUICK, "rollout": Rollout("m:f", rollout)}
     async with working(fake, tmp_path, **made) as first:
         await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
         await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() == 4)
@@ -122,7 +123,7 @@ async def test_stop_during_turns_is_no_failure_and_a_resumable_function_loses_no
 
     slow = SimulatedOptions(tokens_per_s=100.0, length_median=30.0, length_sigma=0.0)
     await fake.submit(*(task(f"t{i}", max_new_tokens=256) for i in range(3)))
-    made = {"rollout": Rollout("m:f", Rounds())}
+    made: dict[str, Any] = {"rollout": Rollout("m:f", Rounds())}
     async with working(fake, tmp_path, simulated=slow, **made) as first:
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 3)
         await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() >= 12)
@@ -159,7 +160,7 @@ async def test_lost_lease_cancels_its_functions(fake: FakeService, tmp_path: Pat
         return 1.0
 
     await fake.submit(task("t1", group_size=2))
-    made = {"simulated": QUICK, "rollout": Rollout("m:f", rollout)}
+    made: dict[str, Any] = {"simulated": QUICK, "rollout": Rollout("m:f", rollout)}
     async with working(fake, tmp_path, groups_per_engine=1, **made) as running:
         await fake.until(lambda: bool(fake.extends))
         fake.lost_leases.add("t1/0/1")

@@ -6,7 +6,6 @@ Needs the extra `verifiers` (make test-verifiers).
 import asyncio
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Qwen's special tokens around bytes, so that the tokenizer of a real model need not be there."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -64,7 +63,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     path = tmp_path_factory.mktemp("tokenizer")
     fast.save_pretrained(path)
-    yield str(path)
+    return str(path)
 
 
 class Model:
@@ -81,7 +80,7 @@ class Model:
         self.read.append(self.tokenizer.decode(request.input_ids.tolist()))
         ids = self.tokenizer.encode(self.says(self.read[-1], request.sample_index) + "<|im_end|>")
         cut = np.array(ids[: request.max_new_tokens], np.int32)
-        return Answer(cut, -cut.astype(np.float32) / 1_000 - 0.001, "stop" if len(cut) == len(ids) else "length")
+        return Answer(cut, -cut.astype(np.float32) / np.float32(1_000) - np.float32(0.001), "stop" if len(cut) == len(ids) else "length")
 
 
 def calls_the_tool(text: str, index: int) -> str:
@@ -89,8 +88,8 @@ def calls_the_tool(text: str, index: int) -> str:
     if index:
         return "20"
     if "<tool_response>" in text:
-        return text.split("<tool_response>\n")[1].split("\n")[0]
-    question = text.split("<|im_start|>user\n")[1].split("=")[0]
+        return text.split("<tool_response>\n")[1].split("\n", maxsplit=1)[0]
+    question = text.split("<|im_start|>user\n")[1].split("=", maxsplit=1)[0]
     arguments = dict(zip("ab", map(int, question.split("*")), strict=True))
     call = {"name": "calculator_multiply", "arguments": arguments}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
@@ -148,9 +147,8 @@ async def test_tool_environment_becomes_one_sample_with_the_tools_tokens_masked(
     columns = read_payload(group.header, group.payload)
     ids, mask = columns["token_ids"][: used.tokens], columns["loss_mask"][: used.tokens].astype(bool)
     written = model.tokenizer.decode(ids[mask].tolist())
-    assert written == (
-        '<tool_call>\n{"name": "calculator_multiply", "arguments": {"a": 5, "b": 7}}\n</tool_call><|im_end|>35<|im_end|>'
-    )
+    call = '{"name": "calculator_multiply", "arguments": {"a": 5, "b": 7}}'
+    assert written == f"<tool_call>\n{call}\n</tool_call><|im_end|>35<|im_end|>"
     tool = used.turns[1]
     assert "<tool_response>\n35\n</tool_response>" in model.tokenizer.decode(ids[tool.start : tool.end].tolist())
     assert np.all(columns["logprobs"][: used.tokens][~mask] == 0)
@@ -212,5 +210,3 @@ def _manifest(tmp_path: Path) -> Any:
     from rollout_buffer.v1 import weights_pb2
 
     return weights_pb2.WeightManifest(files=weight_files(tmp_path / "v1", {"model": b"1"}))
-
-

@@ -88,7 +88,7 @@ class Watch:
         return ""
 
 
-def unheard(run: RunState, plan: CollectivePlan, since_s: float) -> tuple[str, ...]:
-    """Members whose workers have said nothing in the last `since_s` seconds."""
+def unheard(run: RunState, engine_ids: Iterable[str], since_s: float) -> tuple[str, ...]:
+    """Those of the engines whose workers have said nothing in the last `since_s` seconds."""
     heard = {engine.engine_id for engine in run.engines if engine.silent_ms < since_s * 1000}
-    return tuple(member.engine_id for member in plan.members if member.engine_id not in heard)
+    return tuple(engine_id for engine_id in engine_ids if engine_id not in heard)

@@ -9,6 +9,7 @@ import contextlib
 import random
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ REACTION_S = 10.0
 """How long members have to say what befell them when the group breaks, and to react when the attempt is abandoned."""
 _LEAST_ANSWER_S = 5.0
 _ABANDON_S = 10.0
+_INTERRUPTED_S = 2.0
 _IN_FLIGHT = 3
 """Tensors that are being sent or ready for it."""
 
@@ -57,6 +59,8 @@ class Update:
         self._group = group
         self._timeout_s = plan.timeout_ms / 1000
         self._slack_s = slack_s
+        self._gathering = False
+        """True while members may be on their way to the meeting point."""
 
     def run(self, tensors: NamedTensors, before: RunState, *, join: bool) -> None:
         """Carry it out; returns when every member has received and waits for the publish.
@@ -64,19 +68,36 @@ class Update:
         `before`: the run when the members were chosen. `join`: the group is a new one. Raises AttemptFailed, and what
         `tensors` or the service raise.
         """
+        watch = Watch(self._plan, before)
         try:
-            joining = self._group.join() if join else None
-            self._announce("prepare")
-            watch = Watch(self._plan, before)
-            self._until("prepared", watch, joining)
-            self._announce("broadcast")
-            self._send(tensors, watch)
-            self._until("loaded", watch, None)
-        except GroupBroken as error:
-            raise AttemptFailed(f"the group broke: {error}", self._after_breaking()) from None
-        except BaseException:
-            self._abandon()
+            self._carry_out(tensors, watch, join=join)
+        except AttemptFailed as error:
+            self._let_come(watch, set(error.members), REACTION_S)
+            self._end([m.engine_id for m in self._plan.members if m.engine_id not in error.members])
             raise
+        except GroupBroken as error:
+            # Nobody has said what broke it: see who does not even react to its end.
+            silent = self._end([member.engine_id for member in self._plan.members])
+            why = f"the group broke: {error}"
+            raise AttemptFailed(why, dict.fromkeys(silent, "did not react when the group broke")) from None
+        except Exception:
+            self._let_come(watch, set(), REACTION_S)
+            self._end([member.engine_id for member in self._plan.members])
+            raise
+        except BaseException:
+            self._let_come(watch, set(), _INTERRUPTED_S)
+            self._end(())
+            raise
+
+    def _carry_out(self, tensors: NamedTensors, watch: Watch, *, join: bool) -> None:
+        self._gathering = join
+        joining = self._group.join() if join else None
+        self._announce("prepare")
+        self._until("prepared", watch, joining)
+        self._gathering = False
+        self._announce("broadcast")
+        self._send(tensors, watch)
+        self._until("loaded", watch, None)
 
     def _announce(self, phase: Phase) -> None:
         self._publication.announce(replace(self._plan, phase=phase), timeout_s=self._timeout_s + self._slack_s)
@@ -86,19 +107,21 @@ class Update:
 
     def _until(self, stage: Stage, watch: Watch, joining: Future[None] | None) -> None:
         """Wait until all members report `stage`, and this end has joined. Raises AttemptFailed, GroupBroken."""
-        deadline = Deadline.after(self._timeout_s + self._slack_s)
+        # Whoever waits in the group gives up soon after the plan's own time; then nobody could tell on whom it waited.
+        deadline, longer = Deadline.after(self._timeout_s), Deadline.after(self._timeout_s + self._slack_s)
         notices, looks = self._publication.notices(_DOING[stage]), 0
         while True:
-            standing = self._judged(watch, stage, deadline)
-            joined = joining is None or joining.done()
-            if joining is not None and joining.done():
-                self._settled(joining, watch, stage)
-            if not standing.missing and joined:
-                return
+            standing = self._judged(watch, stage, longer)
+            if joining is None or joining.done():
+                deadline = longer
+                if joining is not None:
+                    self._settled(joining, watch, stage)
+                if not standing.missing:
+                    return
             waits_on = f"the engines {', '.join(standing.missing)}" if standing.missing else "the process group"
             if deadline.left_s() == 0.0:
                 late = dict.fromkeys(self._culprits(standing), f"not {stage} in time")
-                raise AttemptFailed(f"waited {self._timeout_s + self._slack_s:.0f} s for {waits_on}", late)
+                raise AttemptFailed(f"waited {deadline.at - deadline.started:.0f} s for {waits_on}", late)
             notices.tell(NotReady(f"{_DOING[stage]}; waiting on {waits_on}", waits_on=waits_on))
             pause_between_looks(deadline, looks)
             looks += 1
@@ -121,12 +144,16 @@ class Update:
             raise
 
     def _culprits(self, standing: Standing) -> tuple[str, ...]:
-        """Of members that are late: those that have not even come, where that can be seen, else all."""
+        """Of members that are late: those that have not even come, for whom the others wait, or else all."""
+        absent = set(self._absent())
+        return tuple(engine_id for engine_id in standing.missing if engine_id in absent) or standing.missing
+
+    def _absent(self) -> tuple[str, ...]:
+        """Members that have not come to the meeting point, as far as can be seen."""
         arrived = self._group.arrived(range(self._plan.world_size))
         if arrived is None:
-            return standing.missing
-        absent = {member.engine_id for member in self._plan.members if member.rank not in arrived}
-        return tuple(engine_id for engine_id in standing.missing if engine_id in absent) or standing.missing
+            return tuple(member.engine_id for member in self._plan.members)
+        return tuple(member.engine_id for member in self._plan.members if member.rank not in arrived)
 
     def _send(self, tensors: NamedTensors, watch: Watch) -> None:
         deadline = Deadline.after(self._timeout_s)
@@ -150,19 +177,34 @@ class Update:
             self._settled(call, watch, "loaded")
             return
 
-    def _abandon(self) -> None:
-        # First: it frees the engines, also when the service cannot be reached.
+    # ── the end of an attempt that failed ────────────────────────────────────
+
+    def _let_come(self, watch: Watch, failed: set[str], limit_s: float) -> None:
+        """Wait a little for those who are still on their way into the group, but for those that have failed.
+
+        An engine that finds no meeting point any more tries for half an hour, and does nothing else; one that is in
+        it when it ends knows at once.
+        """
+        deadline = Deadline.after(limit_s)
+        with contextlib.suppress(RolloutBufferError):
+            while self._gathering and deadline.left_s():
+                standing = watch.judge(self._look(deadline), "prepared")
+                if not set(standing.missing).intersection(self._absent()) - failed:
+                    return
+                pause_between_looks(deadline)
+
+    def _end(self, survivors: Sequence[str]) -> tuple[str, ...]:
+        """End the attempt, and wait until the survivors have said what that did to them; gives those that say nothing.
+
+        What they report of this attempt must not be taken for a failure of the next one.
+        """
+        # First, for it frees the engines also when the service cannot be reached.
         self._group.close()
+        began, deadline = time.monotonic(), Deadline.after(REACTION_S)
         with contextlib.suppress(RolloutBufferError):
             self._publication.announce(replace(self._plan, phase="abandoned"), timeout_s=_ABANDON_S)
-
-    def _after_breaking(self) -> dict[str, str]:
-        """Nobody has said what broke the group. End it, and see who does not even react to that."""
-        began = time.monotonic()
-        self._abandon()
-        deadline = Deadline.after(REACTION_S)
-        while True:
-            silent = unheard(self._look(deadline), self._plan, time.monotonic() - began)
-            if not silent or deadline.left_s() == 0.0:
-                return dict.fromkeys(silent, "did not react when the group broke")
-            pause_between_looks(deadline)
+            while silent := unheard(self._look(deadline), survivors, time.monotonic() - began):
+                if deadline.left_s() == 0.0:
+                    return silent
+                pause_between_looks(deadline)
+        return ()

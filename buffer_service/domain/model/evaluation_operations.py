@@ -1,7 +1,7 @@
 """The model's operations on evaluations, in the shape of EvaluationStore."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
@@ -9,49 +9,47 @@ from buffer_service.domain.model import evaluation_leases, evaluations
 from buffer_service.domain.model.state import RunState
 
 
-class _Runs(Protocol):
-    """What a model knows of its runs."""
-
-    def _known(self, run_id: str) -> RunState: ...
-
-    def _begin(self, run_id: str, seen_revision: int = 0) -> RunState: ...
-
-
-class EvaluationOperations:
+class EvaluationOperations(ABC):
     """A part of the model; methods mirror EvaluationStore."""
 
+    @abstractmethod
+    def _known(self, run_id: str) -> RunState:
+        """The run. Raises UnknownRun."""
+
+    @abstractmethod
+    def _begin(self, run_id: str, seen_revision: int = 0) -> RunState:
+        """The run, at the time of this operation."""
+
     def submit_evaluation(
-        self: _Runs, run_id: str, submit: ev.SubmitEvaluation, *, seen_revision: int = 0
+        self, run_id: str, submit: ev.SubmitEvaluation, *, seen_revision: int = 0
     ) -> ev.EvaluationSubmitted:
         """Add an evaluation, or find it."""
         return evaluations.submit(self._begin(run_id, seen_revision), submit)
 
-    def evaluations(self: _Runs, run_id: str) -> tuple[int, Sequence[ev.EvaluationView]]:
+    def evaluations(self, run_id: str) -> tuple[int, Sequence[ev.EvaluationView]]:
         """All of them."""
         run = self._known(run_id)
         return run.revision, evaluations.views(run)
 
-    def evaluation(self: _Runs, run_id: str, eval_id: str) -> tuple[int, ev.EvaluationView]:
+    def evaluation(self, run_id: str, eval_id: str) -> tuple[int, ev.EvaluationView]:
         """One of them."""
         run = self._known(run_id)
         return run.revision, evaluations.view(evaluations.find(run, eval_id))
 
-    def evaluation_results(self: _Runs, run_id: str, eval_id: str, start: int, limit: int) -> ev.EvaluationResults:
+    def evaluation_results(self, run_id: str, eval_id: str, start: int, limit: int) -> ev.EvaluationResults:
         """Ended tasks."""
         return evaluations.results(self._known(run_id), eval_id, start, limit)
 
-    def delete_evaluation(self: _Runs, run_id: str, eval_id: str, *, seen_revision: int = 0) -> int:
+    def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: int = 0) -> int:
         """End it, delete its results."""
         return evaluations.delete(self._begin(run_id, seen_revision), eval_id)
 
-    def lease_evaluation(
-        self: _Runs, run_id: str, ask: ev.EvaluationAsk, *, seen_revision: int = 0
-    ) -> ev.EvaluationLeased:
+    def lease_evaluation(self, run_id: str, ask: ev.EvaluationAsk, *, seen_revision: int = 0) -> ev.EvaluationLeased:
         """Lease tasks."""
         return evaluation_leases.lease(self._begin(run_id, seen_revision), ask)
 
     def extend_evaluation(
-        self: _Runs,
+        self,
         run_id: str,
         worker_id: str,
         instance_id: str,
@@ -63,7 +61,7 @@ class EvaluationOperations:
         return evaluation_leases.extend(self._begin(run_id, seen_revision), worker_id, instance_id, lease_ids)
 
     def finish_evaluation(
-        self: _Runs, run_id: str, finish: ev.FinishEvaluation, *, seen_revision: int = 0
+        self, run_id: str, finish: ev.FinishEvaluation, *, seen_revision: int = 0
     ) -> tuple[int, ev.EvaluationOutcome]:
         """End a lease."""
         return evaluation_leases.finish(self._begin(run_id, seen_revision), finish)

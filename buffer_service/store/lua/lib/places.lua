@@ -14,7 +14,7 @@ local PLACES, PLACE_LINE, ENGINES_HEARD = key('places'), key('place_line'), key(
 
 -- Engines that may be out of service at once; 0: any number.
 local function place_limit()
-  return policy.max_unavailable_engines or 0
+  return policy.max_unavailable_engines
 end
 
 local function free_places()

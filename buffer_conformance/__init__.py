@@ -1,0 +1,9 @@
+"""The conformance kit: does a worker, or a trainer, in whatever language, follow the protocol?
+
+The kit runs the candidate against a live service, with a proxy in between that records everything and loses a reply or
+breaks a stream now and then, plays the other half itself, and judges the record by rules. docs/conformance.md says how
+to use it and lists the rules.
+
+Needs grpcio, protobuf and numpy; knows neither the workers nor the trainer client of this project, which are candidates
+like any other.
+"""

@@ -1,0 +1,106 @@
+"""Processes that the kit starts: the candidate, and a service of its own. None outlives the kit's `async with`."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+START_S = 60.0
+STOP_S = 20.0
+_TAIL = 2_000
+
+
+class DidNotStart(Exception):
+    """A process that the kit needs does not run; the message says why."""
+
+
+class Child:
+    """A command that runs in a session of its own; `log` holds what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    @classmethod
+    async def start(cls, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> "Child":
+        """Start it. Raises DidNotStart."""
+        with log.open("ab") as out:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env={**os.environ, **(env or {})},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise DidNotStart(f"{command[0]} cannot be started: {error}") from error
+        return cls(process, log)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    def terminate(self) -> None:
+        """SIGTERM, to the process that was started alone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    async def ended(self, within_s: float) -> int | None:
+        """The exit code; None when it still runs after `within_s`."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._process.wait()
+        except TimeoutError:
+            return None
+
+    async def kill(self) -> None:
+        """End it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text(errors="replace")[-_TAIL:]
+
+
+@contextlib.asynccontextmanager
+async def service_at(address: str | None) -> AsyncIterator[str]:
+    """The address of the service: the one given, or that of one started here, which ends with the block."""
+    if address is not None:
+        yield address
+        return
+    with tempfile.TemporaryDirectory(prefix="rollout-buffer-conformance-") as folder:
+        data = Path(folder, "data")
+        data.mkdir()
+        command = [sys.executable, "-m", "buffer_cli", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        command += ["--data-dir", str(data), "--rpc-processes", "1", "--durability", "memory"]
+        child = await Child.start(command, Path(folder, "service.log"))
+        try:
+            yield await _served(child, data / "service.json")
+        finally:
+            child.terminate()
+            if await child.ended(STOP_S) is None:
+                await child.kill()
+
+
+async def _served(child: Child, state: Path) -> str:
+    try:
+        async with asyncio.timeout(START_S):
+            while not state.exists():  # noqa: ASYNC110 - another process writes it
+                if child.exit_code is not None:
+                    break
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pass
+    if not state.exists():
+        raise DidNotStart(f"the service does not start:\n{child.tail()}")
+    return str(json.loads(state.read_text())["address"])

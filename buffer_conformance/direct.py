@@ -1,0 +1,82 @@
+"""The kit's own calls to the service, past the proxy."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import grpc
+
+from buffer_conformance.methods import METHODS
+from buffer_wire.channel import client_options
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.retry import retry_async, rpc_error
+from buffer_wire.revisions import Revisions
+
+ATTEMPT_S = 20.0
+TRYING_S = 60.0
+
+
+class Direct:
+    """Calls by the short names of methods; use it in an `async with`. The run reference is filled in."""
+
+    def __init__(self, service: str, run_id: str) -> None:
+        self.run_id = run_id
+        self._revisions = Revisions()
+        self._channel = grpc.aio.insecure_channel(service, options=client_options())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def call(
+        self,
+        method: str,
+        *,
+        retry_on: Callable[[RolloutBufferError], bool] = lambda error: error.retryable,
+        trying_s: float = TRYING_S,
+        **fields: Any,  # noqa: ANN401 - fields of the request
+    ) -> Any:  # noqa: ANN401 - the reply
+        """One unary call, repeated while `retry_on` holds. Raises RolloutBufferError."""
+        known = METHODS[method]
+        rpc = self._channel.unary_unary(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
+        )
+
+        async def attempt() -> Any:  # noqa: ANN401
+            return await rpc(self._request(method, fields), timeout=ATTEMPT_S)
+
+        reply = await retry_async(attempt, deadline_s=trying_s, waiting_on="the service", retry_on=retry_on)
+        self._note(method, reply)
+        return reply
+
+    async def stream(self, method: str, *, timeout_s: float = ATTEMPT_S, **fields: Any) -> list[Any]:  # noqa: ANN401
+        """All replies to one request. Raises RolloutBufferError."""
+        known = METHODS[method]
+        rpc = self._channel.unary_stream(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
+        )
+        try:
+            replies = [reply async for reply in rpc(self._request(method, fields), timeout=timeout_s)]
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error) from error
+        for reply in replies:
+            self._note(method, reply)
+        return replies
+
+    def _request(self, method: str, fields: dict[str, Any]) -> Any:  # noqa: ANN401
+        request: Any = METHODS[method].request(**fields)
+        if method == "CreateRun":
+            request.run_id = self.run_id
+        else:
+            request.run.CopyFrom(self._revisions.ref(self.run_id))
+        return request
+
+    def _note(self, method: str, reply: Any) -> None:  # noqa: ANN401
+        # A view of a run acknowledges nothing.
+        if method != "GetRun":
+            self._revisions.note(self.run_id, reply.revision)

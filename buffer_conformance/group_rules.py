@@ -1,0 +1,170 @@
+"""What the protocol asks of the groups that a worker pushes, and of the continuations that it hands back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from buffer_conformance.record import Record
+from buffer_conformance.rules import Finding, Rule
+from buffer_conformance.views import HeldLease, Push, ends_within, leases, pushes, reports, stamp
+from buffer_wire.errors import InvalidField
+from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
+from buffer_wire.validate import check_group
+from rollout_buffer.v1 import groups_pb2
+
+PUSHED_AGAIN_S = 20.0
+_SETTLING_S = 2.0
+
+
+def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldLease | None]]:
+    """Each distinct group and continuation: where it was, itself, whether it is a continuation, its lease."""
+    held = leases(record)
+    seen: set[bytes] = set()
+    for push in pushes(record):
+        if push.body not in seen:
+            seen.add(push.body)
+            yield str(push), push.group, False, held.get(push.lease_id)
+    for call in record.of("ReturnLeases"):
+        for back in call.request.returns:
+            if back.HasField("continuation"):
+                where = f"{call}, continuation of {back.lease_id}"
+                yield where, back.continuation, True, held.get(back.lease_id)
+
+
+def form(record: Record) -> Finding:
+    """W5."""
+    finding = Finding()
+    for where, group, partial, _ in _bodies(record):
+        wrong = _form_fault(group, continuation=partial)
+        finding.expect(not wrong, f"{where}: {wrong}")
+    return finding
+
+
+def _form_fault(group: groups_pb2.Group, *, continuation: bool) -> str:
+    try:
+        check_group(group.header, len(group.payload), continuation=continuation)
+    except InvalidField as error:
+        return error.message
+    columns: dict[str, Any] = read_payload(group.header, group.payload)
+    mask, logprobs = columns[LOSS_MASK], columns[LOGPROBS]
+    if mask.max(initial=0) > 1:
+        return f"loss_mask holds {mask.max()}, not only 0 and 1"
+    if not np.isfinite(logprobs).all():
+        return "logprobs holds a number that is not finite"
+    if logprobs[mask == 0].any():
+        return f"logprobs is {logprobs[mask == 0].min():.3f} at a token that the mask leaves out, not 0"
+    if (logprobs > 0).any():
+        return f"logprobs holds {logprobs.max():.3f}, a probability above 1"
+    start = 0
+    for i, sample in enumerate(group.header.samples):
+        rows = mask[start : start + sample.tokens]
+        if rows[: sample.prompt_len].any():
+            return f"loss_mask of sample {i} is set within the prompt"
+        if int(rows.sum()) != sample.loss_tokens:
+            return f"sample {i} states {sample.loss_tokens} loss_tokens, its mask has {int(rows.sum())}"
+        start += sample.tokens
+    return ""
+
+
+def of_its_task(record: Record) -> Finding:
+    """W11."""
+    finding = Finding()
+    for where, group, partial, held in _bodies(record):
+        if held is None:
+            finding.expect(not group.header.lease_id, f"{where}: it was never leased to this worker")
+            continue
+        wrong = _task_fault(group, held, partial=partial)
+        finding.expect(not wrong, f"{where}: {wrong}")
+    return finding
+
+
+def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> str:
+    header, task = group.header, held.lease.task
+    stated = {
+        "task_id": (header.task_id, task.task_id),
+        "environment": (header.environment, task.environment),
+        "metadata_json": (header.metadata_json, task.metadata_json),
+        "number of samples": (len(header.samples), task.group_size),
+    }
+    if not partial:
+        stated["generation"] = (header.generation, held.lease.generation)
+    for name, (is_, should) in stated.items():
+        if is_ != should:
+            return f"{name} is {is_!r}, the task's is {should!r}"
+    try:
+        ids = read_payload(header, group.payload)[TOKEN_IDS]
+    except (ValueError, KeyError, IndexError):
+        return ""  # A matter of its form.
+    prompt, start = list(task.prompt_token_ids), 0
+    for i, sample in enumerate(header.samples):
+        given = ids[start : start + sample.prompt_len].tolist()
+        if prompt and given != prompt:
+            return f"sample {i} begins with tokens {given[:8]}, the task's prompt is {prompt[:8]}"
+        if sample.loss_tokens > task.sampling.max_new_tokens:
+            return f"sample {i} has {sample.loss_tokens} generated tokens, max_new_tokens is {task.sampling.max_new_tokens}"
+        start += sample.tokens
+    return ""
+
+
+def versions(record: Record) -> Finding:
+    """W12."""
+    finding = Finding()
+    said = [(exchange.began_s, stamp(report.loaded)) for found in reports(record).values() for exchange, report in found]
+    judged: set[bytes] = set()
+    for push in pushes(record):
+        if push.body in judged:
+            continue
+        judged.add(push.body)
+        known = {version for at, version in said if at <= push.at_s + _SETTLING_S}
+        known |= _inherited(record, push)
+        stated = {stamp(span.version) for sample in push.group.header.samples for span in sample.spans}
+        strange = sorted(stated - known)
+        finding.expect(
+            not strange,
+            f"{push}: tokens of version {strange[:1]}, which none of its engines was reported with ({sorted(known)})",
+        )
+    return finding
+
+
+def _inherited(record: Record, push: Push) -> set[tuple[int, int]]:
+    """Versions of the continuation that came with the lease."""
+    held = leases(record).get(push.lease_id)
+    samples = held.lease.continuation.header.samples if held is not None else ()
+    return {stamp(span.version) for sample in samples for span in sample.spans}
+
+
+def pushed_again(record: Record) -> Finding:
+    """W6."""
+    finding = Finding()
+    by_lease: dict[str, list[Push]] = {}
+    for push in pushes(record):
+        by_lease.setdefault(push.lease_id or push.group.header.task_id, []).append(push)
+    held = leases(record)
+    for lease_id, tries in by_lease.items():
+        ended = min((push.acked_s for push in tries if push.is_final), default=float("inf"))
+        for before, after in zip(tries, [*tries[1:], None], strict=True):
+            if before.ack is not None:
+                continue
+            finding.exercised += 1
+            lost = lease_id in held and held[lease_id].ended_s < float("inf") and ended == float("inf")
+            if after is None:
+                over = before.exchange.ended_s
+                if not (lost or ends_within(record, over, PUSHED_AGAIN_S) or over == float("inf")):
+                    finding.violations.append(f"{before} got no answer ({_why(before)}) and was not pushed again")
+            elif after.body != before.body:
+                finding.violations.append(f"{after} is not byte for byte what {before} was, which got no answer")
+    return finding
+
+
+def _why(push: Push) -> str:
+    return push.exchange.fault or push.exchange.status or "the stream is still open"
+
+
+GROUP_RULES = (
+    Rule("W5", "Pushed groups have the form that the contract states.", "Groups and payloads", form),
+    Rule("W6", "A group that got no answer is pushed again, byte for byte.", "What is promised", pushed_again),
+    Rule("W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads", of_its_task),
+    Rule("W12", "Tokens state versions that the worker's engines had loaded.", "Numbering", versions),
+)
+"""Rules over groups."""

@@ -1,0 +1,163 @@
+"""A transparent gRPC proxy between the candidate and the service: bytes in, bytes out, every method, all recorded.
+
+Every call is carried as a stream in both directions, which on the wire is what a unary call is too. Metadata, deadlines,
+status and trailing metadata pass through. While the service is `away` every call ends with UNAVAILABLE.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, Self
+
+import grpc
+
+from buffer_conformance.faults import Broken, Faults
+from buffer_conformance.record import Exchange, Record
+from buffer_wire.channel import client_options, server_options
+from buffer_wire.status import DETAIL_KEY
+from rollout_buffer.v1 import common_pb2
+
+_OF_THE_TRANSPORT = ("grpc-", ":", "user-agent", "te", "content-type")
+_FIRST_REQUEST_S = 1.0
+AWAY = "the service was away"
+
+
+class _Gone(Exception):
+    """The candidate does not listen any more."""
+
+
+class Proxy(grpc.GenericRpcHandler):
+    """Use it in an `async with`; `address` is for the candidate."""
+
+    def __init__(self, service: str, record: Record) -> None:
+        self.record = record
+        self.faults = Faults()
+        self.address = ""
+        self._service = service
+        self._away = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._service, options=client_options())
+        self._server = grpc.aio.server(options=server_options())
+        self._server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.faults.release()
+        await self._server.stop(0.2)
+        await self._channel.close()
+
+    def service(self, details: Any) -> Any:  # noqa: ANN401 - untyped by gRPC
+        """The handler of any method."""
+        return grpc.stream_stream_rpc_method_handler(partial(self._handle, details.method))
+
+    async def away(self, for_s: float) -> None:
+        """Be away: end every call, refuse new ones, and come back."""
+        self.record.mark("away", for_s=for_s)
+        self._away.set()
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            self._away.clear()
+            self.record.mark("back")
+
+    async def _handle(self, path: str, requests: AsyncIterator[bytes], context: Any) -> None:  # noqa: ANN401
+        exchange = self.record.open(path)
+        status, details, trailing = grpc.StatusCode.OK, "", ()
+        try:
+            if self._away.is_set():
+                await self._refuse(exchange, requests)
+            await self._carry(path, exchange, requests, context)
+        except Broken as broken:
+            exchange.fault = str(broken)
+            status, details = grpc.StatusCode.UNAVAILABLE, "connection lost"
+        except grpc.aio.AioRpcError as error:
+            status, details = error.code(), error.details() or ""
+            trailing = tuple(error.trailing_metadata() or ())
+            exchange.error = _detail(trailing)
+        except (asyncio.CancelledError, _Gone):
+            self._end(exchange, "CANCELLED")
+            raise
+        self._end(exchange, status.name)
+        if status is not grpc.StatusCode.OK:
+            await context.abort(status, details, trailing)
+
+    def _end(self, exchange: Exchange, status: str) -> None:
+        exchange.status, exchange.ended_s = status, self.record.now_s()
+
+    async def _refuse(self, exchange: Exchange, requests: AsyncIterator[bytes]) -> None:
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_FIRST_REQUEST_S):
+                self.record.entry(exchange, await anext(aiter(requests)), request=True)
+        raise Broken(AWAY)
+
+    async def _carry(
+        self,
+        path: str,
+        exchange: Exchange,
+        requests: AsyncIterator[bytes],
+        context: Any,  # noqa: ANN401
+    ) -> None:
+        metadata = [
+            (key, value)
+            for key, value in context.invocation_metadata() or ()
+            if not key.startswith(_OF_THE_TRANSPORT)
+        ]
+        call = self._channel.stream_stream(path)(timeout=context.time_remaining(), metadata=metadata)
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        down = asyncio.create_task(self._down(exchange, call, context.write))
+        tasks = {
+            down,
+            asyncio.create_task(self._read(exchange, requests, arrived)),
+            asyncio.create_task(self._up(exchange, arrived, call)),
+            asyncio.create_task(self._cut()),
+        }
+        waiting = tasks
+        try:
+            while not down.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _cut(self) -> None:
+        await self._away.wait()
+        raise Broken(AWAY)
+
+    async def _read(self, exchange: Exchange, requests: AsyncIterator[bytes], arrived: "asyncio.Queue[Any]") -> None:
+        """Requests are noted when they come, however long they are held back afterwards."""
+        async for raw in requests:
+            arrived.put_nowait(self.record.entry(exchange, raw, request=True))
+        arrived.put_nowait(None)
+
+    async def _up(self, exchange: Exchange, arrived: "asyncio.Queue[Any]", call: Any) -> None:  # noqa: ANN401
+        # What fails here is told by the replies' side, with its status.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (entry := await arrived.get()) is not None:
+                await self.faults.request(exchange, entry)
+                await call.write(entry.raw)
+            await call.done_writing()
+
+    async def _down(self, exchange: Exchange, call: Any, write: Callable[[bytes], Any]) -> None:  # noqa: ANN401
+        async for raw in call:
+            entry = self.record.entry(exchange, raw, request=False)
+            self.faults.reply(exchange, entry)
+            entry.delivered = True
+            try:
+                await write(raw)
+            except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
+                raise _Gone from error
+
+
+def _detail(trailing: tuple[Any, ...]) -> common_pb2.ErrorDetail | None:
+    for key, value in trailing:
+        if key == DETAIL_KEY:
+            return common_pb2.ErrorDetail.FromString(value)
+    return None

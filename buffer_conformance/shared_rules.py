@@ -1,0 +1,125 @@
+"""Rules that hold for workers and trainers alike."""
+
+from collections.abc import Callable, Hashable, Iterable
+from itertools import pairwise
+
+from buffer_conformance.record import Exchange, Record
+from buffer_conformance.rules import Finding
+from buffer_conformance.views import ends_within
+
+SETTLING_S = 0.5
+"""A reply may be on its way to the candidate, or not be looked at yet, for so long."""
+
+ASKED_AGAIN_S = 20.0
+"""An unanswered call is asked again within so long, unless the candidate ends."""
+
+MOST_IN_A_SECOND = 20
+_MALFORMED = frozenset({"invalid_request", "invalid_field", "invalid_policy"})
+_VIEWS = frozenset({"GetRun", "ListRuns", "DeleteRun"})
+"""Replies that acknowledge nothing."""
+
+
+def seen_revision(record: Record) -> Finding:
+    """`seen_revision` is the highest revision received."""
+    finding = Finding()
+    received: list[tuple[float, int, bool]] = []
+    for exchange in record.exchanges:
+        binding = exchange.method not in _VIEWS
+        received += [
+            (entry.at_s, getattr(entry.message, "revision", 0), binding)
+            for entry in exchange.replies
+            if entry.delivered
+        ]
+    for exchange in record.exchanges:
+        for entry in exchange.requests:
+            run = getattr(entry.message, "run", None)
+            if run is None or not hasattr(run, "seen_revision"):
+                continue
+            at, seen = entry.at_s, run.seen_revision
+            began = max((m.at_s for m in record.marked("start") if m.at_s <= at), default=0.0)
+            least = max((r for t, r, bound in received if bound and began <= t <= at - SETTLING_S), default=0)
+            most = max((r for t, r, _ in received if t <= at), default=0)
+            finding.expect(
+                least <= seen <= most,
+                f"{exchange} names seen_revision {seen}; what it had received says {least}"
+                + (f" to {most}" if most != least else ""),
+            )
+    return finding
+
+
+def well_formed(record: Record) -> Finding:
+    """No request is refused for its form."""
+    finding = Finding()
+    for exchange in record.exchanges:
+        error = exchange.error
+        bad = error is not None and error.reason in _MALFORMED
+        unknown = exchange.status == "UNIMPLEMENTED" and exchange.method.startswith("/rollout_buffer.")
+        said = error.message if error is not None else "there is no such method"
+        finding.expect(not (bad or unknown), f"{exchange} was refused: {said}")
+    return finding
+
+
+def goes_on(record: Record) -> Finding:
+    """Every scenario came to its end in time."""
+    finding = Finding()
+    stuck = {mark.data["name"]: mark.data["why"] for mark in record.marked("stuck")}
+    for mark in record.marked("scenario"):
+        name = mark.data["name"]
+        finding.expect(name not in stuck, f"scenario {name!r}: {stuck.get(name)}")
+    return finding
+
+
+def asked_again(
+    record: Record,
+    exchanges: Iterable[Exchange],
+    identity: Callable[[Exchange], Hashable],
+    content: Callable[[Exchange], bytes],
+    *,
+    said: str,
+) -> Finding:
+    """Calls that got no answer are asked again under their identity, with the same content.
+
+    Judged are identities of which a call got no answer. `said`: what a repeat has to be, for the violation.
+    """
+    finding = Finding()
+    by_identity: dict[Hashable, list[Exchange]] = {}
+    for exchange in exchanges:
+        by_identity.setdefault(identity(exchange), []).append(exchange)
+    now = record.now_s() if not record.marks else max(record.marks[-1].at_s, record.exchanges[-1].began_s)
+    for calls in by_identity.values():
+        if not any(call.unanswered for call in calls):
+            continue
+        first, last = calls[0], calls[-1]
+        changed = next((call for call in calls if content(call) != content(first)), None)
+        gave_up = last.unanswered and not ends_within(record, last.ended_s, ASKED_AGAIN_S) and now > last.ended_s + 1
+        finding.exercised += 1
+        if changed is not None:
+            finding.violations.append(f"{changed} repeats {first}, which got no answer, but is not {said}")
+        elif gave_up:
+            finding.violations.append(f"{last} got no answer ({last.fault or last.status}) and was not asked again")
+    return finding
+
+
+def paced(record: Record, streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:
+    """After calls that brought nothing, no more than MOST_IN_A_SECOND follow within a second."""
+    finding = Finding()
+    for calls in streams:
+        after = [b for a, b in pairwise(calls) if fruitless(a)]
+        finding.exercised += len(after)
+        for i in range(len(after) - MOST_IN_A_SECOND):
+            burst = after[i : i + MOST_IN_A_SECOND + 1]
+            if burst[-1].began_s - burst[0].began_s < 1.0:
+                finding.violations.append(
+                    f"{burst[0]} is the first of more than {MOST_IN_A_SECOND} within a second, each after one that "
+                    "brought nothing"
+                )
+                break
+    return finding
+
+
+def grouped(exchanges: Iterable[Exchange], key: Callable[[Exchange], Hashable]) -> list[list[Exchange]]:
+    """Calls of the same key together, in order."""
+    found: dict[Hashable, list[Exchange]] = {}
+    for exchange in exchanges:
+        found.setdefault(key(exchange), []).append(exchange)
+    return list(found.values())

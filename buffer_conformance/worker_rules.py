@@ -1,0 +1,239 @@
+"""What the protocol asks of a worker: its leases, its heartbeats, its identity, and its end."""
+
+from itertools import pairwise
+
+from buffer_conformance.group_rules import GROUP_RULES
+from buffer_conformance.record import Exchange, Record
+from buffer_conformance.rules import Finding, Rule
+from buffer_conformance.shared_rules import (
+    SETTLING_S,
+    asked_again,
+    goes_on,
+    grouped,
+    paced,
+    seen_revision,
+    well_formed,
+)
+from buffer_conformance.views import disturbed, leases, reports, stamp, without_run
+from rollout_buffer.v1 import weights_pb2
+
+REPORT_SETTLING_S = 2.0
+"""A lease request and the report of what is loaded may pass each other for so long."""
+
+LOADED_WITHIN_S = 60.0
+EXIT_WITHIN_S = 60.0
+_TTL_SLACK = 1.1
+
+
+def _identity(exchange: Exchange) -> tuple[str, str, str]:
+    request = exchange.request
+    return request.worker_id, request.instance_id, request.request_id
+
+
+def lease_repeats(record: Record) -> Finding:
+    """W1."""
+    calls = list(record.of("LeaseTasks"))
+    # A worker that stops may ask for less: it only wants to know what it was granted.
+    finding = asked_again(
+        record,
+        calls,
+        _identity,
+        lambda call: without_run(call, "max_tasks", "wait_ms"),
+        said="the same request (only seen_revision, and a smaller max_tasks or wait_ms, may differ)",
+    )
+    last: dict[tuple[str, str], Exchange] = {}
+    for call in calls:
+        worker = _identity(call)[:2]
+        before = last.get(worker)
+        if before is not None and before.unanswered and before.ended_s < call.began_s:
+            finding.expect(
+                _identity(call) == _identity(before),
+                f"{call} is a new request although {before} got no answer ({before.fault or before.status}): "
+                "what that one granted is not known",
+            )
+        last[worker] = call
+    return finding
+
+
+def ends_once(record: Record) -> Finding:
+    """W3."""
+    finding = Finding()
+    over = record.marked("exit")
+    for lease_id, held in leases(record).items():
+        acts = sorted(end for end in held.ends if end[2] != "lost")
+        finding.expect(
+            bool(held.ends) or not over,
+            f"lease {lease_id}, granted at {held.granted_s:.1f} s, never ended: its group has no final answer, it was "
+            "not returned, and not lost",
+        )
+        for first, second in pairwise(acts):
+            # A repeat of a call whose answer was lost is no second end: that one was not delivered.
+            if second[0] > first[1] and first[3] is not second[3]:
+                finding.violations.append(f"lease {lease_id} was {first[2]} in {first[3]}, and {second[2]} in {second[3]}")
+    return finding
+
+
+def heartbeats(record: Record) -> Finding:
+    """W4."""
+    finding = Finding()
+    for lease_id, held in leases(record).items():
+        ttl_s = held.lease.ttl_ms / 1000
+        times = [held.granted_s, *sorted(t for t in held.renewed if held.granted_s <= t < held.ended_s)]
+        exits = [mark.at_s for mark in record.marked("exit") if mark.at_s >= held.granted_s]
+        last = min([held.ended_s, *exits])
+        if last == float("inf"):
+            continue
+        for since, until in pairwise([*times, last]):
+            if disturbed(record, since, until):
+                continue
+            if len(times) > 1 or until - since > ttl_s:
+                finding.expect(
+                    until - since <= ttl_s * _TTL_SLACK,
+                    f"lease {lease_id} lives {ttl_s:.1f} s and had no heartbeat from {since:.1f} to {until:.1f} s",
+                )
+    return finding
+
+
+def loaded_as_reported(record: Record) -> Finding:
+    """W7."""
+    finding = Finding()
+    reported = reports(record)
+    seen: set[tuple[str, str, str]] = set()
+    for call in record.of("LeaseTasks"):
+        if _identity(call) in seen:
+            continue
+        seen.add(_identity(call))
+        engine, loaded = call.request.engine_id, stamp(call.request.loaded)
+        said = [(exchange.began_s, stamp(report.loaded)) for exchange, report in reported.get(engine, ())]
+        old = [version for at, version in said if at <= call.began_s - SETTLING_S][-1:]
+        near = [v for at, v in said if call.began_s - SETTLING_S < at <= call.began_s + REPORT_SETTLING_S]
+        finding.expect(
+            loaded in [*old, *near],
+            f"{call} says that engine {engine!r} has loaded {loaded}; it was last reported with "
+            f"{(near or old or ['nothing'])[-1]}",
+        )
+    return finding
+
+
+def loads_what_is_published(record: Record) -> Finding:
+    """W8."""
+    finding = Finding()
+    ends = [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit")]
+    over = min(ends, default=float("inf"))
+    out = (weights_pb2.ENGINE_STATE_STOPPED, weights_pb2.ENGINE_STATE_QUARANTINED)
+    for mark in record.marked("published"):
+        wanted = (mark.data["epoch"], mark.data["version"])
+        for engine, said in reports(record).items():
+            before = [report for exchange, report in said if exchange.began_s <= mark.at_s]
+            if not before or before[-1].state in out:
+                continue
+            in_time = min(mark.at_s + LOADED_WITHIN_S, over)
+            after = [report for exchange, report in said if mark.at_s < exchange.began_s <= in_time]
+            done = any(stamp(report.loaded) >= wanted or report.errors > before[-1].errors for report in after)
+            finding.expect(
+                done or stamp(before[-1].loaded) >= wanted,
+                f"engine {engine!r} reported neither version {wanted}, published at {mark.at_s:.1f} s, nor an error "
+                f"by {in_time:.1f} s",
+            )
+    return finding
+
+
+def nothing_for_a_lost_lease(record: Record) -> Finding:
+    """W9."""
+    finding = Finding()
+    for lease_id, held in leases(record).items():
+        lost = held.lost_s
+        if lost == float("inf"):
+            continue
+        finding.exercised += 1
+        for call in record.of("ExtendLeases", "ReturnLeases"):
+            if call.began_s <= lost + SETTLING_S:
+                continue
+            request = call.request
+            named = request.lease_ids if call.method == "ExtendLeases" else [b.lease_id for b in request.returns]
+            if lease_id in named:
+                finding.violations.append(f"{call} is about lease {lease_id}, known to be lost since {lost:.1f} s")
+    return finding
+
+
+def ends_in_order(record: Record) -> Finding:
+    """W10."""
+    finding = Finding()
+    exits = record.marked("exit")
+    for term in record.marked("sigterm"):
+        ended = next((mark for mark in exits if mark.at_s >= term.at_s), None)
+        code = ended.data["code"] if ended is not None else None
+        finding.expect(
+            ended is not None and code == 0,
+            f"after SIGTERM at {term.at_s:.1f} s it "
+            + ("did not end in time" if code is None else f"ended with exit code {code}"),
+        )
+        gone = ended.at_s if ended is not None else record.now_s()
+        for lease_id, held in leases(record).items():
+            finding.expect(
+                not (held.granted_s <= gone and held.ended_s > gone),
+                f"lease {lease_id} was still held when it ended at {gone:.1f} s",
+            )
+        for engine, said in reports(record).items():
+            last = [report for exchange, report in said if exchange.began_s <= gone][-1:]
+            finding.expect(
+                bool(last) and last[0].state == weights_pb2.ENGINE_STATE_STOPPED,
+                f"the last report of engine {engine!r} does not say STOPPED",
+            )
+    return finding
+
+
+def lease_pace(record: Record) -> Finding:
+    """W13."""
+    calls = grouped(record.of("LeaseTasks"), lambda call: _identity(call)[:2])
+    return paced(record, calls, lambda call: call.reply is None or not call.reply.leases)
+
+
+def identities(record: Record) -> Finding:
+    """W14."""
+    finding = Finding()
+    answered: dict[tuple[str, str, str], Exchange] = {}
+    terms = [mark.at_s for mark in record.marked("sigterm")]
+    instances: dict[str, str] = {}
+    for call in record.of("LeaseTasks"):
+        worker, instance, _ = key = _identity(call)
+        finding.expect(
+            instances.setdefault(worker, instance) == instance,
+            f"{call}: worker {worker!r} is instance {instance!r} now, and was {instances[worker]!r} in the same process",
+        )
+        stopping = any(at <= call.began_s for at in terms)
+        if key in answered and not stopping:
+            finding.violations.append(f"{call} uses request id {key[2]!r} again, which {answered[key]} had answered")
+        if call.reply is not None:
+            answered.setdefault(key, call)
+    for call in record.of("PushGroups"):
+        numbers = [entry.message.sequence for entry in call.requests if entry.message is not None]
+        finding.expect(
+            numbers == list(range(1, len(numbers) + 1)),
+            f"{call} numbers its bundles {numbers[:5]}, not 1, 2, 3 and so on",
+        )
+    return finding
+
+
+_LEASES = "Leases"
+WORKER_RULES = (
+    Rule("W1", "A lease request that got no answer is asked again under its request id.", _LEASES, lease_repeats),
+    Rule("W2", "seen_revision is the highest revision received.", "What is promised", seen_revision),
+    Rule("W3", "Every lease ends exactly once: pushed, returned or lost.", _LEASES, ends_once),
+    Rule("W4", "A lease that is held gets a heartbeat within its time to live.", _LEASES, heartbeats),
+    *GROUP_RULES,
+    Rule("W7", "Lease requests name the version that the engine was last reported with.", "Numbering", loaded_as_reported),
+    Rule(
+        "W8",
+        f"After a publish every engine reports the version, or an error, within {LOADED_WITHIN_S:.0f} s.",
+        "Weight updates",
+        loads_what_is_published,
+    ),
+    Rule("W9", "Of a lost lease nothing is said any more; a finished group may be pushed.", _LEASES, nothing_for_a_lost_lease),
+    Rule("W10", "On SIGTERM leases end, engines are reported STOPPED, and the exit code is 0.", _LEASES, ends_in_order),
+    Rule("W13", "Lease requests that bring nothing are not repeated in a hurry.", "Fine print", lease_pace),
+    Rule("W14", "One instance id a process, one request id a request, bundles numbered from 1.", _LEASES, identities),
+    Rule("W15", "No request is refused for its form.", "What is promised", well_formed),
+    Rule("W16", "Work goes on after every fault.", "What is promised", goes_on),
+)
+"""Every rule for workers; docs/conformance.md lists them."""
