@@ -55,13 +55,13 @@ endef
 	.venv-proto/bin/python $(PIP) -r constraints/proto.txt; \
 	touch $@
 
-# Installs beside everything in .venv; apart, because it brings 45 packages that nobody else needs.
+# Installs beside everything in .venv; apart, because it brings 50 packages that nobody else needs.
 .venv-verifiers/.installed: pyproject.toml constraints.txt constraints/verifiers.txt
 	@$(need_python)
 	@echo "test-verifiers: the package verifiers into .venv-verifiers (about 1 minute)"; \
 	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers; \
 	.venv-verifiers/bin/python $(PIP) -c constraints.txt -c constraints/verifiers.txt -e '.[verifiers]' \
-		pytest pytest-asyncio pytest-timeout hypothesis; \
+		'verifiers[ta]' pytest pytest-asyncio pytest-timeout hypothesis; \
 	touch $@
 
 # --- run ----------------------------------------------------------------------------------------------------

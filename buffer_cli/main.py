@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buffer_cli.conformance_commands import conformance_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
 from buffer_cli.staleness_commands import register
 
@@ -19,6 +20,7 @@ config_app = typer.Typer(help="Print effective settings, or the default policy o
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")
 register(app)
+app.add_typer(conformance_app, name="conformance")
 
 # ── serve, config ────────────────────────────────────────────────────────────
 

@@ -126,6 +126,19 @@ def record(
 
 
 @run_app.command()
+def evaluations(
+    name: Name, address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0
+) -> None:
+    """List the evaluations of a run: version, how far each one is, and on whom it waits.
+
+    Their results stay until they are deleted, or the run is.
+    """
+    from buffer_cli import evaluations
+
+    raise typer.Exit(evaluations.list_evaluations(address, timeout_s, name, as_json=as_json))
+
+
+@run_app.command()
 def pause(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Hold a run: no leases, no submits, no new batches. What is in flight may still land."""
     from buffer_cli import runs

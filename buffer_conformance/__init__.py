@@ -1,4 +1,4 @@
-"""The conformance kit: does a worker, or a trainer, in whatever language, follow the protocol?
+"""The conformance kit tells whether a worker or a trainer, in whatever language, follows the protocol.
 
 The kit runs the candidate against a live service, with a proxy in between that records everything and loses a reply or
 breaks a stream now and then, plays the other half itself, and judges the record by rules. docs/conformance.md says how

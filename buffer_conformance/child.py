@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -79,11 +80,10 @@ async def service_at(address: str | None) -> AsyncIterator[str]:
         yield address
         return
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-conformance-") as folder:
-        data = Path(folder, "data")
-        data.mkdir()
+        data = Path(folder)
         command = [sys.executable, "-m", "buffer_cli", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         command += ["--data-dir", str(data), "--rpc-processes", "1", "--durability", "memory"]
-        child = await Child.start(command, Path(folder, "service.log"))
+        child = await Child.start(command, data / "service.log")
         try:
             yield await _served(child, data / "service.json")
         finally:
@@ -93,14 +93,14 @@ async def service_at(address: str | None) -> AsyncIterator[str]:
 
 
 async def _served(child: Child, state: Path) -> str:
-    try:
-        async with asyncio.timeout(START_S):
-            while not state.exists():  # noqa: ASYNC110 - another process writes it
-                if child.exit_code is not None:
-                    break
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pass
-    if not state.exists():
-        raise DidNotStart(f"the service does not start:\n{child.tail()}")
-    return str(json.loads(state.read_text())["address"])
+    deadline = time.monotonic() + START_S
+    while (address := _address(state)) is None:
+        if child.exit_code is not None or time.monotonic() > deadline:
+            raise DidNotStart(f"the service does not start:\n{child.tail()}")
+        await asyncio.sleep(0.05)
+    return address
+
+
+def _address(state: Path) -> str | None:
+    """What a service has written once it serves."""
+    return str(json.loads(state.read_text())["address"]) if state.exists() else None

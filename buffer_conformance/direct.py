@@ -27,7 +27,7 @@ class Direct:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def call(
         self,
@@ -79,4 +79,4 @@ class Direct:
     def _note(self, method: str, reply: Any) -> None:  # noqa: ANN401
         # A view of a run acknowledges nothing.
         if method != "GetRun":
-            self._revisions.note(self.run_id, reply.revision)
+            self._revisions.note(self.run_id, getattr(reply, "revision", 0))

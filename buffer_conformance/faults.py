@@ -1,5 +1,6 @@
 """What the proxy does to calls besides passing them on: lose a reply, break a call before its request goes on, hold
-requests back. Each fault is armed for some methods, and fires a number of times."""
+requests back. Each fault is armed for some methods, and strikes a number of times.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence

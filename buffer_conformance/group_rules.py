@@ -47,24 +47,26 @@ def _form_fault(group: groups_pb2.Group, *, continuation: bool) -> str:
     except InvalidField as error:
         return error.message
     columns: dict[str, Any] = read_payload(group.header, group.payload)
-    mask, logprobs = columns[LOSS_MASK], columns[LOGPROBS]
+    return next(_column_faults(group.header, columns[LOSS_MASK], columns[LOGPROBS]), "")
+
+
+def _column_faults(header: groups_pb2.GroupHeader, mask: Any, logprobs: Any) -> Iterator[str]:  # noqa: ANN401 - arrays
     if mask.max(initial=0) > 1:
-        return f"loss_mask holds {mask.max()}, not only 0 and 1"
+        yield f"loss_mask holds {mask.max()}, not only 0 and 1"
     if not np.isfinite(logprobs).all():
-        return "logprobs holds a number that is not finite"
-    if logprobs[mask == 0].any():
-        return f"logprobs is {logprobs[mask == 0].min():.3f} at a token that the mask leaves out, not 0"
+        yield "logprobs holds a number that is not finite"
     if (logprobs > 0).any():
-        return f"logprobs holds {logprobs.max():.3f}, a probability above 1"
+        yield f"logprobs holds {logprobs.max():.3f}, a probability above 1"
+    if logprobs[mask == 0].any():
+        yield f"logprobs holds {logprobs[mask == 0].min():.3f} at a token that the mask leaves out, not 0"
     start = 0
-    for i, sample in enumerate(group.header.samples):
+    for i, sample in enumerate(header.samples):
         rows = mask[start : start + sample.tokens]
         if rows[: sample.prompt_len].any():
-            return f"loss_mask of sample {i} is set within the prompt"
+            yield f"loss_mask of sample {i} is set within the prompt"
         if int(rows.sum()) != sample.loss_tokens:
-            return f"sample {i} states {sample.loss_tokens} loss_tokens, its mask has {int(rows.sum())}"
+            yield f"sample {i} states {sample.loss_tokens} loss_tokens, its mask has {int(rows.sum())}"
         start += sample.tokens
-    return ""
 
 
 def of_its_task(record: Record) -> Finding:
@@ -84,10 +86,11 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
     stated = {
         "task_id": (header.task_id, task.task_id),
         "environment": (header.environment, task.environment),
-        "metadata_json": (header.metadata_json, task.metadata_json),
         "number of samples": (len(header.samples), task.group_size),
     }
     if not partial:
+        # What is only handed back is not for the trainer.
+        stated["metadata_json"] = (header.metadata_json, task.metadata_json)
         stated["generation"] = (header.generation, held.lease.generation)
     for name, (is_, should) in stated.items():
         if is_ != should:
@@ -102,7 +105,8 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
         if prompt and given != prompt:
             return f"sample {i} begins with tokens {given[:8]}, the task's prompt is {prompt[:8]}"
         if sample.loss_tokens > task.sampling.max_new_tokens:
-            return f"sample {i} has {sample.loss_tokens} generated tokens, max_new_tokens is {task.sampling.max_new_tokens}"
+            most = task.sampling.max_new_tokens
+            return f"sample {i} has {sample.loss_tokens} generated tokens, max_new_tokens is {most}"
         start += sample.tokens
     return ""
 
@@ -110,14 +114,16 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
 def versions(record: Record) -> Finding:
     """W12."""
     finding = Finding()
-    said = [(exchange.began_s, stamp(report.loaded)) for found in reports(record).values() for exchange, report in found]
-    judged: set[bytes] = set()
+    said = [
+        (exchange.began_s, stamp(report.loaded)) for found in reports(record).values() for exchange, report in found
+    ]
+    held, judged = leases(record), set[bytes]()
     for push in pushes(record):
         if push.body in judged:
             continue
         judged.add(push.body)
         known = {version for at, version in said if at <= push.at_s + _SETTLING_S}
-        known |= _inherited(record, push)
+        known |= _inherited(held.get(push.lease_id))
         stated = {stamp(span.version) for sample in push.group.header.samples for span in sample.spans}
         strange = sorted(stated - known)
         finding.expect(
@@ -127,9 +133,8 @@ def versions(record: Record) -> Finding:
     return finding
 
 
-def _inherited(record: Record, push: Push) -> set[tuple[int, int]]:
+def _inherited(held: HeldLease | None) -> set[tuple[int, int]]:
     """Versions of the continuation that came with the lease."""
-    held = leases(record).get(push.lease_id)
     samples = held.lease.continuation.header.samples if held is not None else ()
     return {stamp(span.version) for sample in samples for span in sample.spans}
 
@@ -164,7 +169,9 @@ def _why(push: Push) -> str:
 GROUP_RULES = (
     Rule("W5", "Pushed groups have the form that the contract states.", "Groups and payloads", form),
     Rule("W6", "A group that got no answer is pushed again, byte for byte.", "What is promised", pushed_again),
-    Rule("W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads", of_its_task),
+    Rule(
+        "W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads", of_its_task
+    ),
     Rule("W12", "Tokens state versions that the worker's engines had loaded.", "Numbering", versions),
 )
 """Rules over groups."""

@@ -1,7 +1,7 @@
 """A transparent gRPC proxy between the candidate and the service: bytes in, bytes out, every method, all recorded.
 
-Every call is carried as a stream in both directions, which on the wire is what a unary call is too. Metadata, deadlines,
-status and trailing metadata pass through. While the service is `away` every call ends with UNAVAILABLE.
+Every call is carried as a stream in both directions, which on the wire is what a unary call is too. Metadata,
+deadlines, status and trailing metadata pass through. While the service is `away` every call ends with UNAVAILABLE.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class _Gone(Exception):
     """The candidate does not listen any more."""
 
 
-class Proxy(grpc.GenericRpcHandler):
+class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic when it runs
     """Use it in an `async with`; `address` is for the candidate."""
 
     def __init__(self, service: str, record: Record) -> None:
@@ -48,7 +48,7 @@ class Proxy(grpc.GenericRpcHandler):
     async def __aexit__(self, *_: object) -> None:
         self.faults.release()
         await self._server.stop(0.2)
-        await self._channel.close()
+        await self._channel.close(None)
 
     def service(self, details: Any) -> Any:  # noqa: ANN401 - untyped by gRPC
         """The handler of any method."""
@@ -66,7 +66,8 @@ class Proxy(grpc.GenericRpcHandler):
 
     async def _handle(self, path: str, requests: AsyncIterator[bytes], context: Any) -> None:  # noqa: ANN401
         exchange = self.record.open(path)
-        status, details, trailing = grpc.StatusCode.OK, "", ()
+        status, details = grpc.StatusCode.OK, ""
+        trailing: tuple[Any, ...] = ()
         try:
             if self._away.is_set():
                 await self._refuse(exchange, requests)
@@ -102,11 +103,10 @@ class Proxy(grpc.GenericRpcHandler):
         context: Any,  # noqa: ANN401
     ) -> None:
         metadata = [
-            (key, value)
-            for key, value in context.invocation_metadata() or ()
-            if not key.startswith(_OF_THE_TRANSPORT)
+            (key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_OF_THE_TRANSPORT)
         ]
-        call = self._channel.stream_stream(path)(timeout=context.time_remaining(), metadata=metadata)
+        rpc: Any = self._channel.stream_stream(path, None, None)
+        call = rpc(timeout=context.time_remaining(), metadata=metadata)
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         down = asyncio.create_task(self._down(exchange, call, context.write))
         tasks = {

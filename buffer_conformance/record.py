@@ -47,12 +47,12 @@ class Exchange:
     """What the kit did to it, in words."""
 
     @property
-    def request(self) -> Any:
+    def request(self) -> Any:  # noqa: ANN401 - a message of its method
         """The first request."""
         return self.requests[0].message if self.requests else None
 
     @property
-    def reply(self) -> Any:
+    def reply(self) -> Any:  # noqa: ANN401 - a message of its method
         """The reply of a unary call, where it reached the candidate."""
         delivered = self.status == "OK" and self.replies and self.replies[0].delivered
         return self.replies[0].message if delivered else None
@@ -91,6 +91,11 @@ class Record:
     def now_s(self) -> float:
         """Seconds since the record began."""
         return time.monotonic() - self._began
+
+    @property
+    def ended_s(self) -> float:
+        """When the last thing happened."""
+        return max([mark.at_s for mark in self.marks] + [exchange.began_s for exchange in self.exchanges], default=0.0)
 
     def open(self, path: str) -> Exchange:
         """A call has arrived."""

@@ -85,13 +85,12 @@ def asked_again(
     by_identity: dict[Hashable, list[Exchange]] = {}
     for exchange in exchanges:
         by_identity.setdefault(identity(exchange), []).append(exchange)
-    now = record.now_s() if not record.marks else max(record.marks[-1].at_s, record.exchanges[-1].began_s)
     for calls in by_identity.values():
         if not any(call.unanswered for call in calls):
             continue
         first, last = calls[0], calls[-1]
         changed = next((call for call in calls if content(call) != content(first)), None)
-        gave_up = last.unanswered and not ends_within(record, last.ended_s, ASKED_AGAIN_S) and now > last.ended_s + 1
+        gave_up = last.unanswered and not ends_within(record, last.ended_s, ASKED_AGAIN_S) and record.ended_s > last.ended_s + 1
         finding.exercised += 1
         if changed is not None:
             finding.violations.append(f"{changed} repeats {first}, which got no answer, but is not {said}")
@@ -100,7 +99,7 @@ def asked_again(
     return finding
 
 
-def paced(record: Record, streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:
+def paced(streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:
     """After calls that brought nothing, no more than MOST_IN_A_SECOND follow within a second."""
     finding = Finding()
     for calls in streams:

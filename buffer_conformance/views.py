@@ -86,6 +86,11 @@ class HeldLease:
         request = self.asked.request
         return request.worker_id, request.instance_id
 
+    def is_live(self, at_s: float) -> bool:
+        """True when it has been granted or renewed within its time to live, and has not ended."""
+        renewed = [at for at in (self.granted_s, *self.renewed) if at <= at_s]
+        return bool(renewed) and max(renewed) + self.lease.ttl_ms / 1000 > at_s and self.ended_s > at_s
+
     @property
     def ended_s(self) -> float:
         """When the candidate learned of the first end; infinity for never."""

@@ -14,7 +14,7 @@ from buffer_conformance.shared_rules import (
     seen_revision,
     well_formed,
 )
-from buffer_conformance.views import disturbed, leases, reports, stamp, without_run
+from buffer_conformance.views import disturbed, leases, pushes, reports, stamp, without_run
 from rollout_buffer.v1 import weights_pb2
 
 REPORT_SETTLING_S = 2.0
@@ -56,20 +56,26 @@ def lease_repeats(record: Record) -> Finding:
 
 
 def ends_once(record: Record) -> Finding:
-    """W3."""
+    """W3. What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6."""
     finding = Finding()
-    over = record.marked("exit")
+    tried = {push.lease_id: push for push in pushes(record)}
+    terms, now = [mark.at_s for mark in record.marked("sigterm")], record.ended_s
     for lease_id, held in leases(record).items():
+        push = tried.get(lease_id)
+        unanswered = push is not None and push.ack is None
+        if not (held.is_live(now) or any(held.is_live(at) for at in terms) or unanswered):
+            finding.expect(
+                bool(held.ends),
+                f"lease {lease_id}, granted at {held.granted_s:.1f} s, never ended: its group has no final answer, it "
+                "was not returned, and not lost",
+            )
         acts = sorted(end for end in held.ends if end[2] != "lost")
-        finding.expect(
-            bool(held.ends) or not over,
-            f"lease {lease_id}, granted at {held.granted_s:.1f} s, never ended: its group has no final answer, it was "
-            "not returned, and not lost",
-        )
         for first, second in pairwise(acts):
             # A repeat of a call whose answer was lost is no second end: that one was not delivered.
             if second[0] > first[1] and first[3] is not second[3]:
-                finding.violations.append(f"lease {lease_id} was {first[2]} in {first[3]}, and {second[2]} in {second[3]}")
+                finding.violations.append(
+                    f"lease {lease_id} was {first[2]} in {first[3]}, and {second[2]} in {second[3]}"
+                )
     return finding
 
 
@@ -110,7 +116,7 @@ def loaded_as_reported(record: Record) -> Finding:
         finding.expect(
             loaded in [*old, *near],
             f"{call} says that engine {engine!r} has loaded {loaded}; it was last reported with "
-            f"{(near or old or ['nothing'])[-1]}",
+            f"{[*old, *near][-1:] or 'nothing'}",
         )
     return finding
 
@@ -168,12 +174,10 @@ def ends_in_order(record: Record) -> Finding:
             f"after SIGTERM at {term.at_s:.1f} s it "
             + ("did not end in time" if code is None else f"ended with exit code {code}"),
         )
-        gone = ended.at_s if ended is not None else record.now_s()
+        gone = ended.at_s if ended is not None else record.ended_s
         for lease_id, held in leases(record).items():
-            finding.expect(
-                not (held.granted_s <= gone and held.ended_s > gone),
-                f"lease {lease_id} was still held when it ended at {gone:.1f} s",
-            )
+            if held.is_live(term.at_s) or held.granted_s > term.at_s:
+                finding.expect(held.ended_s <= gone, f"lease {lease_id} was still held when it ended at {gone:.1f} s")
         for engine, said in reports(record).items():
             last = [report for exchange, report in said if exchange.began_s <= gone][-1:]
             finding.expect(
@@ -186,7 +190,7 @@ def ends_in_order(record: Record) -> Finding:
 def lease_pace(record: Record) -> Finding:
     """W13."""
     calls = grouped(record.of("LeaseTasks"), lambda call: _identity(call)[:2])
-    return paced(record, calls, lambda call: call.reply is None or not call.reply.leases)
+    return paced(calls, lambda call: call.reply is None or not call.reply.leases)
 
 
 def identities(record: Record) -> Finding:
@@ -199,7 +203,7 @@ def identities(record: Record) -> Finding:
         worker, instance, _ = key = _identity(call)
         finding.expect(
             instances.setdefault(worker, instance) == instance,
-            f"{call}: worker {worker!r} is instance {instance!r} now, and was {instances[worker]!r} in the same process",
+            f"{call}: worker {worker!r} is instance {instance!r}, and was {instances[worker]!r} in the same process",
         )
         stopping = any(at <= call.began_s for at in terms)
         if key in answered and not stopping:
@@ -222,14 +226,21 @@ WORKER_RULES = (
     Rule("W3", "Every lease ends exactly once: pushed, returned or lost.", _LEASES, ends_once),
     Rule("W4", "A lease that is held gets a heartbeat within its time to live.", _LEASES, heartbeats),
     *GROUP_RULES,
-    Rule("W7", "Lease requests name the version that the engine was last reported with.", "Numbering", loaded_as_reported),
+    Rule(
+        "W7", "Lease requests name the version that the engine was last reported with.", "Numbering", loaded_as_reported
+    ),
     Rule(
         "W8",
         f"After a publish every engine reports the version, or an error, within {LOADED_WITHIN_S:.0f} s.",
         "Weight updates",
         loads_what_is_published,
     ),
-    Rule("W9", "Of a lost lease nothing is said any more; a finished group may be pushed.", _LEASES, nothing_for_a_lost_lease),
+    Rule(
+        "W9",
+        "Of a lost lease nothing is said any more; a finished group may be pushed.",
+        _LEASES,
+        nothing_for_a_lost_lease,
+    ),
     Rule("W10", "On SIGTERM leases end, engines are reported STOPPED, and the exit code is 0.", _LEASES, ends_in_order),
     Rule("W13", "Lease requests that bring nothing are not repeated in a hurry.", "Fine print", lease_pace),
     Rule("W14", "One instance id a process, one request id a request, bundles numbered from 1.", _LEASES, identities),

@@ -139,6 +139,9 @@ class Dispatcher:
             if not await self._is_fit():
                 continue
             await self._after_less_loaded()
+            if self._room() <= 0:
+                self._wants = False
+                continue  # Evaluations have come in between.
             began = time.monotonic()
             reply = await self._ask()
             if self._stopping:

@@ -190,7 +190,8 @@ class Evaluator:
         finally:
             self._yielding -= 1
             self._changes.notify()
-        await self._give_up_hold()
+        if not self._stopping:
+            await self._give_up_hold()
 
     # ── leasing ──────────────────────────────────────────────────────────────
 
@@ -221,8 +222,8 @@ class Evaluator:
             except RolloutBufferError as error:
                 if error.attributes.get("status") != "UNIMPLEMENTED":
                     raise
-                self._known = False
-                _log.warning("no evaluations", why="the service does not know them")
+                self._known = self._unanswered = False
+                _log.info("no evaluations", why="the service does not know them")
                 return
             if reply is None or reply.leases:
                 continue

@@ -119,6 +119,8 @@ class EngineGuard:
                 break
             except EngineError as error:
                 slot.failed(error)
+                # A machine that is gone closes no connection: without this, calls would wait until their deadlines.
+                slot.engine.give_up(str(error))
                 log.say(f"the engine at {slot.info.address}", str(error))
             nobody = not any(other.reachable for other in self._all_slots)
             if nobody and time.monotonic() - began > self._timeout_s:

@@ -100,7 +100,7 @@ class EngineSlot:
             return weights_pb2.ENGINE_STATE_STOPPED
         if self.quarantined:
             return weights_pb2.ENGINE_STATE_QUARANTINED
-        if self.loading or (self.awaits_plan and not self.current):
+        if self.reachable and (self.loading or (self.awaits_plan and not self.current)):
             return weights_pb2.ENGINE_STATE_LOADING
         return weights_pb2.ENGINE_STATE_READY if self.leasable else weights_pb2.ENGINE_STATE_STARTING
 

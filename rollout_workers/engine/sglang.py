@@ -244,6 +244,11 @@ class SglangEngine:
         """Tokens that have arrived of calls that are under way; 0 unless they are streamed."""
         return self._generate_calls.tokens_in_hand if self._generate_calls is not None else 0
 
+    def give_up(self, why: str) -> None:
+        """See Engine."""
+        if self._generate_calls is not None:
+            self._generate_calls.give_up(why)
+
     def take_cut_off(self) -> int:
         """See Engine."""
         return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0

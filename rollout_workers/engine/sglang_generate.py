@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
@@ -44,6 +45,8 @@ class SglangGenerate:
         self._label = label
         self._cut_off = 0
         self._streams: set[BatchStream] = set()
+        self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, once nobody waits any more for the calls that are under way."""
 
     @property
     def tokens_in_hand(self) -> int:
@@ -54,6 +57,11 @@ class SglangGenerate:
         """Tokens that had arrived of calls that were cancelled, since this was asked last."""
         tokens, self._cut_off = self._cut_off, 0
         return tokens
+
+    def give_up(self, why: str) -> None:
+        """End the calls that are under way."""
+        given_up, self._given_up = self._given_up, asyncio.get_running_loop().create_future()
+        given_up.set_result(why)
 
     async def call(self, requests: Sequence[SampleRequest], *, deadline: float, allowed_s: float) -> Answer:
         """Generate these; at `deadline` (monotonic) what runs is aborted and comes back as it is. Raises EngineError,
@@ -68,10 +76,13 @@ class SglangGenerate:
             )
             self._streams.add(stream)
         post = asyncio.create_task(self._post(requests, stream, doing, deadline))
-        rids = [request.rid for request in requests]
+        rids, given_up = [request.rid for request in requests], self._given_up
         try:
             # In a task of its own, because it outlives the deadline: an aborted request still hands over its tokens.
-            await asyncio.wait({post}, timeout=deadline - time.monotonic())
+            ends: set[asyncio.Future[Any]] = {post, given_up}
+            await asyncio.wait(ends, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done() and not post.done():
+                raise EngineUnavailable(calls.address, doing, given_up.result())
             if not post.done():
                 await self.abort_quietly(rids)
                 await asyncio.wait({post}, timeout=calls.options.abort_grace_s)

@@ -57,6 +57,9 @@ class SglangWeights:
         """Note what the server holds when it is connected; `ranks`: the processes that share the model."""
         self.label = label
         self._ranks = ranks
+        with contextlib.suppress(EngineError):
+            # A worker that was killed in the middle may have left one open; that there is none is the rule.
+            await self._calls.post("/end_weight_update", {}, "closing an update that was left open")
         # What it serves now is the measure for what it may load. On another machine the path means nothing here;
         # then the first load becomes the measure.
         with contextlib.suppress(weight_files.UnloadableWeights):

@@ -120,6 +120,8 @@ class SimulatedEngine:
         self._paused: PauseMode | None = None
         self._unstalled = asyncio.Event()
         self._unstalled.set()
+        self._given_up = asyncio.Event()
+        """Set, and replaced, when nobody waits any more for the calls under way."""
         self._dead = False
         self._deaths = 0
         self._loads_to_fail = 0
@@ -170,17 +172,23 @@ class SimulatedEngine:
         rids = [request.rid for request in requests]
         work = asyncio.create_task(self._generate(requests))
         alarm = asyncio.create_task(self._clock.sleep(allowed_s))
+        given_up = asyncio.create_task(self._given_up.wait())
         try:
-            await asyncio.wait({work, alarm}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, alarm, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done() and not work.done():
+                error = EngineUnavailable(self._address, doing, "it was given up")
+                made = (self._decoding[rid].result() for rid in rids if rid in self._decoding)
+                error.partial = tuple(sample for sample in made if len(sample.output_ids))
+                raise error
             if not work.done():
                 if not self._unstalled.is_set() or self._gate.waiting.intersection(rids):
                     raise EngineTimeout(self._address, doing, allowed_s)
                 await self.abort(rids)
             samples = await work
         finally:
-            alarm.cancel()
-            work.cancel()
-            await asyncio.gather(alarm, work, return_exceptions=True)
+            for task in (alarm, work, given_up):
+                task.cancel()
+            await asyncio.gather(alarm, work, given_up, return_exceptions=True)
         if deaths != self._deaths:
             error = EngineUnavailable(self._address, doing, "it died")
             error.partial = tuple(sample for sample in samples if len(sample.output_ids))
@@ -188,6 +196,11 @@ class SimulatedEngine:
         if samples and all(sample.fault for sample in samples):
             raise EngineMalformed(self._address, doing, samples[0].fault)
         return samples
+
+    def give_up(self, why: str) -> None:
+        """See Engine."""
+        given_up, self._given_up = self._given_up, asyncio.Event()
+        given_up.set()
 
     def take_cut_off(self) -> int:
         """See Engine. Its tokens arrive with the answer."""

@@ -181,6 +181,10 @@ class Engine(Protocol):
         """
         ...
 
+    def give_up(self, why: str) -> None:
+        """End every `generate` under way with EngineUnavailable: the engine is gone, though connections may not show."""
+        ...
+
     def take_cut_off(self) -> int:
         """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""
         ...

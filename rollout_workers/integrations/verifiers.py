@@ -69,8 +69,15 @@ def load(name: str, options: "WorkerOptions") -> "VerifiersEnvironment":
 
 
 def _configuration(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    agent = {"runtime": {"type": "subprocess"}, "harness": {"id": HARNESS}, **args.pop("agent", {})}
-    return {"taskset": {"id": name, **args.pop("taskset", {})}, "agent": agent, **args}
+    """Verifiers' `[env]` block: `args`, with a program and a place for every role that names none."""
+    taskset = {"id": name, **args.pop("taskset", {})}
+    roles = vf.env_config_type(name, args.get("id", "")).model_fields.items()
+    seats = {
+        role: {"runtime": {"type": "subprocess"}, "harness": {"id": HARNESS}, **args.pop(role, {})}
+        for role, field in roles
+        if isinstance(field.default, vf.AgentConfig)
+    }
+    return {"taskset": taskset, **seats, **args}
 
 
 class VerifiersEnvironment:

@@ -30,6 +30,7 @@ from rollout_workers.weights.watcher import Published, WeightWatcher
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
 _LOST_S = 30.0
 _LOOK_S = 60.0
+_FETCH_IN_LINE_S = 10.0
 _log = structlog.get_logger()
 
 
@@ -138,17 +139,22 @@ class WeightLoader:
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
                 slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
                 _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
-                if time.monotonic() > self._due_at:
-                    self._quarantine()
-                    await self._free_requests()
-                await self._until(self._plan_is_due, next(delays))
-            finally:
                 slot.ask_for_place(wanted=False)
+                wait_s, left_s = next(delays), self._due_at - time.monotonic()
+                if left_s < wait_s:
+                    # At the deadline, not at the first failure after it.
+                    await self._until(self._plan_is_due, max(left_s, 0.0))
+                    wait_s -= max(left_s, 0.0)
+                    if not self._plan_is_due():
+                        self._quarantine()
+                        await self._free_requests()
+                await self._until(self._plan_is_due, wait_s)
+        slot.ask_for_place(wanted=False)
 
     async def _bring_to(self, target: Published) -> None:
         """One attempt."""
         slot, label = self._slot, target.version.label
-        with self._on_the_clock(label):
+        with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
         if not fetched:
             return
@@ -168,6 +174,7 @@ class WeightLoader:
         finally:
             slot.loading = slot.broken
             slot.changes.notify()
+            slot.ask_for_place(wanted=False)
         slot.reloads += 1
         slot.last_reload_ms = round((time.monotonic() - began) * 1000)
         slot.pristine = False
@@ -185,6 +192,17 @@ class WeightLoader:
             self._quarantine()
 
         alarm = asyncio.get_running_loop().call_later(max(self._due_at - time.monotonic(), 0.0), too_late)
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    @contextlib.contextmanager
+    def _turn_kept(self) -> Iterator[None]:
+        """Newer weights that come while the engine waits for its turn do not cost it the turn, if they are fetched
+        quickly: it would never come, where publishes follow each other faster than turns.
+        """
+        alarm = asyncio.get_running_loop().call_later(_FETCH_IN_LINE_S, lambda: self._slot.ask_for_place(wanted=False))
         try:
             yield
         finally:

@@ -8,17 +8,19 @@ import json
 import os
 import signal
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_worker_engine import FIRST, check_tokens, endless, until
+from tests.e2e.test_worker_engine import FIRST, RESPONSE_TOKENS, check_tokens, endless, until
 from tests.support.processes import children
 from tests.support.service import running_service
 from tests.support.sglang_python import sglang_python
 from tests.support.tiny_model import write_constant_model, write_random_model
 from tests.workers.process import WorkerProcess, worker_process
 from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions, TrainerSession, manifest_of
+from trainer_client.batch import Batch
 from trainer_client.plan import CollectivePlan
 from trainer_client.publish import CollectivePublisher
 
@@ -62,6 +64,16 @@ def checksums(port: int) -> object:
         return json.load(answer)
 
 
+def check_kept_tokens(batch: Batch) -> None:
+    """Tokens that a killed engine had sent may be credited to older weights than made them, never to newer ones."""
+    for sample in batch.samples:
+        assert sample.tokens - sample.prompt_len == RESPONSE_TOKENS
+        for span in sample.spans:
+            made_by = {token - FIRST for token in sample.token_ids[span.start : span.end].tolist()}
+            assert min(made_by) >= span.version.version
+            assert max(made_by) <= batch.info.train_version
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
     """Directories of versions 0, 1, …"""
@@ -93,12 +105,12 @@ def test_real_engines_hold_what_was_broadcast_and_a_killed_one_is_left_out_and_r
     ):
         until(lambda: ready(client) == 2, "both engines are ready", 300)
 
-        def train(steps: int) -> None:
+        def train(steps: int, check: Callable[[Batch], None] = check_kept_tokens) -> None:
             for batch in itertools.islice(session, steps):
-                check_tokens(batch)
+                check(batch)
                 session.publish(load_file(models[session.version + 1] / "model.safetensors"), wait_for=1)
 
-        train(UPDATES)
+        train(UPDATES, check_tokens)
         session.wait_for_engines(2, timeout_s=60)
         state = client.run("r")
         assert [engine.reloads for engine in state.engines] == [UPDATES, UPDATES]

@@ -129,6 +129,24 @@ async def test_a_server_that_falls_silent_brings_what_had_arrived_at_the_deadlin
     assert {"rid": asked[0].rid} in fake.received["/abort_request"]
 
 
+async def test_calls_to_a_server_that_is_known_to_be_gone_end_with_what_had_arrived(
+    engine: SglangEngine, fake: FakeSglang
+) -> None:
+    stream = Stream(fake)
+    asked = requests(1)
+    running = asyncio.create_task(engine.generate(asked))
+    await stream.started.wait()
+    stream.send(chunk(asked[0].rid, 0, [7, 8]))
+    await until_received(engine, 2)
+    engine.give_up("its machine is away")
+    with pytest.raises(EngineUnavailable, match="its machine is away") as raised:
+        await running
+    assert [sample.output_ids.tolist() for sample in raised.value.partial] == [[7, 8]]
+    # Later calls are not concerned.
+    fake.handlers["/generate"] = FakeSglang().handlers["/generate"]
+    assert len((await engine.generate(requests(1)))[0].output_ids) == 2
+
+
 async def test_tokens_of_a_cancelled_call_are_counted_once(engine: SglangEngine, fake: FakeSglang) -> None:
     stream = Stream(fake)
     asked = requests(2)

@@ -130,6 +130,8 @@ def run_cell(cell: Cell, folder: Path, address: str, urls: tuple[str, ...]) -> O
         first = cell.updates // 2
         with start("first") as worker:
             _update(session, way, outcome, worker, range(1, first + 1))
+            if cell.kind in kinds.HIDDEN and workers.hiding():
+                assert not worker.sees(folder / "trainer")
             assert worker.stop() == 0
             outcome.words.append(worker.last_words())
         with start("second") as worker:

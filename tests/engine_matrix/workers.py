@@ -60,6 +60,10 @@ class Worker:
                 env={**os.environ, "NO_COLOR": "1", "RB_LOG_FORMAT": "json", "RB_LOG_LEVEL": "info"},
             )
 
+    def sees(self, folder: Path) -> list[Path]:
+        """What the process finds in a folder. For one that was hidden and could be: nothing."""
+        return list((Path(f"/proc/{self.process.pid}/root") / folder.relative_to("/")).iterdir())
+
     def stop(self) -> int:
         """SIGTERM, and wait until it has drained; returns the exit code."""
         if self.process.poll() is None:

@@ -53,7 +53,7 @@ def test_engines_that_serve_or_load_take_part_in_the_order_of_their_ids() -> Non
     )
     members = candidates(run, {"e6": "failed"})
     assert [member.engine_id for member in members] == ["e1", "e3"]
-    assert ranked(members, 2) == (PlanMember("e1", 1), PlanMember("e3", 3))
+    assert ranked(members) == (PlanMember("e1", 1), PlanMember("e3", 2))
     # The stopped and the silent one will not ask for files.
     assert others(run, members) == ("e0", "e4", "e6")
 

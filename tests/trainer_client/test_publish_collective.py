@@ -128,6 +128,13 @@ def test_an_engine_whose_worker_is_gone_costs_one_deadline_and_no_other_engine(
     assert [phase[2] for phase in fleet.phases()][-2:] == [("e1",), ("e1",)]
     assert fleet.engines[1].received == [sums(1)]
     assert any(waiting.on == "the engines e0, e1" for waiting in waits)
+    # As long as nothing is heard of it, it is not waited for again.
+    began = time.monotonic()
+    publisher.offer(state(2), fleet.publication())
+    assert time.monotonic() - began < TIMEOUT_S
+    fleet.engines[0].mute, fleet.engines[0].reported_at = False, time.monotonic()
+    publisher.offer(state(3), fleet.publication())
+    assert [engine.received[-1] for engine in fleet.engines] == [sums(3), sums(3)]
 
 
 def kill_at(phase: str, engine: FleetEngine, how: signal.Signals) -> None:
@@ -317,7 +324,7 @@ def test_an_interrupt_ends_the_wait_and_abandons_the_plan(fleet: Fleet, publishe
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("regroups", -1), ("files_every", 0), ("timeout_s", 0.0), ("ranks_per_engine", 0), ("backend", "mpi")],
+    [("regroups", -1), ("files_every", 0), ("timeout_s", 0.0), ("backend", "mpi")],
 )
 def test_bad_options_are_refused(option: str, value: object) -> None:
     with pytest.raises(InvalidField) as raised:

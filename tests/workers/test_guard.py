@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
 from buffer_wire.retry import Backoff
 from rollout_workers import guard
-from rollout_workers.engine.errors import EngineNotStarted
+from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
-from rollout_workers.engine.types import Engine
+from rollout_workers.engine.types import Engine, SampleRequest
 from rollout_workers.errors import EnginesLost
 from rollout_workers.guard import EngineGuard
 from rollout_workers.slot import EngineSlot
@@ -99,6 +100,21 @@ async def test_the_end_of_a_process_is_reported_with_the_end_of_its_log() -> Non
     assert "exit code -9" in reasons[0]
     assert "out of memory" in reasons[0]
     assert "no such model" in reasons[1]
+
+
+async def test_calls_to_an_engine_that_hangs_without_a_sign_are_ended() -> None:
+    host = Host()
+    request = SampleRequest(sample_index=0, input_ids=np.array([1], np.int32), max_new_tokens=10**6)
+    async with guarded(host) as slot:
+        running = asyncio.create_task(slot.generate([request], deadline_s=1_000))
+        await eventually(lambda: bool(host.engine._decoding))
+        host.engine.stall()
+        host.failures = 1
+        slot.suspect = True
+        slot.changes.notify()
+        with pytest.raises(EngineUnavailable, match="given up"):
+            await running
+        await eventually(lambda: slot.reachable)
 
 
 async def test_an_engine_that_dies_as_soon_as_it_works_is_started_ever_more_slowly() -> None:

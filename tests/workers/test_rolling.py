@@ -2,10 +2,11 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from rollout_buffer.v1 import weights_pb2
-from tests.workers.building import time_passes
+from tests.workers.building import eventually, time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
 from tests.workers.test_collective import PREPARE, plan
@@ -33,6 +34,10 @@ class Hold:
     async def released(self) -> None:
         self.asked.set()
         await self._free.wait()
+
+
+def is_fetched(tmp_path: Path, version: int) -> bool:
+    return any((tmp_path / "weights-w.e0").glob(f"1.{version}-*"))
 
 
 def loads(it: Loading) -> list[str]:
@@ -88,6 +93,24 @@ async def test_version_that_is_superseded_while_it_waits_is_skipped(fake: FakeSe
         fake.places.clear()
         await it.until_loaded(1, 2)
         assert loads(it) == ["load 1.2"]
+
+
+async def test_newer_version_does_not_cost_the_turn(fake: FakeService, tmp_path: Path) -> None:
+    fake.max_unavailable = 1
+    fake.places.add("somebody")
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.wants_load)
+        gave_up = asyncio.create_task(it.slot.changes.until(lambda: not it.slot.wants_load, 10))
+        for version in (2, 3):
+            await it.publish(1, version)
+            await eventually(partial(is_fetched, tmp_path, version))
+        assert not gave_up.done()
+        fake.places.clear()
+        await it.until_loaded(1, 3)
+        assert loads(it) == ["load 1.3"]
+        assert await gave_up
 
 
 async def test_failed_load_gives_the_place_back(fake: FakeService, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,17 @@ from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated_answers import AnswerOptions
-from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from rollout_workers.episode import Episode
 from rollout_workers.episodes import Episodes
 from rollout_workers.errors import EpisodeFull, SamplesFailed
 from rollout_workers.functions import Rollout, load_rollout
 from rollout_workers.prompts import Prompts
+from rollout_workers.rollout import SingleTurn
 from rollout_workers.samples import GroupProgress
 from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import Version
-from tests.workers.building import eventually, lease, task, time_passes
+from tests.workers.building import eventually, generated, lease, task, time_passes
 from tests.workers.chat import END, ChatTokenizer
 from tests.workers.scripted import script
 
@@ -413,6 +414,46 @@ async def test_engine_that_fails_once_is_not_noticed_by_the_function() -> None:
     assert scene.engine.answered == {0: 2, 1: 3, 2: 2, 3: 2}
 
 
+class Breaking(SimulatedEngine):
+    """Its first call breaks off, with the first tokens of every sample; sample 1 was just finished."""
+
+    broken = False
+
+    async def generate(
+        self, requests: Sequence[SampleRequest], *, deadline_s: float | None = None
+    ) -> list[GeneratedSample]:
+        if self.broken:
+            return await super().generate(requests, deadline_s=deadline_s)
+        self.broken = True
+        error = EngineUnavailable("e", "generating", "connection reset")
+        error.partial = tuple(
+            generated(r.sample_index, [50, 51, 52], ("1.0", 0, 3), finish="stop" if r.sample_index == 1 else "abort")
+            for r in requests
+        )
+        raise error
+
+
+@pytest.mark.parametrize("single_turn", [True, False])
+async def test_tokens_that_came_before_a_connection_broke_are_kept(single_turn: bool) -> None:
+    scene = Scene(two_turns, group_size=2 if single_turn else 1)
+    scene.engine.__class__ = Breaking
+    making: SingleTurn | Episodes = await scene.build()
+    if single_turn:
+        making = SingleTurn(scene.progress, scene.slot, Attempts(3), timeout_s=20)
+    running = asyncio.create_task(making.run())
+    await scene.slot.changes.until(lambda: scene.slot.suspect)
+    # What the guard does when the engine answers its probe.
+    scene.slot.suspect = False
+    scene.slot.changes.notify()
+    assert await asyncio.wait_for(running, 20)
+    assert scene.progress.samples[0].output_ids[:3].tolist() == [50, 51, 52]
+    assert len(scene.progress.samples[0].output_ids) > 10
+    if single_turn:
+        assert scene.progress.samples[1].output_ids.tolist() == [50, 51, 52]
+    assert scene.progress.discarded == {}
+    assert scene.balanced()
+
+
 async def test_two_calls_at_once_are_refused() -> None:
     async def rollout(episode: Episode) -> float:
         await asyncio.gather(episode.generate(), episode.generate())
@@ -603,8 +644,6 @@ async def test_lost_engine_keeps_the_turns_of_a_resumable_function() -> None:
 
 
 async def test_single_turn_worker_does_not_go_on_with_the_turns_of_a_function() -> None:
-    from rollout_workers.rollout import SingleTurn
-
     function = Resumable()
     function.hold.clear()
     first = Scene(function, group_size=1)

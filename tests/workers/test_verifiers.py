@@ -21,8 +21,11 @@ from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.functions import rollout_of
 from rollout_workers.options import SimulatedOptions
+from tests.support.sglang_python import sglang_python
+from tests.support.tiny_model import write_random_model
 from tests.workers.building import eventually, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService
+from tests.workers.process import worker_process
 from tests.workers.test_worker_loop import all_done, given_back, working
 
 ENVIRONMENTS = Path(__file__).parent / "verifiers_environments"
@@ -80,7 +83,11 @@ class Model:
         self.read.append(self.tokenizer.decode(request.input_ids.tolist()))
         ids = self.tokenizer.encode(self.says(self.read[-1], request.sample_index) + "<|im_end|>")
         cut = np.array(ids[: request.max_new_tokens], np.int32)
-        return Answer(cut, -cut.astype(np.float32) / np.float32(1_000) - np.float32(0.001), "stop" if len(cut) == len(ids) else "length")
+        return Answer(
+            cut,
+            -cut.astype(np.float32) / np.float32(1_000) - np.float32(0.001),
+            "stop" if len(cut) == len(ids) else "length",
+        )
 
 
 def calls_the_tool(text: str, index: int) -> str:
@@ -157,6 +164,40 @@ async def test_tool_environment_becomes_one_sample_with_the_tools_tokens_masked(
     assert model.tokenizer.decode(ids[: used.turns[2].start].tolist()) in model.read
 
 
+async def test_game_that_verifiers_ships_is_played_turn_by_turn(
+    fake: FakeService, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wordle of TextArena: a role named player, the game as the user, a reward that the environment records."""
+    nltk = pytest.importorskip("nltk")
+    pytest.importorskip("textarena")
+    _dictionary(tmp_path / "nltk_data")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk_data")])
+    monkeypatch.setattr(nltk, "download", lambda *_, **__: True)
+
+    def guesses(text: str, index: int) -> str:
+        """Sample 0 knows the words, sample 1 knows none."""
+        tried = sum(word in text for word in WORDS)
+        return f"[{WORDS[tried]}]" if index == 0 else "[zzzzz]"
+
+    model = Model(tokenizer_path, guesses)
+    monkeypatch.setattr(simulated, "answer_to", model)
+    await fake.submit(verifiers_task("t", 0, group_size=2, max_new_tokens=400))
+    made = of("textarena", tokenizer_path, taskset={"game": "Wordle-v0"})
+    async with working(fake, tmp_path, from_options=True, **made):
+        await fake.until(all_done(fake))
+    group = fake.results()["t"]
+    won, lost = group.header.samples
+    assert won.reward == 1.0
+    assert lost.reward < 1.0
+    roles = [turn.role for turn in won.turns]
+    assert roles == ["assistant", *["user", "assistant"] * (len(roles) // 2)]
+    assert len(lost.turns) > 1
+    columns = read_payload(group.header, group.payload)
+    ids, mask = columns["token_ids"][: won.tokens], columns["loss_mask"][: won.tokens].astype(bool)
+    said = model.tokenizer.decode(ids[mask].tolist())
+    assert said == "".join(f"[{word}]<|im_end|>" for word in WORDS[: len(roles) // 2 + 1])
+
+
 async def test_versions_of_an_environments_turns_are_kept(
     fake: FakeService, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +229,33 @@ async def test_stopped_worker_hands_the_environments_task_back(
         await fake.until(all_done(fake))
 
 
+@pytest.mark.engine
+async def test_environment_plays_on_a_real_engine(fake: FakeService, tmp_path: Path, tokenizer_path: str) -> None:
+    model = write_random_model(tmp_path / "model")
+    for file in Path(tokenizer_path).iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    flags = (
+        "--launch", str(model), "--sglang-python", str(sglang_python()), "--ready-timeout-s", "200", "--reward", "",
+        "--environment", "verifiers:sums-v1", "--environment-args", json.dumps(RENDERER), "--lease-wait-s", "2",
+    )  # fmt: skip
+    await fake.submit(*(verifiers_task(f"t{i}", i, max_new_tokens=24) for i in range(4)))
+    with worker_process(fake.address, "r", tmp_path, *flags) as worker:
+        await fake.until(all_done(fake), timeout_s=240)
+        assert await asyncio.to_thread(worker.stop) == 0
+    for group in fake.results().values():
+        columns = read_payload(group.header, group.payload)
+        at = 0
+        for sample in group.header.samples:
+            prompt = slice(at, at + sample.prompt_len)
+            response = slice(at + sample.prompt_len, at + sample.tokens)
+            assert columns["loss_mask"][response].all()
+            assert not columns["loss_mask"][prompt].any()
+            assert np.all(columns["logprobs"][response] < 0)
+            assert sample.reward in {0.0, 1.0}
+            assert [turn.role for turn in sample.turns] == ["assistant"]
+            at += sample.tokens
+
+
 async def test_errors_of_the_environment_are_told(
     fake: FakeService, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +272,21 @@ async def test_errors_of_the_environment_are_told(
 def test_environment_that_is_not_there_is_refused(tmp_path: Path, tokenizer_path: str) -> None:
     with pytest.raises(InvalidField, match="no-such-environment"):
         rollout_of(options("127.0.0.1:1", tmp_path, **of("no-such-environment", tokenizer_path)))
+
+
+WORDS = ("vinyl", "quirk", "jumbo")
+
+
+def _dictionary(path: Path) -> None:
+    """In place of the corpora that nltk would download: three words, all of them nouns."""
+    (path / "corpora/words").mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (path / "corpora/words" / name).write_text("\n".join(WORDS) + "\n")
+    tagger = path / "taggers/averaged_perceptron_tagger_eng"
+    tagger.mkdir(parents=True)
+    content = {"weights": {}, "tagdict": dict.fromkeys(WORDS, "NN"), "classes": ["NN"]}
+    for kind, value in content.items():
+        (tagger / f"averaged_perceptron_tagger_eng.{kind}.json").write_text(json.dumps(value))
 
 
 def _manifest(tmp_path: Path) -> Any:

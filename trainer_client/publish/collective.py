@@ -16,6 +16,7 @@ Invariant: the group that is kept for the next publish is one in which nothing h
 
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ from trainer_client.plan import Backend, CollectivePlan, TensorSpec
 from trainer_client.publication import Publication, WeightSource
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.group import TrainerGroup
-from trainer_client.publish.members import candidates, others, ranked
+from trainer_client.publish.members import candidates, others, ranked, unheard
 from trainer_client.publish.named_tensors import NamedTensors, named_tensors, specs_of
 from trainer_client.publish.saving import save_tensors
 from trainer_client.publish.update import AttemptFailed, Update, pause_between_looks
@@ -49,7 +50,7 @@ class CollectivePublisher:
     `backend`: "gloo" (CPU) or "nccl" (GPU); None: by where the tensors are. `address`: this process as the engines
     reach it; `port`: where a group meets, 0 for any free one each time. `timeout_s`: for joining and again for
     receiving; `slack_s`: what pausing and reporting may take beyond it. `regroups`: how often one publish is begun anew
-    after a failure. `ranks_per_engine`: an engine's tensor parallel ranks.
+    after a failure.
 
     `files`: where fallbacks go, closed with this publisher; `save`: writes one, by default the tensors alone.
     """
@@ -63,7 +64,6 @@ class CollectivePublisher:
         timeout_s: float = 60.0,
         slack_s: float = 30.0,
         regroups: int = 3,
-        ranks_per_engine: int = 1,
         files: FilesPublisher | None = None,
         files_every: int = 10,
         save: Callable[[Path], object] | None = None,
@@ -71,7 +71,6 @@ class CollectivePublisher:
         for field, value, least in (
             ("regroups", regroups, 0),
             ("files_every", files_every, 1),
-            ("ranks_per_engine", ranks_per_engine, 1),
             ("timeout_s", timeout_s, 0.1),
         ):
             if value < least:
@@ -84,7 +83,6 @@ class CollectivePublisher:
         self._timeout_s = timeout_s
         self._slack_s = slack_s
         self._regroups = regroups
-        self._ranks_per_engine = ranks_per_engine
         self._files = files
         self._files_every = files_every
         self._save = save
@@ -95,6 +93,8 @@ class CollectivePublisher:
         """Number of the group, or of the last one."""
         self._inside: tuple[str, ...] = ()
         """Engines in the group, in the order of their ranks."""
+        self._failed_at: dict[str, float] = {}
+        """Engines that failed, by when the attempt began: one that says nothing since would cost as much again."""
 
     # ── WeightPublisher ──────────────────────────────────────────────────────
 
@@ -119,10 +119,12 @@ class CollectivePublisher:
                 fallback = self._written(tensors, publication)
             if not engines:
                 break
+            began = time.monotonic()
             try:
                 self._attempt(publication, run, engines, backend, tensors, specs)
             except AttemptFailed as error:
                 failed |= error.members
+                self._failed_at |= dict.fromkeys(error.members, began)
                 why = str(error)
                 logger.warning(
                     "publishing version %d: attempt %d of %d failed: %s",
@@ -191,7 +193,7 @@ class CollectivePublisher:
         deadline, notices = Deadline.after(self._timeout_s), publication.notices("finding engines")
         while True:
             run = publication.state(timeout_s=self._timeout_s)
-            engines = candidates(run, failed)
+            engines = candidates(run, {*failed, *self._unheard(run)})
             if engines or failed or self._files is not None:
                 return run, engines
             states = ", ".join(f"{engine.engine_id} ({engine.state})" for engine in run.engines)
@@ -203,6 +205,13 @@ class CollectivePublisher:
                 raise missing
             notices.tell(missing)
             pause_between_looks(deadline)
+
+    def _unheard(self, run: RunState) -> tuple[str, ...]:
+        now = time.monotonic()
+        for engine_id, failed_at in list(self._failed_at.items()):
+            if not unheard(run, [engine_id], now - failed_at):
+                del self._failed_at[engine_id]
+        return tuple(self._failed_at)
 
     def _attempt(
         self,
@@ -223,7 +232,7 @@ class CollectivePublisher:
             group_name=group.name,
             backend=backend,
             world_size=group.world_size,
-            members=ranked(engines, self._ranks_per_engine),
+            members=ranked(engines),
             tensors=specs,
             timeout_ms=round(self._timeout_s * 1000),
         )
@@ -249,7 +258,7 @@ class CollectivePublisher:
         self._group = TrainerGroup(
             name=name,
             backend=backend,
-            world_size=1 + len(ids) * self._ranks_per_engine,
+            world_size=1 + len(ids),
             port=self._port,
             # The wait for the members ends first: it knows who is late.
             timeout_s=self._timeout_s + self._slack_s + _LONGER_S,

@@ -75,6 +75,8 @@ class FilesPublisher:
         self.root.mkdir(parents=True, exist_ok=True)
         self._keep = keep
         self._checkpointed_steps = 0
+        self._much = max(_MUCH_KEPT, keep)
+        """Above so many versions on disk there is a warning, the next one above twice as many."""
         for left_behind in self.root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(left_behind)
         self._records = _read_records(self.root)
@@ -215,7 +217,8 @@ class FilesPublisher:
             del self._records[entry.name]
             (self.root / f"{entry.name}.json").unlink(missing_ok=True)
             shutil.rmtree(self.root / entry.name)
-        if len(self._records) > max(_MUCH_KEPT, self._keep) and len(self._records) % _MUCH_KEPT == 1:
+        if len(self._records) > self._much:
+            self._much = 2 * len(self._records)
             logger.warning(
                 "%d versions lie in %s, because a resume could go back to them: checkpoint the session to let them go",
                 len(self._records),

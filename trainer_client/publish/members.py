@@ -33,9 +33,9 @@ def others(run: RunState, members: Iterable[Engine]) -> tuple[str, ...]:
     return tuple(engine.engine_id for engine in living if engine.engine_id not in inside)
 
 
-def ranked(engines: Iterable[Engine], ranks_per_engine: int) -> tuple[PlanMember, ...]:
-    """Members with their first ranks: 1 + i · ranks per engine."""
-    return tuple(PlanMember(engine.engine_id, 1 + i * ranks_per_engine) for i, engine in enumerate(engines))
+def ranked(engines: Iterable[Engine]) -> tuple[PlanMember, ...]:
+    """Members with their ranks, from 1: an engine has one."""
+    return tuple(PlanMember(engine.engine_id, 1 + i) for i, engine in enumerate(engines))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""Both suites by name: their scenarios, and the rules that judge the record."""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buffer_conformance.record import Record
+from buffer_conformance.rules import Rule
+from buffer_conformance.stage import SuiteOptions
+from buffer_conformance.trainer_rules import TRAINER_RULES
+from buffer_conformance.trainer_suite import run_trainer_suite
+from buffer_conformance.worker_rules import WORKER_RULES
+from buffer_conformance.worker_suite import run_worker_suite
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """How a kind of candidate is run, and what is asked of it."""
+
+    run: Callable[[SuiteOptions], Coroutine[Any, Any, Record]]
+    rules: Sequence[Rule]
+
+
+SUITES: Mapping[str, Suite] = {
+    "worker": Suite(run_worker_suite, WORKER_RULES),
+    "trainer": Suite(run_trainer_suite, TRAINER_RULES),
+}
+"""By kind of candidate."""

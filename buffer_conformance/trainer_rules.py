@@ -1,0 +1,312 @@
+"""What the protocol asks of a trainer: taking over, feeding, pulling, committing, publishing, and giving way."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from buffer_conformance.record import Exchange, Record
+from buffer_conformance.rules import Finding, Rule
+from buffer_conformance.shared_rules import asked_again, goes_on, grouped, paced, seen_revision, well_formed
+from buffer_conformance.views import without_run
+
+EXIT_WITHIN_S = 30.0
+GIVES_WAY_S = 2.0
+"""Calls of other threads may be on their way when the trainer learns that it was replaced."""
+
+_OF_AN_EPOCH = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
+_PULL_MAY_DIFFER = ("train_version", "wait_ms")
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What one epoch's resume replied, and the calls that name the epoch, in order of arrival."""
+
+    number: int
+    resumed: Exchange | None
+    calls: list[Exchange] = field(default_factory=list)
+
+    def of(self, *methods: str) -> Iterator[Exchange]:
+        """Calls of these methods."""
+        return (call for call in self.calls if call.method in methods)
+
+    @property
+    def start(self) -> Any:  # noqa: ANN401 - a ResumeResponse
+        """What the resume replied."""
+        return self.resumed.reply if self.resumed is not None else None
+
+
+def epochs(record: Record) -> list[Epoch]:
+    """Every epoch that the candidate was given, or named."""
+    found: dict[int, Epoch] = {}
+    for call in record.of("Resume", *_OF_AN_EPOCH):
+        if call.method == "Resume":
+            if call.reply is not None:
+                found.setdefault(call.reply.epoch, Epoch(call.reply.epoch, call))
+        else:
+            number = call.request.epoch
+            found.setdefault(number, Epoch(number, None)).calls.append(call)
+    return list(found.values())
+
+
+def resumes_first(record: Record) -> Finding:
+    """T1."""
+    finding = Finding()
+    for epoch in epochs(record):
+        for call in epoch.calls[:1]:
+            resumed = epoch.resumed
+            finding.expect(
+                resumed is not None and resumed.replied_s <= call.began_s,
+                f"{call} names epoch {epoch.number}, which no resume had been given",
+            )
+    return finding
+
+
+def feeds_by_cursor(record: Record) -> Finding:
+    """T2."""
+    finding = asked_again(
+        record,
+        record.of("SubmitTasks"),
+        lambda call: (call.request.epoch, call.request.request_id),
+        without_run,
+        said="the same submit",
+    )
+    for epoch in epochs(record):
+        if epoch.start is None:
+            continue
+        cursor, judged = epoch.start.cursor, set[str]()
+        for call in epoch.of("SubmitTasks"):
+            request = call.request
+            if request.request_id not in judged:
+                judged.add(request.request_id)
+                finding.expect(
+                    request.expected_cursor == cursor and request.cursor >= cursor,
+                    f"{call} moves the cursor from {request.expected_cursor} to {request.cursor}; it was {cursor}",
+                )
+            if call.reply is not None:
+                cursor = max(cursor, call.reply.cursor)
+    return finding
+
+
+def _is_whole(call: Exchange) -> bool:
+    """True when all of a shard reached the candidate."""
+    delivered = [entry.message for entry in call.replies if entry.delivered and entry.message is not None]
+    wanted = next((message.batch.shard_groups for message in delivered if message.HasField("batch")), None)
+    return wanted is not None and sum(len(message.groups) for message in delivered) >= wanted
+
+
+def _info(call: Exchange) -> Any:  # noqa: ANN401 - a BatchInfo
+    return next(entry.message.batch for entry in call.replies if entry.message.HasField("batch"))
+
+
+def _place(call: Exchange) -> tuple[int, int]:
+    return call.request.step, call.request.round
+
+
+def pulls_in_order(record: Record) -> Finding:
+    """T3."""
+    finding = Finding()
+    for epoch in epochs(record):
+        if epoch.start is None:
+            continue
+        for calls in grouped(epoch.of("PullBatch"), lambda call: call.request.rank):
+            due = (epoch.start.next_step, 0)
+            for call in calls:
+                finding.expect(
+                    _place(call) <= due,
+                    f"{call} asks for step {call.request.step}, round {call.request.round}, before step {due[0]}, "
+                    f"round {due[1]} was received",
+                )
+                if _place(call) == due and _is_whole(call):
+                    due = (due[0] + 1, 0) if _info(call).final else (due[0], due[1] + 1)
+            for before, after in pairwise(calls):
+                if _is_whole(before) or before.began_s > after.began_s:
+                    continue
+                finding.expect(
+                    without_run(after, *_PULL_MAY_DIFFER) == without_run(before, *_PULL_MAY_DIFFER),
+                    f"{after} does not repeat {before}, which was not received whole ({before.fault or before.status})",
+                )
+    return finding
+
+
+def _received(epoch: Epoch, before_s: float) -> int:
+    """Steps that are in the trainer's hands at a time: all below this one."""
+    whole = [
+        int(call.request.step) + 1
+        for call in epoch.of("PullBatch")
+        if _is_whole(call) and _info(call).final and call.replies[-1].at_s <= before_s
+    ]
+    return max([int(epoch.start.next_step), *whole])
+
+
+def _commits(call: Exchange) -> int | None:
+    request = call.request
+    if call.method == "Commit":
+        return int(request.through_step)
+    return int(request.commit_through_step) if request.HasField("commit_through_step") else None
+
+
+def commits_what_it_has(record: Record) -> Finding:
+    """T4."""
+    finding = Finding()
+    for epoch in epochs(record):
+        if epoch.start is None:
+            continue
+        newest = (epoch.start.version, b"")
+        for call in epoch.of("Commit", "Publish"):
+            through, steps = _commits(call), _received(epoch, call.began_s)
+            if through is not None:
+                finding.expect(
+                    through < steps, f"{call} commits through step {through}; received were the steps below {steps}"
+                )
+            if call.method == "Publish":
+                version, content = call.request.version, without_run(call, "commit_through_step")
+                finding.expect(
+                    version > newest[0] or (version, content) == newest,
+                    f"{call} publishes version {version} after version {newest[0]}",
+                )
+                if version >= newest[0]:
+                    newest = (version, content)
+    return finding
+
+
+def checkpoints_what_is_committed(record: Record) -> Finding:
+    """T5."""
+    finding = Finding()
+    for epoch in epochs(record):
+        if epoch.start is None:
+            continue
+        committed = epoch.start.next_step
+        for call in epoch.of("Commit", "Publish", "Checkpoint"):
+            if call.method == "Checkpoint":
+                through = call.request.through_step
+                finding.expect(
+                    through < committed,
+                    f"{call} checkpoints through step {through}; committed were the steps below {committed}",
+                )
+            elif call.reply is not None:
+                committed = max(committed, call.reply.committed_steps)
+    return finding
+
+
+def gives_way(record: Record) -> Finding:
+    """T6."""
+    finding = Finding()
+    for taken in record.marked("taken_over"):
+        ended = next((mark.at_s for mark in record.marked("exit") if mark.at_s >= taken.at_s), None)
+        finding.expect(ended is not None, f"it still ran {EXIT_WITHIN_S:.0f} s after it was told stale_epoch")
+        again = next((mark.at_s for mark in record.marked("start") if mark.at_s > taken.at_s), float("inf"))
+        told = [
+            call.ended_s
+            for call in record.exchanges
+            if call.error is not None and call.error.reason == "stale_epoch" and call.ended_s >= taken.at_s
+        ]
+        since = min(told, default=float("inf"))
+        for call in record.of("Resume", *_OF_AN_EPOCH):
+            if not since < call.began_s < again:
+                continue
+            late = call.began_s > since + GIVES_WAY_S or call.method == "Resume"
+            finding.expect(not late, f"{call} came after it was told stale_epoch at {since:.1f} s")
+    return finding
+
+
+def publishes_again(record: Record) -> Finding:
+    """T8."""
+    return asked_again(
+        record,
+        record.of("Publish"),
+        lambda call: (call.request.epoch, call.request.version),
+        without_run,
+        said="the same publish, manifest and commit included",
+    )
+
+
+def resumes_again(record: Record) -> Finding:
+    """T9."""
+    finding = asked_again(
+        record, record.of("Resume"), lambda call: call.request.request_id, without_run, said="the same resume"
+    )
+    for before, after in pairwise(record.of("Resume")):
+        restarted = any(before.began_s < mark.at_s <= after.began_s for mark in record.marked("start"))
+        if before.unanswered and not restarted:
+            finding.expect(
+                after.request.request_id == before.request.request_id,
+                f"{after} is a new resume although {before} got no answer ({before.fault or before.status}): it takes "
+                "the run from itself",
+            )
+    return finding
+
+
+def commits_again(record: Record) -> Finding:
+    """T10. A commit of a later step says what the unanswered one said."""
+    finding = Finding()
+    calls = list(record.of("Commit", "Checkpoint", "Publish"))
+    for call in calls:
+        if call.method == "Publish" or not call.unanswered or _is_last(record, call):
+            continue
+        kinds = ("Checkpoint",) if call.method == "Checkpoint" else ("Commit", "Publish")
+        later = [
+            other
+            for other in calls
+            if other.method in kinds and other.began_s > call.began_s and other.request.epoch == call.request.epoch
+        ]
+        through = call.request.through_step
+        said = [other.request.through_step if other.method == "Checkpoint" else _commits(other) for other in later]
+        finding.expect(
+            any(step is not None and step >= through for step in said),
+            f"{call} got no answer ({call.fault or call.status}) and was not asked again",
+        )
+    return finding
+
+
+def _is_last(record: Record, call: Exchange) -> bool:
+    """True when the candidate ended, or was replaced, soon after."""
+    ends = [mark.at_s for mark in record.marks if mark.kind in ("exit", "taken_over")]
+    last = record.exchanges[-1].began_s
+    return any(0 <= end - call.ended_s < GIVES_WAY_S for end in ends) or last - call.began_s < GIVES_WAY_S
+
+
+def trainer_pace(record: Record) -> Finding:
+    """T13."""
+
+    def key(call: Exchange) -> Hashable:
+        return call.method, call.request.rank if call.method == "PullBatch" else 0
+
+    return paced(grouped(record.of("Resume", *_OF_AN_EPOCH), key), lambda call: call.status not in ("OK", ""))
+
+
+TRAINER_RULES = (
+    Rule("T1", "A trainer resumes before it names an epoch.", "Commit, checkpoint, resume", resumes_first),
+    Rule(
+        "T2",
+        "Submits move the cursor from where it was; one that got no answer is repeated as it was.",
+        "Commit, checkpoint, resume",
+        feeds_by_cursor,
+    ),
+    Rule(
+        "T3",
+        "Steps and rounds are pulled in order; what was not received is pulled again.",
+        "Numbering",
+        pulls_in_order,
+    ),
+    Rule("T4", "Versions rise, and only what was received is committed.", "Numbering", commits_what_it_has),
+    Rule("T5", "Only what is committed is checkpointed.", "Commit, checkpoint, resume", checkpoints_what_is_committed),
+    Rule(
+        "T6", "A trainer that is told stale_epoch ends, and does not resume.", "Commit, checkpoint, resume", gives_way
+    ),
+    Rule("T7", "seen_revision is the highest revision received.", "What is promised", seen_revision),
+    Rule("T8", "A publish that got no answer is repeated as it was.", "What is promised", publishes_again),
+    Rule(
+        "T9",
+        "A resume that got no answer is repeated under its request id.",
+        "Commit, checkpoint, resume",
+        resumes_again,
+    ),
+    Rule(
+        "T10", "A commit or checkpoint that got no answer is said again.", "Commit, checkpoint, resume", commits_again
+    ),
+    Rule("T11", "No request is refused for its form.", "What is promised", well_formed),
+    Rule("T12", "Training goes on after every fault.", "What is promised", goes_on),
+    Rule("T13", "Calls that fail are not repeated in a hurry.", "Errors", trainer_pace),
+)
+"""Every rule for trainers; docs/conformance.md lists them."""

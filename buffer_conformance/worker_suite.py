@@ -1,0 +1,204 @@
+"""The scenarios for a worker. The kit is its trainer, and the trouble on its way to the service."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+from buffer_conformance.child import service_at
+from buffer_conformance.direct import Direct
+from buffer_conformance.kit_trainer import KitTrainer
+from buffer_conformance.made_groups import made_group
+from buffer_conformance.proxy import Proxy
+from buffer_conformance.record import Record
+from buffer_conformance.stage import Stage, Stuck, SuiteOptions
+from buffer_conformance.views import PUSHES, leases, reports
+from buffer_conformance.worker_rules import EXIT_WITHIN_S, LOADED_WITHIN_S
+from buffer_wire.errors import RolloutBufferError
+from rollout_buffer.v1 import common_pb2, tasks_pb2
+
+_TASKS = 6
+_LONG = 256
+_PAUSED_S = 2.0
+_RIVAL: dict[str, Any] = {"worker_id": "conformance-rival", "instance_id": "kit"}
+
+
+async def run_worker_suite(options: SuiteOptions) -> Record:
+    """Run the candidate through all scenarios; the record of it. Raises DidNotStart, RolloutBufferError."""
+    record, run_id = Record(), f"conformance-{uuid4().hex[:8]}"
+    async with (
+        service_at(options.service) as service,
+        Proxy(service, record) as proxy,
+        Direct(service, run_id) as direct,
+    ):
+        trainer = KitTrainer(direct, record, options.lease_ttl_s, options.weights)
+        await trainer.begin()
+        stage = Stage(options, proxy, run_id)
+        suite = WorkerSuite(stage, direct, trainer)
+        pulling = asyncio.create_task(trainer.run())
+        try:
+            await suite.run()
+        finally:
+            pulling.cancel()
+            if stage.child is not None:
+                await stage.child.kill()
+            with contextlib.suppress(RolloutBufferError):
+                await direct.call("DeleteRun", trying_s=5.0)
+        await asyncio.gather(pulling, return_exceptions=True)
+        if not pulling.cancelled():
+            pulling.result()
+    return record
+
+
+class WorkerSuite:
+    """One candidate's way through the scenarios."""
+
+    def __init__(self, stage: Stage, direct: Direct, trainer: KitTrainer) -> None:
+        self._stage = stage
+        self._direct = direct
+        self._trainer = trainer
+        self._rival: tasks_pb2.Lease | None = None
+
+    async def run(self) -> None:
+        """All scenarios, one after the other."""
+        await self._keep_one_lease()
+        beating = asyncio.create_task(self._keep_rival_alive())
+        try:
+            await self._stage.start_candidate()
+            for name, scenario in self._scenarios().items():
+                async with self._stage.scenario(name) as wanted:
+                    if wanted:
+                        await scenario()
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    def _scenarios(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            "plain work": self._plain,
+            "lost lease reply": self._lost_lease_reply,
+            "lost acknowledgement": self._lost_acknowledgement,
+            "broken push": self._broken_push,
+            "service away": self._away,
+            "newer weights": self._newer_weights,
+            "paused run": self._paused,
+            "lost lease": self._lost_lease,
+            "termination": self._termination,
+        }
+
+    # ── scenarios ────────────────────────────────────────────────────────────
+
+    async def _plain(self) -> None:
+        await self._work()
+
+    async def _lost_lease_reply(self) -> None:
+        fault = self._stage.proxy.faults.lose_reply("LeaseTasks", when=lambda reply: len(reply.leases) > 0)
+        await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a lease request that is granted"))
+
+    async def _lost_acknowledgement(self) -> None:
+        fault = self._stage.proxy.faults.lose_reply(*PUSHES)
+        await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
+
+    async def _broken_push(self) -> None:
+        fault = self._stage.proxy.faults.break_call(*PUSHES)
+        await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
+
+    async def _away(self) -> None:
+        ids = await self._trainer.submit(_TASKS)
+        await self._stage.proxy.away(self._stage.options.away_s)
+        await self._trained(ids)
+
+    async def _newer_weights(self) -> None:
+        for _ in range(2):
+            ids = await self._trainer.submit(_TASKS)
+            await self._trainer.publish()
+            wanted = self._stage.record.marked("published")[-1].data["version"]
+            await self._look_for(wanted)
+            await self._trained(ids)
+
+    async def _paused(self) -> None:
+        await self._direct.call("PauseRun")
+        await asyncio.sleep(_PAUSED_S)
+        await self._direct.call("ContinueRun")
+        await self._work()
+
+    async def _lost_lease(self) -> None:
+        """The task is finished by somebody else while the candidate holds it; others are held for long."""
+        stage, rival = self._stage, self._rival
+        if rival is None:
+            raise Stuck("no lease of the kit's own")
+        stage.proxy.faults.hold(*PUSHES)
+        began = stage.record.now_s()
+        ids = await self._trainer.submit(_TASKS)
+        self._rival = None
+        await self._direct.call(
+            "ReturnLeases",
+            **_RIVAL,
+            returns=[tasks_pb2.LeaseReturn(lease_id=rival.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)],
+        )
+        task_id = rival.task.task_id
+        await stage.until(
+            lambda: any(held.lease.task.task_id == task_id for held in leases(stage.record).values()),
+            f"a lease of task {task_id}",
+        )
+        group = made_group(rival, common_pb2.WeightVersion(epoch=1, version=0))
+        await self._direct.call("PushGroup", group=group)
+        ttl_s = stage.options.lease_ttl_s
+        # Long enough that whoever sends no heartbeats loses its leases, and is seen to.
+        await asyncio.sleep(max(0.0, began + 1.4 * ttl_s - stage.record.now_s()))
+        stage.proxy.faults.release()
+        await self._trained([task_id, *ids])
+
+    async def _termination(self) -> None:
+        stage = self._stage
+        stage.proxy.faults.hold(*PUSHES)
+        began = stage.record.now_s()
+        await self._trainer.submit(_TASKS, max_new_tokens=_LONG)
+        await stage.until(lambda: any(h.granted_s >= began for h in leases(stage.record).values()), "a lease")
+        asyncio.get_running_loop().call_later(1.0, stage.proxy.faults.release)
+        await stage.end_candidate(EXIT_WITHIN_S, terminate=True)
+
+    # ── parts ────────────────────────────────────────────────────────────────
+
+    async def _work(self, fault_fires: Callable[[], Awaitable[None]] | None = None) -> None:
+        ids = await self._trainer.submit(_TASKS)
+        if fault_fires is not None:
+            await fault_fires()
+        await self._trained(ids)
+
+    async def _trained(self, ids: list[str]) -> None:
+        wanted = set(ids)
+        await self._stage.until(lambda: wanted <= self._trainer.trained, f"the groups of {len(ids)} tasks")
+
+    async def _look_for(self, version: int) -> None:
+        """Wait until the version is loaded, or for as long as that may take; a rule says whether it was in time."""
+        stage = self._stage
+        by = stage.record.now_s() + min(LOADED_WITHIN_S, stage.options.patience_s)
+        await stage.until(
+            lambda: self._loaded(version) or stage.record.now_s() > by,
+            f"a report that version {version} is loaded",
+            within_s=float("inf"),
+        )
+
+    def _loaded(self, version: int) -> bool:
+        found = reports(self._stage.record).values()
+        return bool(found) and all(said[-1][1].loaded.version >= version or said[-1][1].errors for said in found)
+
+    async def _keep_one_lease(self) -> None:
+        await self._trainer.submit(1)
+        reply = await self._direct.call(
+            "LeaseTasks",
+            **_RIVAL,
+            request_id="rival",
+            engine_id="conformance-rival",
+            loaded=common_pb2.WeightVersion(epoch=1),
+            max_tasks=1,
+            wait_ms=1_000,
+        )
+        self._rival = reply.leases[0]
+
+    async def _keep_rival_alive(self) -> None:
+        while self._rival is not None:
+            await self._direct.call("ExtendLeases", **_RIVAL, lease_ids=[self._rival.lease_id])
+            await asyncio.sleep(self._stage.options.lease_ttl_s / 4)

@@ -1,0 +1,31 @@
+"""A trainer as the conformance kit starts one: a session of trainer_client that trains on nothing, for ever."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+
+from trainer_client.client import BufferClient
+from trainer_client.policy import Policy
+from trainer_client.tasks import SamplingParams, Task
+
+
+def tasks() -> Iterator[Task]:
+    for i in itertools.count():
+        yield Task(prompt_token_ids=[1, 2, 3, i % 50], group_size=2, sampling=SamplingParams(max_new_tokens=16))
+
+
+def main(address: str, run_id: str) -> None:
+    with (
+        BufferClient(address) as client,
+        client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks()) as session,
+    ):
+        for batch in session:
+            if batch.step % 2:
+                session.commit()
+            session.publish()
+            if batch.step % 3 == 2:
+                session.checkpoint()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
