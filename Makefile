@@ -61,7 +61,7 @@ endef
 	@echo "test-verifiers: the package verifiers into .venv-verifiers (about 1 minute)"; \
 	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers; \
 	.venv-verifiers/bin/python $(PIP) -c constraints.txt -c constraints/verifiers.txt -e '.[verifiers]' \
-		'verifiers[ta]' pytest pytest-asyncio pytest-timeout hypothesis; \
+		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
 	touch $@
 
 # --- run ----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store \
 		tests/model/test_large_operations.py $(PYTEST_ARGS)
 
-test-verifiers: .venv-verifiers/.installed ## real verifiers environments through the worker, in an environment of their own
+test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
 
 test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio

@@ -14,6 +14,7 @@ from buffer_conformance.report import as_json, as_text, has_failed
 from buffer_conformance.rules import judged
 from buffer_conformance.stage import SuiteOptions
 from buffer_conformance.suites import SUITES
+from buffer_wire.errors import InvalidField
 
 
 def run(kind: str, given: dict[str, Any]) -> int:
@@ -22,10 +23,12 @@ def run(kind: str, given: dict[str, Any]) -> int:
 
 
 def _run(kind: str, given: dict[str, Any]) -> int:
-    as_values, trace = given.pop("as_json"), given.pop("trace")
+    as_values, trace, only = given.pop("as_json"), given.pop("trace"), frozenset(given.pop("only") or ())
     suite = SUITES[kind]
+    if strange := sorted(only - set(suite.scenarios)):
+        raise InvalidField("--only", strange[0], "one of " + ", ".join(suite.scenarios))
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-conformance-") as folder:
-        options = SuiteOptions(folder=Path(folder), **given)
+        options = SuiteOptions(folder=Path(folder), only=only, **given)
         try:
             record = asyncio.run(suite.run(options))
         except DidNotStart as error:

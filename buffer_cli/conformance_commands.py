@@ -20,6 +20,9 @@ Command = Annotated[
 ]
 Service = Annotated[str | None, typer.Option(help="host:port of a service. Default: one of the kit's own.")]
 Patience = Annotated[float, typer.Option("--patience-s", help="Longest time for one scenario.")]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="SCENARIO", help="Run this scenario alone; repeatable. Default: all.")
+]
 Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write every call and message there, a JSON value a line.")
 ]
@@ -32,6 +35,7 @@ def worker(
     weights: Annotated[
         Path | None, typer.Option(help="Directory of weights to publish. Default: versions that need no loading.")
     ] = None,
+    only: Only = None,
     patience_s: Patience = 60.0,
     trace: Trace = None,
     as_json: JsonOption = False,
@@ -50,6 +54,7 @@ def worker(
 def trainer(
     command: Command,
     service: Service = None,
+    only: Only = None,
     patience_s: Patience = 60.0,
     trace: Trace = None,
     as_json: JsonOption = False,

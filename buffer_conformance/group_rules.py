@@ -13,7 +13,7 @@ from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2
 
-PUSHED_AGAIN_S = 20.0
+PUSHED_AGAIN_S = 10.0
 _SETTLING_S = 2.0
 
 

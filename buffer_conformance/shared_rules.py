@@ -3,16 +3,17 @@
 from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
 
-from buffer_conformance.record import Exchange, Record
+from buffer_conformance.record import OPEN, Entry, Exchange, Record
 from buffer_conformance.rules import Finding
 from buffer_conformance.views import ends_within
 
 SETTLING_S = 0.5
 """A reply may be on its way to the candidate, or not be looked at yet, for so long."""
 
-ASKED_AGAIN_S = 20.0
+ASKED_AGAIN_S = 10.0
 """An unanswered call is asked again within so long, unless the candidate ends."""
 
+_LONG_STREAMS = frozenset({"PushGroups", "WatchWeights"})
 MOST_IN_A_SECOND = 20
 _MALFORMED = frozenset({"invalid_request", "invalid_field", "invalid_policy"})
 _VIEWS = frozenset({"GetRun", "ListRuns", "DeleteRun"})
@@ -22,14 +23,12 @@ _VIEWS = frozenset({"GetRun", "ListRuns", "DeleteRun"})
 def seen_revision(record: Record) -> Finding:
     """`seen_revision` is the highest revision received."""
     finding = Finding()
-    received: list[tuple[float, int, bool]] = []
-    for exchange in record.exchanges:
-        binding = exchange.method not in _VIEWS
-        received += [
-            (entry.at_s, getattr(entry.message, "revision", 0), binding)
-            for entry in exchange.replies
-            if entry.delivered
-        ]
+    received = [
+        (entry.at_s, getattr(entry.message, "revision", 0), _is_binding(exchange, entry))
+        for exchange in record.exchanges
+        for entry in exchange.replies
+        if entry.delivered
+    ]
     for exchange in record.exchanges:
         for entry in exchange.requests:
             run = getattr(entry.message, "run", None)
@@ -45,6 +44,15 @@ def seen_revision(record: Record) -> Finding:
                 + (f" to {most}" if most != least else ""),
             )
     return finding
+
+
+def _is_binding(exchange: Exchange, entry: Entry) -> bool:
+    """True when the candidate must know the reply's revision: it acknowledges something, and has surely arrived."""
+    if exchange.method in _VIEWS:
+        return False
+    if exchange.method in _LONG_STREAMS:
+        return exchange.status in ("OK", OPEN) or entry.at_s < exchange.ended_s - SETTLING_S
+    return exchange.status == "OK"
 
 
 def well_formed(record: Record) -> Finding:
@@ -75,28 +83,43 @@ def asked_again(
     identity: Callable[[Exchange], Hashable],
     content: Callable[[Exchange], bytes],
     *,
+    of_one_kind: Callable[[Exchange], Hashable],
     said: str,
 ) -> Finding:
-    """Calls that got no answer are asked again under their identity, with the same content.
+    """Calls that got no answer are asked again under their identity, with the same content, before the next one.
 
-    Judged are identities of which a call got no answer. `said`: what a repeat has to be, for the violation.
+    Judged are identities of which a call got no answer. `of_one_kind`: what is called one after the other, never at
+    once. `said`: what a repeat has to be, for the violation.
     """
     finding = Finding()
-    by_identity: dict[Hashable, list[Exchange]] = {}
-    for exchange in exchanges:
-        by_identity.setdefault(identity(exchange), []).append(exchange)
-    for calls in by_identity.values():
-        if not any(call.unanswered for call in calls):
+    calls = list(exchanges)
+    for same in grouped(calls, identity):
+        if not any(call.unanswered for call in same):
             continue
-        first, last = calls[0], calls[-1]
-        changed = next((call for call in calls if content(call) != content(first)), None)
-        gave_up = last.unanswered and not ends_within(record, last.ended_s, ASKED_AGAIN_S) and record.ended_s > last.ended_s + 1
+        first, last = same[0], same[-1]
         finding.exercised += 1
+        changed = next((call for call in same if content(call) != content(first)), None)
         if changed is not None:
             finding.violations.append(f"{changed} repeats {first}, which got no answer, but is not {said}")
-        elif gave_up:
-            finding.violations.append(f"{last} got no answer ({last.fault or last.status}) and was not asked again")
+        if not last.unanswered:
+            continue
+        why = f"{last} got no answer ({last.fault or last.status}) and was not asked again"
+        then = next((c for c in calls if c.began_s > last.ended_s and of_one_kind(c) == of_one_kind(last)), None)
+        if then is not None and not _restarted(record, last, then):
+            finding.violations.append(f"{why}; {then} came next")
+        elif then is None and _went_on(record, last):
+            finding.violations.append(why)
     return finding
+
+
+def _went_on(record: Record, call: Exchange) -> bool:
+    """True when the candidate had the time to ask again."""
+    had_time = record.ended_s > call.ended_s + ASKED_AGAIN_S
+    return had_time and not ends_within(record, call.ended_s, ASKED_AGAIN_S)
+
+
+def _restarted(record: Record, before: Exchange, after: Exchange) -> bool:
+    return any(before.began_s < mark.at_s <= after.began_s for mark in record.marked("start"))
 
 
 def paced(streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:

@@ -8,9 +8,9 @@ from buffer_conformance.record import Record
 from buffer_conformance.rules import Rule
 from buffer_conformance.stage import SuiteOptions
 from buffer_conformance.trainer_rules import TRAINER_RULES
-from buffer_conformance.trainer_suite import run_trainer_suite
+from buffer_conformance.trainer_suite import TRAINER_SCENARIOS, run_trainer_suite
 from buffer_conformance.worker_rules import WORKER_RULES
-from buffer_conformance.worker_suite import run_worker_suite
+from buffer_conformance.worker_suite import WORKER_SCENARIOS, run_worker_suite
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,12 @@ class Suite:
 
     run: Callable[[SuiteOptions], Coroutine[Any, Any, Record]]
     rules: Sequence[Rule]
+    scenarios: Sequence[str]
+    """Names, in the order in which they are run."""
 
 
 SUITES: Mapping[str, Suite] = {
-    "worker": Suite(run_worker_suite, WORKER_RULES),
-    "trainer": Suite(run_trainer_suite, TRAINER_RULES),
+    "worker": Suite(run_worker_suite, WORKER_RULES, tuple(WORKER_SCENARIOS)),
+    "trainer": Suite(run_trainer_suite, TRAINER_RULES, tuple(TRAINER_SCENARIOS)),
 }
 """By kind of candidate."""

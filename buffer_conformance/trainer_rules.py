@@ -8,7 +8,7 @@ from typing import Any
 from buffer_conformance.record import Exchange, Record
 from buffer_conformance.rules import Finding, Rule
 from buffer_conformance.shared_rules import asked_again, goes_on, grouped, paced, seen_revision, well_formed
-from buffer_conformance.views import without_run
+from buffer_conformance.views import process_ends, without_run
 
 EXIT_WITHIN_S = 30.0
 GIVES_WAY_S = 2.0
@@ -69,6 +69,7 @@ def feeds_by_cursor(record: Record) -> Finding:
         record.of("SubmitTasks"),
         lambda call: (call.request.epoch, call.request.request_id),
         without_run,
+        of_one_kind=lambda call: call.request.epoch,
         said="the same submit",
     )
     for epoch in epochs(record):
@@ -217,24 +218,21 @@ def publishes_again(record: Record) -> Finding:
         record.of("Publish"),
         lambda call: (call.request.epoch, call.request.version),
         without_run,
+        of_one_kind=lambda call: call.request.epoch,
         said="the same publish, manifest and commit included",
     )
 
 
 def resumes_again(record: Record) -> Finding:
-    """T9."""
-    finding = asked_again(
-        record, record.of("Resume"), lambda call: call.request.request_id, without_run, said="the same resume"
+    """T9. A new request would take the run from the trainer itself."""
+    return asked_again(
+        record,
+        record.of("Resume"),
+        lambda call: call.request.request_id,
+        without_run,
+        of_one_kind=lambda _: None,
+        said="the same resume",
     )
-    for before, after in pairwise(record.of("Resume")):
-        restarted = any(before.began_s < mark.at_s <= after.began_s for mark in record.marked("start"))
-        if before.unanswered and not restarted:
-            finding.expect(
-                after.request.request_id == before.request.request_id,
-                f"{after} is a new resume although {before} got no answer ({before.fault or before.status}): it takes "
-                "the run from itself",
-            )
-    return finding
 
 
 def commits_again(record: Record) -> Finding:
@@ -261,7 +259,7 @@ def commits_again(record: Record) -> Finding:
 
 def _is_last(record: Record, call: Exchange) -> bool:
     """True when the candidate ended, or was replaced, soon after."""
-    ends = [mark.at_s for mark in record.marks if mark.kind in ("exit", "taken_over")]
+    ends = process_ends(record)
     last = record.exchanges[-1].began_s
     return any(0 <= end - call.ended_s < GIVES_WAY_S for end in ends) or last - call.began_s < GIVES_WAY_S
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import uuid4
 
 from buffer_conformance.child import service_at
@@ -37,6 +37,7 @@ async def run_trainer_suite(options: SuiteOptions) -> Record:
             for worker in workers:
                 worker.cancel()
             ended = await asyncio.gather(*workers, return_exceptions=True)
+            record.mark("end")
             if stage.child is not None:
                 await stage.child.kill()
             with contextlib.suppress(RolloutBufferError):
@@ -56,37 +57,25 @@ class TrainerSuite:
 
     async def run(self) -> None:
         """All scenarios, one after the other."""
-        for name, scenario in self._scenarios().items():
+        for name, scenario in TRAINER_SCENARIOS.items():
             async with self._stage.scenario(name) as wanted:
                 if wanted:
                     if not self._stage.candidate_runs and name not in ("start", "started again"):
                         await self._stage.start_candidate()
-                    await scenario()
-
-    def _scenarios(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {
-            "start": self._start,
-            "plain training": self._goes_on,
-            "lost submit reply": lambda: self._lost("SubmitTasks"),
-            "lost batch": lambda: self._lost("PullBatch", when=lambda reply: reply.HasField("batch")),
-            "lost publish reply": lambda: self._lost("Publish"),
-            "lost commit reply": lambda: self._lost("Commit", needed=False),
-            "lost checkpoint reply": lambda: self._lost("Checkpoint", needed=False),
-            "service away": self._away,
-            "paused run": self._paused,
-            "taken over": self._taken_over,
-            "started again": self._started_again,
-        }
+                        await self.goes_on()
+                    await scenario(self)
 
     # ── scenarios ────────────────────────────────────────────────────────────
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Its first resume is not answered."""
         fault = self._stage.proxy.faults.lose_reply("Resume")
         await self._stage.start_candidate()
         await self._stage.until_fired(fault, "a resume")
-        await self._goes_on()
+        await self.goes_on()
 
-    async def _lost(self, method: str, *, when: When = always, needed: bool = True) -> None:
+    async def lost(self, method: str, *, when: When = always, needed: bool = True) -> None:
+        """A reply of the method does not arrive; where not `needed`, the candidate may never call it."""
         stage = self._stage
         fault, limit_s = stage.proxy.faults.lose_reply(method, when=when), stage.record.now_s() + _OPTIONAL_S
         if needed:
@@ -95,32 +84,57 @@ class TrainerSuite:
             # Publishing commits too, and nobody has to checkpoint.
             await stage.until(lambda: fault.fired.is_set() or stage.record.now_s() > limit_s, "a while")
             fault.disarm()
-        await self._goes_on()
+        await self.goes_on()
 
-    async def _away(self) -> None:
+    async def away(self) -> None:
+        """The service cannot be reached for seconds."""
         await self._stage.proxy.away(self._stage.options.away_s)
-        await self._goes_on()
+        await self.goes_on()
 
-    async def _paused(self) -> None:
+    async def paused(self) -> None:
+        """An operator holds the run, and continues it."""
         await self._direct.call("PauseRun")
         await asyncio.sleep(_PAUSED_S)
         await self._direct.call("ContinueRun")
-        await self._goes_on()
+        await self.goes_on()
 
-    async def _taken_over(self) -> None:
+    async def taken_over(self) -> None:
+        """Another trainer resumes the run."""
         reply = await self._direct.call("Resume", request_id=uuid4().hex)
         self._stage.record.mark("taken_over", epoch=reply.epoch)
         await self._stage.end_candidate(EXIT_WITHIN_S, terminate=False)
 
-    async def _started_again(self) -> None:
+    async def started_again(self) -> None:
+        """It is started anew, and resumes the run."""
         await self._stage.start_candidate()
-        await self._goes_on()
+        await self.goes_on()
 
     # ── parts ────────────────────────────────────────────────────────────────
 
     def _published(self) -> int:
         return sum(exchange.reply is not None for exchange in self._stage.record.of("Publish"))
 
-    async def _goes_on(self) -> None:
+    async def goes_on(self) -> None:
+        """It trains."""
         wanted = self._published() + _PUBLISHES
         await self._stage.until(lambda: self._published() >= wanted, f"{_PUBLISHES} more versions")
+
+
+def _loses(method: str, *, when: When = always, needed: bool = True) -> Callable[[TrainerSuite], Awaitable[None]]:
+    return lambda suite: suite.lost(method, when=when, needed=needed)
+
+
+TRAINER_SCENARIOS: Mapping[str, Callable[[TrainerSuite], Awaitable[None]]] = {
+    "start": TrainerSuite.start,
+    "plain training": TrainerSuite.goes_on,
+    "lost submit reply": _loses("SubmitTasks"),
+    "lost batch": _loses("PullBatch", when=lambda reply: reply.HasField("batch")),
+    "lost publish reply": _loses("Publish"),
+    "lost commit reply": _loses("Commit", needed=False),
+    "lost checkpoint reply": _loses("Checkpoint", needed=False),
+    "service away": TrainerSuite.away,
+    "paused run": TrainerSuite.paused,
+    "taken over": TrainerSuite.taken_over,
+    "started again": TrainerSuite.started_again,
+}
+"""By name, in the order in which they are run."""

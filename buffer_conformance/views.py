@@ -167,7 +167,7 @@ def disturbed(record: Record, since_s: float, until_s: float) -> bool:
 
 def process_ends(record: Record) -> list[float]:
     """When the candidate was told to end, or ended, in order."""
-    return [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit", "taken_over")]
+    return [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit", "taken_over", "end")]
 
 
 def ends_within(record: Record, at_s: float, within_s: float) -> bool:

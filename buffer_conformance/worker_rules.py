@@ -17,7 +17,7 @@ from buffer_conformance.shared_rules import (
 from buffer_conformance.views import disturbed, leases, pushes, reports, stamp, without_run
 from rollout_buffer.v1 import weights_pb2
 
-REPORT_SETTLING_S = 2.0
+REPORT_SETTLING_S = 3.0
 """A lease request and the report of what is loaded may pass each other for so long."""
 
 LOADED_WITHIN_S = 60.0
@@ -34,25 +34,14 @@ def lease_repeats(record: Record) -> Finding:
     """W1."""
     calls = list(record.of("LeaseTasks"))
     # A worker that stops may ask for less: it only wants to know what it was granted.
-    finding = asked_again(
+    return asked_again(
         record,
         calls,
         _identity,
         lambda call: without_run(call, "max_tasks", "wait_ms"),
+        of_one_kind=lambda call: _identity(call)[:2],
         said="the same request (only seen_revision, and a smaller max_tasks or wait_ms, may differ)",
     )
-    last: dict[tuple[str, str], Exchange] = {}
-    for call in calls:
-        worker = _identity(call)[:2]
-        before = last.get(worker)
-        if before is not None and before.unanswered and before.ended_s < call.began_s:
-            finding.expect(
-                _identity(call) == _identity(before),
-                f"{call} is a new request although {before} got no answer ({before.fault or before.status}): "
-                "what that one granted is not known",
-            )
-        last[worker] = call
-    return finding
 
 
 def ends_once(record: Record) -> Finding:
@@ -85,11 +74,9 @@ def heartbeats(record: Record) -> Finding:
     for lease_id, held in leases(record).items():
         ttl_s = held.lease.ttl_ms / 1000
         times = [held.granted_s, *sorted(t for t in held.renewed if held.granted_s <= t < held.ended_s)]
-        exits = [mark.at_s for mark in record.marked("exit") if mark.at_s >= held.granted_s]
-        last = min([held.ended_s, *exits])
-        if last == float("inf"):
-            continue
-        for since, until in pairwise([*times, last]):
+        # One that never ended, and was given up, is a matter of W3 and W6.
+        end = [held.ended_s] if held.ends else []
+        for since, until in pairwise([*times, *end]):
             if disturbed(record, since, until):
                 continue
             if len(times) > 1 or until - since > ttl_s:
@@ -109,6 +96,9 @@ def loaded_as_reported(record: Record) -> Finding:
         if _identity(call) in seen:
             continue
         seen.add(_identity(call))
+        around = call.began_s - REPORT_SETTLING_S, call.began_s + REPORT_SETTLING_S
+        if disturbed(record, *around) or around[1] > record.ended_s:
+            continue
         engine, loaded = call.request.engine_id, stamp(call.request.loaded)
         said = [(exchange.began_s, stamp(report.loaded)) for exchange, report in reported.get(engine, ())]
         old = [version for at, version in said if at <= call.began_s - SETTLING_S][-1:]

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from rollout_buffer.v1 import common_pb2, tasks_pb2
 _TASKS = 6
 _LONG = 256
 _PAUSED_S = 2.0
+_HELD_TTLS = 1.4
 _RIVAL: dict[str, Any] = {"worker_id": "conformance-rival", "instance_id": "kit"}
 
 
@@ -41,6 +42,7 @@ async def run_worker_suite(options: SuiteOptions) -> Record:
             await suite.run()
         finally:
             pulling.cancel()
+            record.mark("end")
             if stage.child is not None:
                 await stage.child.kill()
             with contextlib.suppress(RolloutBufferError):
@@ -66,50 +68,43 @@ class WorkerSuite:
         beating = asyncio.create_task(self._keep_rival_alive())
         try:
             await self._stage.start_candidate()
-            for name, scenario in self._scenarios().items():
+            for name, scenario in WORKER_SCENARIOS.items():
                 async with self._stage.scenario(name) as wanted:
                     if wanted:
-                        await scenario()
+                        await scenario(self)
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
-    def _scenarios(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        return {
-            "plain work": self._plain,
-            "lost lease reply": self._lost_lease_reply,
-            "lost acknowledgement": self._lost_acknowledgement,
-            "broken push": self._broken_push,
-            "service away": self._away,
-            "newer weights": self._newer_weights,
-            "paused run": self._paused,
-            "lost lease": self._lost_lease,
-            "termination": self._termination,
-        }
-
     # ── scenarios ────────────────────────────────────────────────────────────
 
-    async def _plain(self) -> None:
+    async def plain(self) -> None:
+        """Tasks, and nothing else."""
         await self._work()
 
-    async def _lost_lease_reply(self) -> None:
+    async def lost_lease_reply(self) -> None:
+        """The reply that grants leases does not arrive."""
         fault = self._stage.proxy.faults.lose_reply("LeaseTasks", when=lambda reply: len(reply.leases) > 0)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a lease request that is granted"))
 
-    async def _lost_acknowledgement(self) -> None:
+    async def lost_acknowledgement(self) -> None:
+        """A group is accepted, and its answer does not arrive."""
         fault = self._stage.proxy.faults.lose_reply(*PUSHES)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
 
-    async def _broken_push(self) -> None:
+    async def broken_push(self) -> None:
+        """A group does not arrive."""
         fault = self._stage.proxy.faults.break_call(*PUSHES)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
 
-    async def _away(self) -> None:
+    async def away(self) -> None:
+        """The service cannot be reached for seconds."""
         ids = await self._trainer.submit(_TASKS)
         await self._stage.proxy.away(self._stage.options.away_s)
         await self._trained(ids)
 
-    async def _newer_weights(self) -> None:
+    async def newer_weights(self) -> None:
+        """Two versions are published while work goes on."""
         for _ in range(2):
             ids = await self._trainer.submit(_TASKS)
             await self._trainer.publish()
@@ -117,19 +112,19 @@ class WorkerSuite:
             await self._look_for(wanted)
             await self._trained(ids)
 
-    async def _paused(self) -> None:
+    async def paused(self) -> None:
+        """An operator holds the run, and continues it."""
         await self._direct.call("PauseRun")
         await asyncio.sleep(_PAUSED_S)
         await self._direct.call("ContinueRun")
         await self._work()
 
-    async def _lost_lease(self) -> None:
+    async def lost_lease(self) -> None:
         """The task is finished by somebody else while the candidate holds it; others are held for long."""
         stage, rival = self._stage, self._rival
         if rival is None:
             raise Stuck("no lease of the kit's own")
         stage.proxy.faults.hold(*PUSHES)
-        began = stage.record.now_s()
         ids = await self._trainer.submit(_TASKS)
         self._rival = None
         await self._direct.call(
@@ -144,13 +139,13 @@ class WorkerSuite:
         )
         group = made_group(rival, common_pb2.WeightVersion(epoch=1, version=0))
         await self._direct.call("PushGroup", group=group)
-        ttl_s = stage.options.lease_ttl_s
         # Long enough that whoever sends no heartbeats loses its leases, and is seen to.
-        await asyncio.sleep(max(0.0, began + 1.4 * ttl_s - stage.record.now_s()))
+        await asyncio.sleep(_HELD_TTLS * stage.options.lease_ttl_s)
         stage.proxy.faults.release()
         await self._trained([task_id, *ids])
 
-    async def _termination(self) -> None:
+    async def termination(self) -> None:
+        """SIGTERM while leases are held."""
         stage = self._stage
         stage.proxy.faults.hold(*PUSHES)
         began = stage.record.now_s()
@@ -202,3 +197,17 @@ class WorkerSuite:
         while self._rival is not None:
             await self._direct.call("ExtendLeases", **_RIVAL, lease_ids=[self._rival.lease_id])
             await asyncio.sleep(self._stage.options.lease_ttl_s / 4)
+
+
+WORKER_SCENARIOS: Mapping[str, Callable[[WorkerSuite], Awaitable[None]]] = {
+    "plain work": WorkerSuite.plain,
+    "lost lease reply": WorkerSuite.lost_lease_reply,
+    "lost acknowledgement": WorkerSuite.lost_acknowledgement,
+    "broken push": WorkerSuite.broken_push,
+    "service away": WorkerSuite.away,
+    "newer weights": WorkerSuite.newer_weights,
+    "paused run": WorkerSuite.paused,
+    "lost lease": WorkerSuite.lost_lease,
+    "termination": WorkerSuite.termination,
+}
+"""By name, in the order in which they are run."""

@@ -8,7 +8,7 @@ the queue or the counters of the training.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -34,6 +34,7 @@ _LAST_QUESTION_S = 5.0
 _CLOSED_S = 60.0
 """How long nothing is leased after the weights were held for the longest time, if they do not go then."""
 _CLEAR_S = 10.0
+_AGAIN_S = 0.5
 _UNSEEN_S = 2.0
 
 _ON_ENGINE = (Stage.PREPARING, Stage.GENERATING)
@@ -316,11 +317,26 @@ class Evaluator:
         self._closed_until = time.monotonic() + _CLOSED_S
         works = [work for work, _ in self._works.values() if work.stage in _ON_ENGINE]
         _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work.interrupt())
-        if not await self._changes.until(lambda: not self.active, _CLEAR_S):
-            self.cut(*_ON_ENGINE)
+        await self._take_off(works)
+
+    async def _take_off(self, works: Sequence[Work]) -> None:
+        """Have work handed back. What is still on the engine after a while is told again: an engine may hear of a
+        request only after it was told to end it.
+        """
+        deadline = time.monotonic() + _CLEAR_S
+
+        def on_engine() -> list[Work]:
+            return [work for work in works if work.lease.lease_id in self._works and work.stage in _ON_ENGINE]
+
+        left = list(works)
+        while left and time.monotonic() < deadline:
+            async with asyncio.TaskGroup() as group:
+                for work in left:
+                    group.create_task(work.interrupt())
+            await self._changes.until(lambda: not on_engine(), _AGAIN_S)
+            left = on_engine()
+        for work in left:
+            work.cut()
 
     async def _drop_outdated(self) -> None:
         """Whatever becomes of the engine: work whose weights it does not have any more goes back."""
@@ -332,9 +348,7 @@ class Evaluator:
         told: set[Work] = set()
         while True:
             await slot.changes.until(lambda: not told.issuperset(outdated()), timeout_s=3_600.0)
-            for work in outdated():
-                if work not in told:
-                    await work.interrupt()
+            await self._take_off([work for work in outdated() if work not in told])
             told.clear()
             told.update(outdated())
 

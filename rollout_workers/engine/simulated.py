@@ -120,6 +120,7 @@ class SimulatedEngine:
         self._paused: PauseMode | None = None
         self._unstalled = asyncio.Event()
         self._unstalled.set()
+        self._why_given_up = ""
         self._given_up = asyncio.Event()
         """Set, and replaced, when nobody waits any more for the calls under way."""
         self._dead = False
@@ -176,7 +177,7 @@ class SimulatedEngine:
         try:
             await asyncio.wait({work, alarm, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if given_up.done() and not work.done():
-                error = EngineUnavailable(self._address, doing, "it was given up")
+                error = EngineUnavailable(self._address, doing, self._why_given_up)
                 made = (self._decoding[rid].result() for rid in rids if rid in self._decoding)
                 error.partial = tuple(sample for sample in made if len(sample.output_ids))
                 raise error
@@ -200,6 +201,7 @@ class SimulatedEngine:
     def give_up(self, why: str) -> None:
         """See Engine."""
         given_up, self._given_up = self._given_up, asyncio.Event()
+        self._why_given_up = why
         given_up.set()
 
     def take_cut_off(self) -> int:

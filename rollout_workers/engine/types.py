@@ -182,7 +182,7 @@ class Engine(Protocol):
         ...
 
     def give_up(self, why: str) -> None:
-        """End every `generate` under way with EngineUnavailable: the engine is gone, though connections may not show."""
+        """End every `generate` under way with EngineUnavailable: the engine is gone, though connections do not show."""
         ...
 
     def take_cut_off(self) -> int:

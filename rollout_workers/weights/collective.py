@@ -81,7 +81,7 @@ class PlanFollower:
     async def follow(self, plan: Plan) -> None:
         """Take part until the plan has ended, one way or the other. Raises nothing of the engine's."""
         slot = self._slot
-        before, trusted = slot.loaded, not slot.broken
+        before, pristine, trusted = slot.loaded, slot.pristine, not slot.broken
         standing, received, began = Standing.PREPARE, False, time.monotonic()
         try:
             if await self._released(plan):
@@ -97,7 +97,7 @@ class PlanFollower:
         except EngineError as error:
             kept = isinstance(error, EngineLoadFailed) and error.weights == "kept"
             if received and kept:
-                received, trusted = False, not slot.broken
+                received, trusted, slot.pristine = False, not slot.broken, pristine
             slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
             _log.warning("collective update failed", engine=slot.engine_id, version=str(plan.version), error=str(error))
             standing = Standing.LOST

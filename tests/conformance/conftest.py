@@ -1,4 +1,4 @@
-"""A service for all tests of the kit, and the records of our own worker and trainer, each run through its suite once."""
+"""A service for all tests of the kit, and the records of our own worker and trainer, made once."""
 
 import asyncio
 import copy

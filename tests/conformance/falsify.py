@@ -1,10 +1,10 @@
 """Changes to a record, so that it shows what a candidate with a defect would have done."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from buffer_conformance.record import Entry, Exchange, Record
+from buffer_conformance.record import Exchange, Record
 from buffer_conformance.views import PUSHES
 from rollout_buffer.v1 import groups_pb2
 
@@ -33,19 +33,29 @@ def after(record: Record, at_s: float, of: Exchange) -> Exchange:
     made.number, made.began_s, made.ended_s = len(record.exchanges) + 1, at_s, made.ended_s + shift
     for entry in (*made.requests, *made.replies):
         entry.at_s += shift
-    seen = max(getattr(e.message, "revision", 0) for e in _replies_before(record, at_s))
-    made.requests[0].message.run.seen_revision = seen
-    change(made)
+    for entry in made.replies:
+        # Nothing that anybody else would have had to remember.
+        if hasattr(entry.message, "revision"):
+            entry.message.revision = 0
     record.exchanges.append(made)
     record.exchanges.sort(key=lambda exchange: exchange.began_s)
+    remember(record)
     return made
 
 
-def _replies_before(record: Record, at_s: float) -> Iterator[Entry]:
+def remember(record: Record) -> None:
+    """Have every request name the highest revision received, after replies were taken out of the record."""
+    received = [
+        (entry.at_s, entry.message.revision)
+        for exchange in record.exchanges
+        for entry in exchange.replies
+        if entry.delivered and exchange.method != "GetRun" and hasattr(entry.message, "revision")
+    ]
     for exchange in record.exchanges:
-        for entry in exchange.replies:
-            if entry.delivered and entry.at_s <= at_s and exchange.method != "GetRun":
-                yield entry
+        for entry in exchange.requests:
+            if hasattr(entry.message, "run"):
+                entry.message.run.seen_revision = max((r for at, r in received if at <= entry.at_s), default=0)
+                entry.raw = entry.message.SerializeToString()
 
 
 def change_groups(record: Record, how: Callable[[groups_pb2.Group], None], which: Callable[[str], bool]) -> None:

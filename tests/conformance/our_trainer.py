@@ -15,10 +15,12 @@ def tasks() -> Iterator[Task]:
 
 
 def main(address: str, run_id: str) -> None:
-    with (
-        BufferClient(address) as client,
-        client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks()) as session,
-    ):
+    with BufferClient(address) as client:
+        train(client, run_id)
+
+
+def train(client: BufferClient, run_id: str) -> None:
+    with client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks()) as session:
         for batch in session:
             if batch.step % 2:
                 session.commit()

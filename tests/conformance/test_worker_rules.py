@@ -10,7 +10,7 @@ from buffer_conformance.rules import Outcome, judged
 from buffer_conformance.views import Push, leases, pushes
 from buffer_conformance.worker_rules import WORKER_RULES
 from rollout_buffer.v1 import common_pb2, groups_pb2, tasks_pb2, weights_pb2
-from tests.conformance.falsify import after, calls, change, change_groups
+from tests.conformance.falsify import after, calls, change, change_groups, remember
 
 LOST = "the reply was lost"
 
@@ -43,15 +43,11 @@ def asks_anew(record: Record) -> None:
 def asks_for_another_engine(record: Record) -> None:
     lost = calls(record, "LeaseTasks", lambda call: call.fault == LOST)[0]
     repeat = calls(record, "LeaseTasks", lambda call: call.began_s > lost.began_s)[0]
-    change(repeat, max_tasks=repeat.request.max_tasks)
-    lost.requests[0].message.engine_id = "another"
-    change(lost)
-    for report in record.of("ReportEngine"):
-        if report.began_s < lost.began_s:
-            again = after(record, report.began_s, report)
-            again.requests[0].message.report.engine_id = "another"
-            change(again)
-            return
+    change(repeat, engine_id="another")
+    for report in calls(record, "ReportEngine"):
+        also = after(record, report.began_s, report)
+        also.requests[0].message.report.engine_id = "another"
+        change(also)
 
 
 def forgets_the_revision(record: Record) -> None:
@@ -87,6 +83,7 @@ def forgets_a_lease(record: Record) -> None:
 
 def sends_no_heartbeats(record: Record) -> None:
     record.exchanges = [exchange for exchange in record.exchanges if exchange.method != "ExtendLeases"]
+    remember(record)
 
 
 def with_group(how: Callable[[groups_pb2.Group], None]) -> Callable[[Record], None]:
@@ -154,20 +151,16 @@ def pushes_another_group_again(record: Record) -> None:
 
 def pushes_nothing_again(record: Record) -> None:
     first = unanswered_push(record)
-    record.exchanges = [
-        exchange
-        for exchange in record.exchanges
-        if exchange.method != "PushGroups" or exchange.began_s <= first.exchange.began_s
-    ]
-    # What came later is no part of this story.
-    cut = first.exchange.ended_s
-    later = [held for held in leases(record).values() if held.granted_s > cut]
-    ids = {held.lease.lease_id for held in later}
-    for exchange in record.of("LeaseTasks"):
-        for entry in exchange.replies:
-            kept = [lease for lease in entry.message.leases if lease.lease_id not in ids]
-            del entry.message.leases[:]
-            entry.message.leases.extend(kept)
+    for exchange in record.of("PushGroups"):
+        for entry in exchange.requests if exchange is not first.exchange else ():
+            kept = [group for group in entry.message.groups if group.header.lease_id != first.lease_id]
+            answers = [e.message for e in exchange.replies if e.message.sequence == entry.message.sequence]
+            for answer in answers if len(kept) < len(entry.message.groups) else ():
+                at = [group.header.lease_id for group in entry.message.groups].index(first.lease_id)
+                del answer.acks[at]
+            del entry.message.groups[:]
+            entry.message.groups.extend(kept)
+            entry.raw = entry.message.SerializeToString()
 
 
 def names_another_version(record: Record) -> None:
@@ -220,6 +213,7 @@ def never_says_stopped(record: Record) -> None:
 def keeps_leases_at_its_end(record: Record) -> None:
     at = record.marked("sigterm")[0].at_s
     record.exchanges = [e for e in record.exchanges if e.method != "ReturnLeases" and not _is_push_after(e, at)]
+    remember(record)
 
 
 def _is_push_after(exchange: Exchange, at_s: float) -> bool:
@@ -228,11 +222,16 @@ def _is_push_after(exchange: Exchange, at_s: float) -> bool:
 
 
 def asks_in_a_hurry(record: Record) -> None:
-    empty = calls(record, "LeaseTasks", lambda call: call.reply is not None and not call.reply.leases)[0]
+    empty = calls(record, "LeaseTasks", lambda call: call.reply is not None and _is_quick(call))[-1]
+    newest = [r.request.report.loaded for r in record.of("ReportEngine") if r.began_s < empty.replied_s][-1]
     for i in range(40):
         again = after(record, empty.replied_s + 0.01 * (i + 1), empty)
         again.replies[0].at_s = again.ended_s = again.began_s
-        change(again, request_id=f"hurry{i}")
+        change(again, request_id=f"hurry{i}", loaded=newest)
+
+
+def _is_quick(call: Exchange) -> bool:
+    return call.reply.wait == tasks_pb2.LEASE_WAIT_PAUSED and call.replied_s - call.began_s < 0.5
 
 
 def changes_its_instance(record: Record) -> None:

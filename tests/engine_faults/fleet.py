@@ -20,8 +20,8 @@ from trainer_client.state import Engine, RunState
 
 RUN = "r"
 LOOK_S = 0.01
-WITHIN_S = 180.0
-"""For everything that is waited for: a restarted SGLang server on a busy machine takes a minute."""
+WITHIN_S = 300.0
+"""For everything that is waited for: a restarted SGLang server on a busy machine takes minutes."""
 
 
 class Trainer:

@@ -29,7 +29,7 @@ from trainer_client.state import RunState
 NAMES = ("a", "b")
 LOAD = Load(group_size=4, groups_per_engine=3, lengths=(40, 200, 120, 80))
 
-pytestmark = [pytest.mark.engine, pytest.mark.faults, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.engine, pytest.mark.faults, pytest.mark.timeout(2_400)]
 
 
 @dataclass(slots=True)

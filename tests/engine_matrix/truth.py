@@ -52,8 +52,6 @@ class Seen:
     """Samples with tokens of more than one version."""
     mislabelled: int = 0
     """Tokens whose span names another version than the one that made them."""
-    most_mislabelled: int = 0
-    """Of one sample, above the number of updates that it went through: at most 0 within the documented bound."""
     overstated: int = 0
     """Mislabelled tokens whose span names an older version than the one that made them."""
     elsewhere: int = 0
@@ -88,7 +86,6 @@ class Seen:
         self.tokens += len(tokens)
         self.spanning_samples += len(set(versions)) > 1
         self.mislabelled += len(wrong)
-        self.most_mislabelled = max(self.most_mislabelled, len(wrong) - (versions[-1] - versions[0]))
         for at in wrong:
             self.wrong[int(claimed[at]) % VERSIONS, (int(tokens[at]) - FIRST - self.salt) % VERSIONS] += 1
             behind = (int(claimed[at]) + self.salt - (int(tokens[at]) - FIRST)) % VERSIONS

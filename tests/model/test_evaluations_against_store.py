@@ -6,7 +6,6 @@ every refusal, the run's view and the list of evaluations are compared after eac
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,10 +136,13 @@ class History:
 
     def wear_out(self) -> None:
         """Tasks of one version fail again and again."""
-        view = self.random.choice(self.model.evaluations(self.run_id)[1] or [None])
-        for attempt in range(ev.MAX_ATTEMPTS if view else 0):
+        views = self.model.evaluations(self.run_id)[1]
+        if not views:
+            return
+        version = self.random.choice(views).version
+        for attempt in range(ev.MAX_ATTEMPTS):
             instance, request = str(self.instances["w2"]), f"wear{len(self.said)}.{attempt}"
-            ask = ev.EvaluationAsk("w2", instance, request, "e", view.version, 3, would_load=False)
+            ask = ev.EvaluationAsk("w2", instance, request, "e", version, 3, would_load=False)
             leased = self.both("lease_evaluation", ask)
             for grant in leased.grants if leased else ():
                 failed = ev.FinishEvaluation("w2", instance, grant.lease_id, ev.FinishKind.FAILED, "worn out")
@@ -235,7 +237,7 @@ class History:
 
     def run(self) -> None:
         self.both("create_run", RunPolicy(batch_groups=2, lease_ttl_ms=60_000, retry_backoff_ms=1_000))
-        ways: list[tuple[Callable[[], None], int]] = [
+        ways = [
             (self.submit, 6), (self.lease, 24), (self.extend, 6), (self.finish, 30), (self.read, 6), (self.delete, 2),
             (self.publish, 2), (self.resume, 1), (self.quarantine, 1), (self.control, 2), (self.pass_time, 12),
             (self.sweep, 4), (self.roll_back, 1), (self.wear_out, 2),

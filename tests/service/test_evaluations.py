@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def worker(rpc: Rpc, run: RunRpc) -> EvaluatingWorker:
 
 
 def submit_request(run: RunRpc, name: str, tasks: list[tasks_pb2.Task], **fields: object) -> pb.SubmitEvaluationRequest:
-    values = {"epoch": run.epoch, **fields}
+    values: dict[str, Any] = {"epoch": run.epoch, **fields}
     return pb.SubmitEvaluationRequest(run=run.ref, eval_id=name, tasks=tasks, **values)
 
 

@@ -95,7 +95,7 @@ def test_a_wait_says_on_whom_and_gives_up_at_its_deadline(client: BufferClient, 
     client.create_run(run_id, Policy(batch_groups=1))
     evaluation = client.evaluate(run_id, TASKS[:1], epoch=1)
     notices: list[Waiting] = []
-    with pytest.raises(EvaluationNotReady, match="weights 1.0 loaded"):
+    with pytest.raises(EvaluationNotReady, match=r"weights 1\.0 loaded"):
         evaluation.wait(0.2, on_wait=notices.append)
     with pytest.raises(EvaluationNotReady):
         list(evaluation.groups(0.0))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +78,27 @@ def test_torch_knows_nothing_of_the_group(fleet: Fleet, publisher: CollectivePub
     publisher.offer(state(1), fleet.publication())
     assert not dist.is_initialized()
     assert dist.distributed_c10d._world.pg_map == {}
+
+
+def test_a_group_of_the_trainers_own_goes_on(fleet: Fleet, publisher: CollectivePublisher, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/own", rank=0, world_size=1)
+    try:
+        own = set(dist.distributed_c10d._world.pg_map)
+        publisher.offer(state(1), fleet.publication())
+        assert set(dist.distributed_c10d._world.pg_map) == own
+        dist.all_reduce(torch.ones(2))
+    finally:
+        dist.destroy_process_group()
+    publisher.offer(state(2), fleet.publication())
+    assert [engine.received[-1] for engine in fleet.engines] == [sums(2), sums(2)]
+
+
+def test_a_port_that_is_taken_is_named(fleet: Fleet) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with CollectivePublisher(timeout_s=TIMEOUT_S, port=port) as publisher, pytest.raises(OSError, match=f"{port}"):
+            publisher.offer(state(1), fleet.publication())
+    assert fleet.plans == []
 
 
 def test_modules_and_functions_are_sources(fleet: Fleet, publisher: CollectivePublisher) -> None:
@@ -270,7 +292,7 @@ def test_a_source_that_fails_or_changes_its_mind_frees_the_engines(
     calls = iter(range(100))
 
     def fickle() -> Iterator[tuple[str, torch.Tensor]]:
-        width = 4 if next(calls) < 2 else 5  # specs, backend, then the sending
+        width = 4 if next(calls) < 1 else 5
         yield "a", torch.ones(3)
         yield "b", torch.ones(width)
 

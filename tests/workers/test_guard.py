@@ -112,7 +112,7 @@ async def test_calls_to_an_engine_that_hangs_without_a_sign_are_ended() -> None:
         host.failures = 1
         slot.suspect = True
         slot.changes.notify()
-        with pytest.raises(EngineUnavailable, match="given up"):
+        with pytest.raises(EngineUnavailable, match="no such model"):
             await running
         await eventually(lambda: slot.reachable)
 

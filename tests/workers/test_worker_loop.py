@@ -52,6 +52,7 @@ async def working(
     rollout: Rollout | None = None,
     judge: str | None = None,
     from_options: bool = False,
+    limit_s: float = 60.0,
     **more: Any,
 ) -> AsyncIterator[Running]:
     """`judge` names the reward function, as the command line does, empty for none; `reward` is one. `from_options`: the
@@ -66,7 +67,7 @@ async def working(
     worker = Worker(made, reward=None if from_options or judge is not None else reward, rollout=rollout, hosts=hosts)
     running = asyncio.create_task(worker.run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(limit_s):
             yield Running(worker, hosts, running)
             if not running.done():
                 worker.stop()

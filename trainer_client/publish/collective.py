@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
 from trainer_client.driver import Deadline
@@ -34,9 +34,6 @@ from trainer_client.publish.named_tensors import NamedTensors, named_tensors, sp
 from trainer_client.publish.saving import save_tensors
 from trainer_client.publish.update import AttemptFailed, Update, pause_between_looks
 from trainer_client.state import Engine, RunState, WeightVersion
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger("trainer_client")
 
@@ -101,13 +98,13 @@ class CollectivePublisher:
     def offer(self, source: WeightSource, publication: Publication) -> Manifest:
         """Broadcast the weights; returns when every member has received them and waits, paused, for the publish.
 
-        `source`: a state dict, a module, or a function that gives names and tensors, called twice and once more for
+        `source`: a state dict, a module, or a function that gives names and tensors, called once, and once more for
         each attempt. Raises CollectiveFailed or NotReady when no engine takes part and there are no `files`, naming
         them; InvalidField; what `source` raises; VersionConflict, StaleEpoch.
         """
         tensors = named_tensors(source)
-        specs = specs_of(tensors)
-        backend = self._backend or _backend_of(tensors)
+        specs, on_gpu = specs_of(tensors)
+        backend = self._backend or ("nccl" if on_gpu else "gloo")
         failed: dict[str, str] = {}
         why = "every engine failed"
         fallback: FilesManifest | None = None
@@ -276,8 +273,3 @@ class CollectivePublisher:
             return None
         save = self._save or (lambda directory: save_tensors(tensors, directory))
         return self._files.write(save, epoch=publication.epoch, version=publication.version)
-
-
-def _backend_of(tensors: NamedTensors) -> Backend:
-    first: Tensor = next(iter(tensors()))[1]
-    return "nccl" if first.device.type == "cuda" else "gloo"

@@ -47,12 +47,13 @@ class TrainerGroup:
         self._device: torch.device | None = None
         try:
             self._server: dist.TCPStore | None = self._opened(port, server=True)
+            self.port: int = self._server.port
+            """Where the others join."""
+            # A connection of its own, so that this thread can look into the store while the other one waits in it.
+            store: dist.Store = self._opened(self.port, server=False)
         except RuntimeError as error:
-            raise OSError(f"cannot open the meeting point of group {name} on port {port}: {error}") from None
-        self.port: int = self._server.port
-        """Where the others join."""
-        # A connection of its own, so that this thread can look into the store while the other one waits in it.
-        store: dist.Store = self._opened(self.port, server=False)
+            cause = str(error).partition("\n")[0]
+            raise OSError(f"cannot open the meeting point of group {name} on port {port}: {cause}") from None
         looked_at: dist.Store = self._server
         for prefix in (name, f"{name}/", f"{_DEVICES[backend]}/"):
             store, looked_at = dist.PrefixStore(prefix, store), dist.PrefixStore(prefix, looked_at)

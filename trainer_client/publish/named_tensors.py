@@ -44,16 +44,19 @@ def spec_of(name: object, tensor: object) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def specs_of(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
-    """All of them, in order; goes through the tensors once. Raises InvalidField."""
-    specs = tuple(spec_of(name, tensor) for name, tensor in tensors())
+def specs_of(tensors: NamedTensors) -> tuple[tuple[TensorSpec, ...], bool]:
+    """All of them, in order, and whether the first is on a GPU; goes through the tensors once. Raises InvalidField."""
+    specs: dict[str, TensorSpec] = {}
+    on_gpu = False
+    for name, tensor in tensors():
+        spec = spec_of(name, tensor)
+        if name in specs:
+            raise InvalidField(f"source[{name!r}]", "given twice", "given once")
+        on_gpu = tensor.is_cuda if not specs else on_gpu
+        specs[name] = spec
     if not specs:
         raise InvalidField("source", "empty", "at least one tensor")
-    names = {spec.name for spec in specs}
-    if len(names) != len(specs):
-        twice = next(spec.name for i, spec in enumerate(specs) if spec.name in {s.name for s in specs[:i]})
-        raise InvalidField(f"source[{twice!r}]", "given twice", "given once")
-    return specs
+    return tuple(specs.values()), on_gpu
 
 
 def announced(tensors: NamedTensors, specs: Sequence[TensorSpec]) -> Iterator["Tensor"]:
