@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from buffer_conformance.child import service_at
 from buffer_conformance.direct import Direct
+from buffer_conformance.group_rules import PUSHED_AGAIN_S
 from buffer_conformance.kit_trainer import KitTrainer
 from buffer_conformance.made_groups import made_group
 from buffer_conformance.proxy import Proxy
@@ -163,8 +164,15 @@ class WorkerSuite:
         await self._trained(ids)
 
     async def _trained(self, ids: list[str]) -> None:
-        wanted = set(ids)
-        await self._stage.until(lambda: wanted <= self._trainer.trained, f"the groups of {len(ids)} tasks")
+        wanted, stage = set(ids), self._stage
+        await stage.until(lambda: wanted <= self._trainer.trained, f"the groups of {len(ids)} tasks")
+        # What the trainer has, the worker may not know of yet. Rules say what it should have done meanwhile.
+        by = stage.record.now_s() + PUSHED_AGAIN_S + 1
+        await stage.until(lambda: self._all_ended(wanted) or stage.record.now_s() > by, "the ends of all leases")
+
+    def _all_ended(self, task_ids: set[str]) -> bool:
+        found = leases(self._stage.record).values()
+        return all(held.ends for held in found if held.lease.task.task_id in task_ids)
 
     async def _look_for(self, version: int) -> None:
         """Wait until the version is loaded, or for as long as that may take; a rule says whether it was in time."""

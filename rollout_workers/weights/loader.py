@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -57,6 +58,7 @@ class WeightLoader:
         self._follower = PlanFollower(
             slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
         )
+        self._failures = 0
         self._due_at = 0.0
         """When a load that is under way is too late, on the monotonic clock."""
         self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
@@ -124,7 +126,7 @@ class WeightLoader:
     async def _catch_up(self) -> None:
         """Load the newest version, however long it takes, unless a plan comes first."""
         slot, delays = self._slot, _BACKOFF.delays()
-        self._due_at = time.monotonic() + self._timeout_s
+        self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
         while self._is_behind() and not self._plan_is_due():
             target = self._watcher.latest
             if target is None:
@@ -139,16 +141,12 @@ class WeightLoader:
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
                 slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
                 _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
+                self._failures += 1
                 slot.ask_for_place(wanted=False)
-                wait_s, left_s = next(delays), self._due_at - time.monotonic()
-                if left_s < wait_s:
-                    # At the deadline, not at the first failure after it.
-                    await self._until(self._plan_is_due, max(left_s, 0.0))
-                    wait_s -= max(left_s, 0.0)
-                    if not self._plan_is_due():
-                        self._quarantine()
-                        await self._free_requests()
-                await self._until(self._plan_is_due, wait_s)
+                with self._on_the_clock(target.version.label):  # The deadline does not wait for the next attempt.
+                    await self._until(partial(self._is_overtaken, target), next(delays))
+                if slot.quarantined:
+                    await self._free_requests()
         slot.ask_for_place(wanted=False)
 
     async def _bring_to(self, target: Published) -> None:
@@ -185,10 +183,11 @@ class WeightLoader:
 
     @contextlib.contextmanager
     def _on_the_clock(self, label: str) -> Iterator[None]:
-        """Quarantine the engine when its time is over, though it may still be busy with the load."""
+        """Quarantine the engine when its time is over, whatever it is busy with."""
 
         def too_late() -> None:
-            self._slot.last_error = f"weights {label} were not loaded within {self._timeout_s:g} s"
+            if not (self._slot.quarantined or self._failures):
+                self._slot.last_error = f"weights {label} were not loaded within {self._timeout_s:g} s"
             self._quarantine()
 
         alarm = asyncio.get_running_loop().call_later(max(self._due_at - time.monotonic(), 0.0), too_late)

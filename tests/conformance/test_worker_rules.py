@@ -164,8 +164,8 @@ def pushes_nothing_again(record: Record) -> None:
 
 
 def names_another_version(record: Record) -> None:
-    first = calls(record, "LeaseTasks", lambda call: call.reply is not None and bool(call.reply.leases))[0]
-    change(first, loaded=common_pb2.WeightVersion(epoch=2, version=50))
+    answered = calls(record, "LeaseTasks", lambda call: record.scenario(call.began_s) == "lost lease")
+    change(answered[0], loaded=common_pb2.WeightVersion(epoch=2, version=50))
 
 
 def never_loads_the_last_version(record: Record) -> None:

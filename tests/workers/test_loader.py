@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import time_passes, weight_files
@@ -206,3 +207,20 @@ async def test_load_that_hangs_is_quarantined_at_its_deadline(fake: FakeService,
         it.engine.unstall()
         await it.until_loaded(1, 1)
         assert it.state == "READY"
+
+
+async def test_engine_that_refuses_is_quarantined_at_its_deadline_for_what_it_refused(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither the quarantine nor newer weights wait for the next attempt.
+    monkeypatch.setattr("rollout_workers.weights.loader._BACKOFF", Backoff(first_s=60.0, ceiling_s=60.0))
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.until_loaded(1, 0)
+        it.engine.fail_next_loads(1_000)
+        began = asyncio.get_running_loop().time()
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.quarantined)
+        assert 0.3 <= asyncio.get_running_loop().time() - began < 10
+        await it.publish(1, 2)
+        await it.until(lambda: "weights 1.2 from" in it.slot.last_error)
+        assert "a fault was injected" in it.slot.last_error
