@@ -14,7 +14,7 @@ from buffer_conformance.report import as_json, as_text, has_failed
 from buffer_conformance.rules import judged
 from buffer_conformance.stage import SuiteOptions
 from buffer_conformance.suites import SUITES
-from buffer_wire.errors import InvalidField
+from buffer_wire.errors import InvalidField, RolloutBufferError
 
 
 def run(kind: str, given: dict[str, Any]) -> int:
@@ -31,7 +31,7 @@ def _run(kind: str, given: dict[str, Any]) -> int:
         options = SuiteOptions(folder=Path(folder), only=only, **given)
         try:
             record = asyncio.run(suite.run(options))
-        except DidNotStart as error:
+        except (DidNotStart, RolloutBufferError) as error:
             sys.stderr.write(f"error: {error}\n")
             return EXIT_OPTIONS
     if trace is not None:

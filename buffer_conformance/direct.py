@@ -13,6 +13,7 @@ from buffer_wire.revisions import Revisions
 
 ATTEMPT_S = 20.0
 TRYING_S = 60.0
+FIRST_S = 10.0
 
 
 class Direct:
@@ -24,6 +25,12 @@ class Direct:
         self._channel = grpc.aio.insecure_channel(service, options=client_options())
 
     async def __aenter__(self) -> Self:
+        """Raises RolloutBufferError when there is no service."""
+        try:
+            await self.call("ListRuns", trying_s=FIRST_S)
+        except BaseException:
+            await self._channel.close(None)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +79,7 @@ class Direct:
         request: Any = METHODS[method].request(**fields)
         if method == "CreateRun":
             request.run_id = self.run_id
-        else:
+        elif method != "ListRuns":
             request.run.CopyFrom(self._revisions.ref(self.run_id))
         return request
 

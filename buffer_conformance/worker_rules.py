@@ -210,7 +210,7 @@ def identities(record: Record) -> Finding:
 
 
 _LEASES = "Leases"
-WORKER_RULES = (
+_RULES = (
     Rule("W1", "A lease request that got no answer is asked again under its request id.", _LEASES, lease_repeats),
     Rule("W2", "seen_revision is the highest revision received.", "What is promised", seen_revision),
     Rule("W3", "Every lease ends exactly once: pushed, returned or lost.", _LEASES, ends_once),
@@ -237,4 +237,5 @@ WORKER_RULES = (
     Rule("W15", "No request is refused for its form.", "What is promised", well_formed),
     Rule("W16", "Work goes on after every fault.", "What is promised", goes_on),
 )
+WORKER_RULES = tuple(sorted(_RULES, key=lambda rule: int(rule.id[1:])))
 """Every rule for workers; docs/conformance.md lists them."""

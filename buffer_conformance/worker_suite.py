@@ -14,7 +14,7 @@ from buffer_conformance.made_groups import made_group
 from buffer_conformance.proxy import Proxy
 from buffer_conformance.record import Record
 from buffer_conformance.stage import Stage, Stuck, SuiteOptions
-from buffer_conformance.views import PUSHES, leases, reports
+from buffer_conformance.views import PUSHES, HeldLease, leases, reports
 from buffer_conformance.worker_rules import EXIT_WITHIN_S, LOADED_WITHIN_S
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import common_pb2, tasks_pb2
@@ -120,30 +120,41 @@ class WorkerSuite:
         await self._direct.call("ContinueRun")
         await self._work()
 
-    async def lost_lease(self) -> None:
-        """The task is finished by somebody else while the candidate holds it; others are held for long."""
-        stage, rival = self._stage, self._rival
-        if rival is None:
-            raise Stuck("no lease of the kit's own")
+    async def full_queue(self) -> None:
+        """Pushes are held back for longer than a lease lives."""
+        stage, began = self._stage, self._stage.record.now_s()
         stage.proxy.faults.hold(*PUSHES)
         ids = await self._trainer.submit(_TASKS)
-        self._rival = None
-        await self._direct.call(
-            "ReturnLeases",
-            **_RIVAL,
-            returns=[tasks_pb2.LeaseReturn(lease_id=rival.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)],
-        )
-        task_id = rival.task.task_id
-        await stage.until(
-            lambda: any(held.lease.task.task_id == task_id for held in leases(stage.record).values()),
-            f"a lease of task {task_id}",
-        )
-        group = made_group(rival, common_pb2.WeightVersion(epoch=1, version=0))
-        await self._direct.call("PushGroup", group=group)
+        await stage.until(lambda: any(h.granted_s >= began for h in leases(stage.record).values()), "a lease")
         # Long enough that whoever sends no heartbeats loses its leases, and is seen to.
         await asyncio.sleep(_HELD_TTLS * stage.options.lease_ttl_s)
         stage.proxy.faults.release()
-        await self._trained([task_id, *ids])
+        await self._trained(ids)
+
+    async def lost_lease(self) -> None:
+        """The task is finished by somebody else while the candidate holds it."""
+        stage, rival, ttl_s = self._stage, self._rival, self._stage.options.lease_ttl_s
+        if rival is None:
+            raise Stuck("no lease of the kit's own")
+        stage.proxy.faults.hold(*PUSHES)
+        self._rival = None
+        back = tasks_pb2.LeaseReturn(lease_id=rival.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)
+        await self._direct.call("ReturnLeases", **_RIVAL, returns=[back])
+        task_id = rival.task.task_id
+        await stage.until(lambda: bool(self._leases_of(task_id)), f"a lease of task {task_id}")
+        group = made_group(rival, common_pb2.WeightVersion(epoch=1, version=0))
+        await self._direct.call("PushGroup", group=group)
+        by = stage.record.now_s() + ttl_s
+        await stage.until(
+            lambda: any(held.ends for held in self._leases_of(task_id)) or stage.record.now_s() > by, "a heartbeat"
+        )
+        # Time for another heartbeat, which there should not be.
+        await asyncio.sleep(ttl_s / 2)
+        stage.proxy.faults.release()
+        await self._trained([task_id])
+
+    def _leases_of(self, task_id: str) -> list[HeldLease]:
+        return [held for held in leases(self._stage.record).values() if held.lease.task.task_id == task_id]
 
     async def termination(self) -> None:
         """SIGTERM while leases are held."""
@@ -215,6 +226,7 @@ WORKER_SCENARIOS: Mapping[str, Callable[[WorkerSuite], Awaitable[None]]] = {
     "service away": WorkerSuite.away,
     "newer weights": WorkerSuite.newer_weights,
     "paused run": WorkerSuite.paused,
+    "full queue": WorkerSuite.full_queue,
     "lost lease": WorkerSuite.lost_lease,
     "termination": WorkerSuite.termination,
 }

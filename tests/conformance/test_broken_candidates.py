@@ -12,7 +12,7 @@ from tests.conformance.conftest import OUR_TRAINER, OUR_WORKER, recorded
 
 
 def broken(kind: str, service: str, folder: Path, command: list[str], scenario: str) -> dict[str, list[str]]:
-    options = SuiteOptions(command=command, folder=folder, service=service, patience_s=20.0, only=frozenset({scenario}))
+    options = SuiteOptions(command=command, folder=folder, service=service, patience_s=12.0, only=frozenset({scenario}))
     verdicts = judged(SUITES[kind].rules, recorded(kind, options))
     return {v.rule.id: list(v.violations) for v in verdicts if v.outcome is Outcome.FAILED}
 
@@ -21,8 +21,8 @@ def broken(kind: str, service: str, folder: Path, command: list[str], scenario: 
     ("rule", "defect", "scenario"),
     [
         ("W1", "new_request_ids", "lost lease reply"),
-        ("W2", "no_memory", "lost lease"),
-        ("W4", "no_heartbeats", "lost lease"),
+        ("W2", "no_memory", "full queue"),
+        ("W4", "no_heartbeats", "full queue"),
         ("W5", "wrong_logprobs", "plain work"),
         ("W6", "other_bytes_again", "lost acknowledgement"),
         ("W8", "deaf_to_publishes", "newer weights"),

@@ -53,3 +53,9 @@ def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(service: s
     done = conformance("worker", "--service", service, "--only", "fair weather", "--", "true")
     assert done.returncode == 2
     assert "plain work, lost lease reply" in done.stderr
+
+
+def test_a_service_that_is_not_there_is_told_from_a_broken_rule() -> None:
+    done = conformance("trainer", "--service", "127.0.0.1:1", "--", "true")
+    assert done.returncode == 2
+    assert "127.0.0.1:1" in done.stderr
