@@ -1,6 +1,6 @@
 """Weights broadcast to the engines in a process group: no file is written and none is read.
 
-    with CollectivePublisher(files=FilesPublisher("/tmp/weights", serve="http"), files_every=20) as publisher:
+    with CollectivePublisher(files=FilesPublisher("/tmp/weights", serve="http")) as publisher:
         with client.session("math", policy=policy, tasks=tasks, publisher=publisher) as session:
             for batch in session:
                 train(batch)
@@ -9,7 +9,8 @@
 Each publish asks the run which engines live, has them join and pause (`update`), sends, and is published once they have
 all received. Engines that fail are left out, and asked again at the next publish. With `files`, every `files_every`-th
 version is written as files too, and so is any that an engine will have to load that is not in the group; without, such
-an engine waits for the next version.
+an engine waits for the next version. If every engine is replaced after a version without files, they wait for the next
+publish and the trainer for their groups: only files, or one more publish, end that.
 
 Invariant: the group that is kept for the next publish is one in which nothing has failed.
 """
@@ -62,7 +63,7 @@ class CollectivePublisher:
         slack_s: float = 30.0,
         regroups: int = 3,
         files: FilesPublisher | None = None,
-        files_every: int = 10,
+        files_every: int = 1,
         save: Callable[[Path], object] | None = None,
     ) -> None:
         for field, value, least in (
