@@ -73,9 +73,10 @@ def read_headers(directory: Path) -> list[StoredTensor]:
 
 
 def check_same_model(new: Layout, served: Layout) -> None:
-    """Raise UnloadableWeights unless `new` has every tensor of `served` in its shape.
+    """Raise UnloadableWeights unless `new` has every tensor of `served` in its shape, and no more layers or experts.
 
-    Further tensors are allowed: a tied output layer may be written out, and the engine skips what it does not know.
+    Other further tensors are allowed: a tied output layer may be written out, and the engine skips what it does not
+    know. It would skip layers too, and serve the lower half of a larger model under its name.
     """
     missing = sorted(served.keys() - new.keys())
     if missing:
@@ -83,6 +84,18 @@ def check_same_model(new: Layout, served: Layout) -> None:
     for name, shape in served.items():
         if new[name] != shape:
             raise UnloadableWeights(f"{name} has shape {list(new[name])}, the engine's model has {list(shape)}")
+    known = {place for name in served for place in _numbered(name)}
+    lists = {place.rpartition(".")[0] for place in known}
+    for name in sorted(new.keys() - served.keys()):
+        for place in _numbered(name):
+            if place not in known and place.rpartition(".")[0] in lists:
+                raise UnloadableWeights(f"{name} is not in the engine's model, which has no {place}: a larger model's")
+
+
+def _numbered(name: str) -> list[str]:
+    """Places in numbered lists that a tensor belongs to: of `layers.3.experts.7.w` `layers.3`, `layers.3.experts.7`."""
+    parts = name.split(".")
+    return [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdecimal()]
 
 
 def _weight_files(directory: Path) -> list[Path]:

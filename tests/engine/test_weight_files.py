@@ -82,3 +82,21 @@ def test_a_model_with_a_tensor_missing_or_reshaped_is_another_model() -> None:
         check_same_model({"a": (2, 3)}, served)
     with pytest.raises(UnloadableWeights, match=r"a has shape \[3, 2\], the engine's model has \[2, 3\]"):
         check_same_model({"a": (3, 2), "b": (4,)}, served)
+
+
+@pytest.mark.parametrize(
+    ("further", "place"),
+    [
+        ("model.layers.2.mlp.w", "model.layers.2"),
+        ("model.layers.1.experts.4.w", "model.layers.1.experts.4"),
+    ],
+)
+def test_a_model_with_more_layers_or_experts_is_refused(further: str, place: str) -> None:
+    served = {f"model.layers.{layer}.{part}": (1,) for layer in range(2) for part in ("mlp.w", "experts.3.w")}
+    with pytest.raises(UnloadableWeights, match=f"no {place}"):
+        check_same_model({**served, further: (1,)}, served)
+
+
+def test_further_tensors_that_are_no_layers_are_allowed() -> None:
+    served = {"model.layers.0.w": (1,), "model.norm": (1,)}
+    check_same_model({**served, "lm_head.weight": (1,), "model.layers.0.bias": (1,), "vision.blocks.7.w": (1,)}, served)
