@@ -18,7 +18,7 @@ from rollout_workers.functions import load_rollout
 from tests.support.service import running_service
 from tests.support.sglang_python import sglang_python
 from tests.workers.process import worker_process
-from tests.workers.test_rollout_functions import Scene
+from tests.workers.scene import Scene
 from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.batch import Sample
 

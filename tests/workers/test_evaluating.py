@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from tests.workers.process import worker_process
-from trainer_client import BufferClient, ClientOptions, Evaluation, Group, Policy, SamplingParams, SessionOptions, Task
+from trainer_client import BufferClient, Evaluation, Group, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.publish import FilesPublisher
 
 ENGINE = ("--simulate", "--groups-per-engine", "4", "--lease-wait-s", "1")
@@ -20,23 +18,6 @@ POLICY = Policy(batch_groups=4, overflow_action="block", lease_ttl_ms=5_000, ret
 EVALUATED = [
     Task(group_size=2, sampling=SamplingParams(max_new_tokens=64), prompt_token_ids=[7, 8, i]) for i in range(6)
 ]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=60)) as made:
-        yield made
-
-
-@pytest.fixture
-def run_id(request: pytest.FixtureRequest) -> str:
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:60].rstrip("-")
 
 
 def training() -> Iterator[Task]:

@@ -95,7 +95,7 @@ async def test_version_without_files_waits_for_whoever_writes_the_weights(fake: 
         await fake.publish(1, 1)
         assert await it.slot.changes.until(lambda: it.slot.errors > 0, 10)
         assert "waits on whoever writes its weights" in it.slot.last_error
-        it.engine._label = "1.1"
+        it.engine._weights.label = "1.1"
         await it.until_loaded(1, 1)
         assert it.engine.calls == []
 

@@ -19,7 +19,7 @@ from rollout_workers.weights.peers import ReportedPeers
 from rollout_workers.weights.server import WeightServer
 from tests.workers.building import weight_files
 from tests.workers.fake_service import FakeService
-from tests.workers.test_worker_loop import working
+from tests.workers.working import working
 from trainer_client.publish.files import FilesPublisher
 
 CONTENT = {"config.json": b'{"a": 1}', "model.safetensors": bytes(range(256)) * 4096, "sub/tokenizer.json": b"{}"}

@@ -18,7 +18,7 @@ from rollout_workers.worker import Worker
 from tests.workers.building import eventually, options, task
 from tests.workers.fake_service import FakeService
 from tests.workers.test_rewards import ByteTokenizer, progress_of
-from tests.workers.test_worker_loop import working
+from tests.workers.working import working
 
 OBEDIENT = "tests.workers.reward_functions:obedient"
 

@@ -16,7 +16,7 @@ from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
 from tests.workers.building import options, task
 from tests.workers.fake_service import FakeService
-from tests.workers.test_worker_loop import all_done, given_back, working
+from tests.workers.working import all_done, given_back, working
 
 QUICK = SimulatedOptions(tokens_per_s=5_000.0, length_median=8.0, length_sigma=0.0)
 

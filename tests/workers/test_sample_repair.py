@@ -28,7 +28,7 @@ from rollout_workers.work import Stage
 from tests.engine.fake_sglang import FakeSglang, answer, ok
 from tests.workers.building import lease, task, time_passes
 from tests.workers.fake_service import FakeService
-from tests.workers.test_worker_loop import all_done, failed_return, working
+from tests.workers.working import all_done, failed_return, working
 
 PROMPT = np.array([1, 2, 3], np.int32)
 ONE_MORE = {0: 1, 1: 1, 2: 2, 3: 1}

@@ -27,7 +27,7 @@ from tests.support.tiny_model import write_random_model
 from tests.workers.building import eventually, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService
 from tests.workers.process import worker_process
-from tests.workers.test_worker_loop import all_done, given_back, working
+from tests.workers.working import all_done, given_back, working
 
 ENVIRONMENTS = Path(__file__).parent / "verifiers_environments"
 QUICK = SimulatedOptions(tokens_per_s=5_000.0, vocab_size=400)

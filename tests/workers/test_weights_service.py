@@ -1,31 +1,16 @@
 """Weight updates of worker processes with simulated engines, through the real service."""
 
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
-
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from tests.workers.process import worker_process
-from tests.workers.test_worker_service import OPTIONS, endless, until, write_weights
-from trainer_client import BufferClient, ClientOptions, Policy
+from tests.workers.training import OPTIONS, endless, until, write_weights
+from trainer_client import BufferClient, Policy
 from trainer_client.publish import FilesPublisher
 
 ENGINES = ("--simulate", "--tokens-per-s", "400", "--groups-per-engine", "2", "--lease-wait-s", "1")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=60)) as made:
-        yield made
 
 
 def loaded(client: BufferClient, run_id: str, version: int, engines: int) -> bool:

@@ -1,0 +1,96 @@
+"""The weights of one simulated engine: how new ones get in, and which it holds. There is no model: time passes, and a
+label changes.
+
+Invariant: weights that were refused leave the label as it was.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+from rollout_workers.engine.clock import Clock
+from rollout_workers.engine.errors import EngineLoadFailed
+from rollout_workers.engine.types import GroupPlace
+
+
+class SimulatedWeights:
+    """What one engine holds.
+
+    `reach` returns if the engine answers calls, and raises otherwise; `at_rest` waits until it generates nothing.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        clock: Clock,
+        *,
+        label: str,
+        load_s: float,
+        reach: Callable[[str], Awaitable[None]],
+        at_rest: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._address = address
+        self._clock = clock
+        self._first_label = label
+        self._load_s = load_s
+        self._reach = reach
+        self._at_rest = at_rest
+        self._group_name = ""  # empty: a member of none
+        self._loads_to_fail = 0
+        self._joins_to_fail = 0
+        self.label = label
+        """Of the weights that it generates with."""
+
+    async def load(self, source: str, version_label: str) -> None:
+        """Load what `source` stands for."""
+        await self._reach(f"loading {version_label}")
+        async with self._at_rest():
+            await self._clock.sleep(self._load_s)
+            await self._reach(f"loading {version_label}")
+            if self._loads_to_fail:
+                self._loads_to_fail -= 1
+                raise self._injected(source, version_label)
+            self.label = version_label
+
+    # --- through a process group ------------------------------------------------------------------------------
+
+    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+        """See Engine. Nobody is met: the group comes about, or fails as it was told to."""
+        await self._reach(f"joining process group {place.group_name}")
+        await self._clock.sleep(min(self._load_s, deadline_s))
+        if self._joins_to_fail:
+            self._joins_to_fail -= 1
+            raise self._injected(f"process group {place.group_name}", "to come")
+        self._group_name = place.group_name
+
+    async def leave_group(self, group_name: str) -> None:
+        """See Engine."""
+        await self._reach(f"leaving process group {group_name}")
+        if group_name == self._group_name:
+            self._group_name = ""
+
+    async def receive(self, group_name: str, version_label: str) -> None:
+        """See Engine. Nothing is received."""
+        source = f"process group {group_name}"
+        if group_name != self._group_name:
+            cause = f"it is no member of it, but of {self._group_name!r}"
+            raise EngineLoadFailed(self._address, source, version_label, cause=cause, weights="kept")
+        await self.load(source, version_label)
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    def fail_next_loads(self, count: int) -> None:
+        """The next `count` loads are refused, with the old weights kept."""
+        self._loads_to_fail = count
+
+    def fail_next_joins(self, count: int) -> None:
+        """The next `count` process groups do not come about."""
+        self._joins_to_fail = count
+
+    def start_anew(self) -> None:
+        """Hold what a fresh process would: the weights of the start, and no process group."""
+        self.label = self._first_label
+        self._group_name = ""
+
+    def _injected(self, source: str, version_label: str) -> EngineLoadFailed:
+        cause = "a fault was injected"
+        return EngineLoadFailed(self._address, source, version_label, cause=cause, weights="kept")
