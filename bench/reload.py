@@ -11,10 +11,7 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from bench.engine_rate import VOCABULARY, make_model
 from bench.ours import service
 from bench.tables import put, table
+from bench.worker import worker
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from rollout_workers.rewards import RewardInput
 from trainer_client.client import BufferClient
 from trainer_client.policy import Policy
 from trainer_client.publish import CollectivePublisher, FilesPublisher, TensorsPublisher
@@ -45,11 +42,6 @@ WEIGHTS = "model.safetensors"
 _RESULTS = Path(__file__).parent / "results" / "reload.json"
 
 
-def no_reward(sample: RewardInput) -> float:
-    """Nobody learns here."""
-    return float(sample.sample_index)
-
-
 @dataclass(slots=True)
 class Window:
     """What was accepted in some seconds."""
@@ -64,28 +56,6 @@ def tasks() -> Iterator[Task]:
     for number in itertools.count():
         prompt = [3 + (number + at) % (VOCABULARY - 3) for at in range(PROMPT_TOKENS)]
         yield Task(group_size=GROUP, sampling=sampling, prompt_token_ids=prompt)
-
-
-@contextmanager
-def worker(address: str, run_id: str, url: str, mode: str, base: Path, folder: Path) -> Iterator[None]:
-    """One worker with one engine."""
-    program = Path(sys.executable).parent / "rollout-buffer"
-    command = [
-        *(str(program), "worker", "--run", run_id, "--address", address, "--reward", f"{__spec__.name}:no_reward"),
-        *("--engine", url, "--base-model", str(base), "--pause-mode", mode, "--groups-per-engine", "8"),
-        *("--weights-dir", str(folder / "weights"), "--drain-grace-s", "5"),
-    ]
-    with (folder / f"{run_id}.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 @contextmanager
@@ -141,7 +111,11 @@ def measure(
         BufferClient(address) as client,
         publisher_of(kind, folder) as publisher,
         client.session(folder.name, policy=policy, tasks=tasks(), publisher=publisher) as session,
-        worker(address, folder.name, url, mode, models[0], folder),
+        worker(
+            *(address, folder.name, folder / f"{folder.name}.log"),
+            *("--engine", url, "--base-model", str(models[0]), "--pause-mode", mode, "--groups-per-engine", "8"),
+            *("--weights-dir", str(folder / "weights"), "--drain-grace-s", "5"),
+        ),
     ):
         session.publish(next(sources))
         session.wait_for_engines(1)

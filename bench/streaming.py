@@ -10,19 +10,15 @@ import argparse
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.ours import service
-from rollout_workers.rewards import RewardInput
+from bench.worker import worker
 from trainer_client.client import BufferClient
 from trainer_client.policy import Policy
 from trainer_client.session import TrainerSession
@@ -39,11 +35,6 @@ RHOS = (0.67, 0.85, 1.07, 1.5)
 _RESULTS = Path(__file__).parent / "results" / "streaming.json"
 
 
-def no_reward(sample: RewardInput) -> float:
-    """Nobody learns here."""
-    return float(sample.sample_index)
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was counted in one run after its warm-up."""
@@ -55,28 +46,6 @@ class Reading:
     trained_length: float
     sampled_length: float
     dropped: int
-
-
-@contextmanager
-def worker(address: str, run_id: str, tokens_per_s: float, log: Path) -> Iterator[None]:
-    """One worker with one simulated engine; groups enough in flight that no slot waits for one, stragglers and all."""
-    program = Path(sys.executable).parent / "rollout-buffer"
-    command = [
-        *(str(program), "worker", "--run", run_id, "--address", address, "--reward", f"{__spec__.name}:no_reward"),
-        *("--simulate", "--slots", str(SLOTS), "--tokens-per-s", str(tokens_per_s), "--groups-per-engine", "96"),
-        *("--length-median", str(MEDIAN), "--length-sigma", str(SIGMA), "--pause-mode", "in_place"),
-    ]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def tasks() -> Iterator[Task]:
@@ -104,7 +73,12 @@ def measure(scratch: Path, policy: Policy, rho: float, steps: int, tokens_per_s:
     with (
         service(scratch, "process") as served,
         BufferClient(served.address) as client,
-        worker(served.address, "live", tokens_per_s, scratch / "worker.log"),
+        # Groups enough in flight that no slot waits for one, stragglers and all.
+        worker(
+            *(served.address, "live", scratch / "worker.log"),
+            *("--simulate", "--slots", str(SLOTS), "--tokens-per-s", str(tokens_per_s), "--groups-per-engine", "96"),
+            *("--length-median", str(MEDIAN), "--length-sigma", str(SIGMA), "--pause-mode", "in_place"),
+        ),
         client.session("live", policy=policy, tasks=tasks()) as session,
     ):
         train(session, rollout_tps / rho, max(4, steps // 3))
