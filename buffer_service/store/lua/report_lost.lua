@@ -33,7 +33,7 @@ local function settle_lost(round)
       for _, group in ipairs(unpack_msg(chunk)) do
         if lost_ids[group[G_ID]] then
           lost = lost + 1
-          count_in_step(header, -1, group)
+          count_in_step(header, -1, {group})
           replace_group(group, step_state(step), 'lost', 'lost')
         else
           shard[#shard + 1] = group

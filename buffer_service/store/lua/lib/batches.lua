@@ -60,16 +60,33 @@ local function move_step(header, from, to)
   end
 end
 
--- Counts a group in (sign 1) or out of (-1) the sizes of a step.
-local function count_in_step(header, sign, group)
-  header.groups = header.groups + sign
-  header.samples = header.samples + sign * group[G_SAMPLES]
-  header.tokens = header.tokens + sign * group[G_TOKENS]
-  header.bytes = header.bytes + sign * group[G_BYTES]
-  local environment = group[G_ENVIRONMENT]
-  local amount = header.environments[environment] or {0, 0, 0, 0}
-  header.environments[environment] = amount
-  add_amount(amount, sign, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+-- Sizes of groups, {groups, samples, tokens, bytes}, by environment.
+local function environments_of(groups)
+  local environments = {}
+  for _, group in ipairs(groups) do
+    local environment = group[G_ENVIRONMENT]
+    local amount = environments[environment]
+    if not amount then
+      amount = {0, 0, 0, 0}
+      environments[environment] = amount
+    end
+    amount[1], amount[2] = amount[1] + 1, amount[2] + group[G_SAMPLES]
+    amount[3], amount[4] = amount[3] + group[G_TOKENS], amount[4] + group[G_BYTES]
+  end
+  return environments
+end
+
+-- Counts groups in (sign 1) or out of (-1) the sizes of a step. Returns their sizes by environment.
+local function count_in_step(header, sign, groups)
+  local environments = environments_of(groups)
+  for environment, sizes in pairs(environments) do
+    local amount = header.environments[environment] or {0, 0, 0, 0}
+    header.environments[environment] = amount
+    add_amount(amount, sign, unpack(sizes))
+    header.groups, header.samples = header.groups + sign * sizes[1], header.samples + sign * sizes[2]
+    header.tokens, header.bytes = header.tokens + sign * sizes[3], header.bytes + sign * sizes[4]
+  end
+  return environments
 end
 
 -- Sizes and staleness (as of assembly) of groups.
@@ -126,7 +143,7 @@ local function round_groups(step, round, stored)
       end
     end
   end
-  table.sort(groups, function(a, b) return a[G_SEQUENCE] < b[G_SEQUENCE] end)
+  sort_groups(groups)
   return groups
 end
 

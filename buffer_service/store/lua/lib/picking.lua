@@ -48,15 +48,6 @@ local function shares_on()
   return false
 end
 
--- Places of the run's environments in the order of their bytes (Lua's own order follows the server's locale).
-local function environment_places()
-  local places = {}
-  for place, environment in ipairs(call('ZRANGE', key('environments'), 0, -1)) do
-    places[environment] = place
-  end
-  return places
-end
-
 local function source_before(a, b)
   if a.first ~= b.first then
     return a.first < b.first
@@ -66,18 +57,16 @@ local function source_before(a, b)
   return a.third < b.third
 end
 
-local function lane_before(a, b)
-  if a.pass ~= b.pass then
-    return a.pass < b.pass
-  end
-  return a.place < b.place
-end
-
--- Moves a source to its next member; false at its end.
+-- Moves a source to its next member; false at its end. One without a rank is alone in its lane: it needs no scores.
 local function advance(source)
+  local rank = source.rank
   if source.next > #source.items then
-    local command = source.reversed and 'ZREVRANGE' or 'ZRANGE'
-    source.items = call(command, source.at, source.read, source.read + source.block - 1, 'WITHSCORES')
+    local command, last = source.reversed and 'ZREVRANGE' or 'ZRANGE', source.read + source.block - 1
+    if rank then
+      source.items = call(command, source.at, source.read, last, 'WITHSCORES')
+    else
+      source.items = call(command, source.at, source.read, last)
+    end
     source.read, source.next = source.read + source.block, 1
     source.block = math.min(2 * source.block, LARGEST_BLOCK)
   end
@@ -85,49 +74,83 @@ local function advance(source)
   if not member then
     return false
   end
-  local first, second, third = source.rank(source, member, tonumber(source.items[source.next + 1]))
-  source.member, source.first, source.second, source.third = member, first, second or 0, third or 0
-  source.next = source.next + 2
+  source.member = member
+  if rank then
+    local first, second, third = rank(source, member, tonumber(source.items[source.next + 1]))
+    source.first, source.second, source.third = first, second or 0, third or 0
+    source.next = source.next + 2
+  else
+    source.next = source.next + 1
+  end
   return true
 end
 
--- Begins to pick from sources; `stride` names the stride state, nil picks in order without shares.
-local function open_picking(sources, stride, block)
-  local picking = {lanes = {}, rest = {sources = {}}, log = {}}
-  local lanes, by_environment, places = picking.lanes, {}, nil
-  if stride and shares_on() then
-    local raw = call('HGET', RUN, stride)
-    picking.stride, picking.virtual, picking.passes = stride, 0, {}
-    places = environment_places()
-    if raw then
-      picking.virtual, picking.passes = unpack(unpack_msg(raw))
+-- Lanes of the environments that have sources and a share above 0, and the sources that are in none. Lanes are by their
+-- place in the order of the environments' bytes (Lua's own order follows the server's locale), `width` is above every
+-- place.
+local function lanes_of(sources, virtual, passes)
+  local by_environment, rest = {}, {}
+  for _, source in ipairs(sources) do
+    local environment = source.environment
+    local lane, share = by_environment[environment], share_of(environment)
+    if share == 0 then
+      rest[#rest + 1] = source
+    elseif lane then
+      lane.sources[#lane.sources + 1] = source
+    else
+      by_environment[environment] = {
+        environment = environment, stride = floor(STRIDE / share), sources = {source},
+        pass = math.max(passes[environment] or 0, virtual),
+      }
     end
   end
+  local lanes, environments = {}, call('ZRANGE', key('environments'), 0, -1)
+  for place, environment in ipairs(environments) do
+    lanes[place] = by_environment[environment] or false
+  end
+  return lanes, rest, #environments + 1
+end
+
+-- Reads the first members of sources, `block` of each at first; a heap of those that have any.
+local function open_sources(sources, block)
+  local open = {}
   for _, source in ipairs(sources) do
     source.items, source.next, source.read, source.block = {}, 1, 0, block
     if advance(source) then
-      local environment = source.environment
-      local lane = picking.rest
-      if picking.stride and share_of(environment) > 0 then
-        lane = by_environment[environment]
-        if not lane then
-          local pass = math.max(picking.passes[environment] or 0, picking.virtual)
-          lane = {
-            environment = environment, place = places[environment], share = share_of(environment), pass = pass,
-            sources = {},
-          }
-          by_environment[environment] = lane
-          lanes[#lanes + 1] = lane
-        end
-      end
-      lane.sources[#lane.sources + 1] = source
+      open[#open + 1] = source
     end
   end
-  for _, lane in ipairs(lanes) do
-    make_heap(lane.sources, source_before)
+  make_heap(open, source_before)
+  return open
+end
+
+-- Begins to pick from sources; `stride` names the stride state, nil picks in order without shares.
+--
+-- `turns` is a heap of numbers: (pass of a lane - virtual) * width + place of the lane, so that passes go first.
+local function open_picking(sources, stride, block)
+  local picking = {turns = {}, picked = {}}
+  local rest = sources
+  if stride and shares_on() then
+    local raw = call('HGET', RUN, stride)
+    picking.stride, picking.virtual, picking.passes = stride, 0, {}
+    if raw then
+      picking.virtual, picking.passes = unpack(unpack_msg(raw))
+    end
+    picking.lanes, rest, picking.width = lanes_of(sources, picking.virtual, picking.passes)
+    for place, lane in ipairs(picking.lanes) do
+      if lane then
+        if #lane.sources == 1 then
+          lane.sources[1].rank = nil
+        end
+        lane.sources = open_sources(lane.sources, block)
+        if lane.sources[1] then
+          picking.turns[#picking.turns + 1] = (lane.pass - picking.virtual) * picking.width + place
+        end
+      end
+    end
+    make_heap(picking.turns)
   end
-  make_heap(lanes, lane_before)
-  make_heap(picking.rest.sources, source_before)
+  picking.rest = {sources = open_sources(rest, block)}
   return picking
 end
 
@@ -141,22 +164,21 @@ end
 
 -- The next source to pick from and its member; nil when there is none.
 local function pick(picking)
-  local lane = picking.lanes[1] or picking.rest
+  local turn, lane = picking.turns[1], picking.rest
+  if turn then
+    lane = picking.lanes[turn % picking.width]
+  end
   local source = lane.sources[1]
   if not source then
     return nil
   end
   local member = source.member
   settle(lane.sources, advance(source), source_before)
-  if lane.pass then
-    picking.log[#picking.log + 1] = {lane.environment, picking.passes[lane.environment], picking.virtual}
-    picking.virtual = lane.pass
-    lane.pass = lane.pass + floor(STRIDE / lane.share)
-    picking.passes[lane.environment] = lane.pass
-    settle(picking.lanes, lane.sources[1], lane_before)
-  elseif picking.stride then
-    picking.log[#picking.log + 1] = false
+  if turn then
+    picking.turns[1] = turn + lane.stride * picking.width
+    settle(picking.turns, lane.sources[1])
   end
+  picking.picked[#picking.picked + 1] = lane
   return source, member
 end
 
@@ -165,10 +187,11 @@ local function close_picking(picking, kept)
   if not picking.stride then
     return
   end
-  for index = #picking.log, kept + 1, -1 do
-    local before = picking.log[index]
-    if before then
-      picking.passes[before[1]], picking.virtual = before[2], before[3]
+  for index = 1, kept do
+    local lane = picking.picked[index]
+    if lane.pass then
+      picking.virtual, lane.pass = lane.pass, lane.pass + lane.stride
+      picking.passes[lane.environment] = lane.pass
     end
   end
   for environment, pass in pairs(picking.passes) do

@@ -51,3 +51,20 @@ local function pack_records(groups)
   local header = count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)
   return header .. table.concat(parts)
 end
+
+-- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.
+local function sort_groups(groups)
+  local sequences, by_sequence, in_order = {}, {}, true
+  for index, group in ipairs(groups) do
+    local sequence = group[G_SEQUENCE]
+    in_order = in_order and (index == 1 or sequences[index - 1] < sequence)
+    sequences[index], by_sequence[sequence] = sequence, group
+  end
+  if in_order then
+    return
+  end
+  table.sort(sequences)
+  for index, sequence in ipairs(sequences) do
+    groups[index] = by_sequence[sequence]
+  end
+end

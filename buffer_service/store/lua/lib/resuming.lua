@@ -59,8 +59,8 @@ end
 local function take_back(step, mode, limit)
   local header, from = load_step(step), step_state(step)
   local done = dismantle(step, header, limit, function(groups)
+    count_in_step(header, -1, groups)
     for _, group in ipairs(groups) do
-      count_in_step(header, -1, group)
       if from == 'trained' then
         state.retained_bytes = state.retained_bytes - group[G_BYTES]
       end

@@ -2,19 +2,13 @@
 
 -- @include batches
 
--- Moves the groups of a round on: into the step that is forming, or with the whole step to its delivery.
-local function settle_round(header, groups, final)
+-- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
+local function settle_round(header, environments, final)
   if header.micro == 0 then
     move_step(header, 'queued', 'delivered')
     return
   end
-  local amounts = {}
-  for _, group in ipairs(groups) do
-    local environment = group[G_ENVIRONMENT]
-    amounts[environment] = amounts[environment] or {0, 0, 0, 0}
-    add_amount(amounts[environment], 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
-  end
-  move_step({environments = amounts}, 'queued', 'forming')
+  move_step({environments = environments}, 'queued', 'forming')
   if final then
     move_step(header, 'forming', 'delivered')
   end
@@ -55,14 +49,8 @@ local function close_round(header, groups, world_size)
     end
     record('round', {now, step, round, header.train_version, ids})
   end
-  local in_order = true
-  for index, group in ipairs(groups) do
-    count_in_step(header, 1, group)
-    in_order = in_order and (index == 1 or groups[index - 1][G_SEQUENCE] < group[G_SEQUENCE])
-  end
-  if not in_order then
-    table.sort(groups, function(a, b) return a[G_SEQUENCE] < b[G_SEQUENCE] end)
-  end
+  local environments = count_in_step(header, 1, groups)
+  sort_groups(groups)
   local own = measure(groups, header.train_version)
   local before = round > 0 and load_round(step, round - 1).total or nil
   local stored = {own = own, total = up_to(before, own)}
@@ -70,7 +58,7 @@ local function close_round(header, groups, world_size)
 
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
-  settle_round(header, groups, final)
+  settle_round(header, environments, final)
   count_assembled(groups, own, header.train_version)
   header.rounds = round + 1
   save_step(step, header)
