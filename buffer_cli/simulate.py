@@ -7,12 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.exits import exit_code
-from buffer_cli.lengths_file import read_lengths
+from buffer_cli.staleness_inputs import policy_of, workload_of
 from buffer_cli.staleness_output import as_options, figures, result_values
-from buffer_service.domain.policy import RunPolicy
-from buffer_service.staleness.lengths import Fixed, Lengths, Lognormal
-from buffer_service.staleness.queue_policies import queue_policy
-from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload
+from buffer_service.staleness.simulator import Simulation, SimulationResult
 from buffer_service.staleness.simulator import simulate as simulated
 
 
@@ -22,18 +19,16 @@ def run(given: dict[str, Any]) -> int:
 
 
 def _simulate(given: dict[str, Any]) -> int:
-    workload = Workload(
-        concurrency=given["concurrency"],
-        group_size=given["group_size"],
-        rho=given["rho"],
-        lengths=_lengths(given),
-        turn_tokens=given["turn_tokens"],
-        turn_latency=given["turn_latency"],
-        reload_pause=given["reload_pause"],
-    )
     simulation = Simulation(
-        policy=_policy(given),
-        workload=workload,
+        policy=policy_of(
+            given["policy"],
+            given["groups_per_batch"],
+            given["assignments"],
+            queue_factor=given["queue_factor"],
+            max_staleness=given["max_staleness"],
+            micro_batch=given["micro_batch"],
+        ),
+        workload=workload_of(given),
         steps=given["steps"],
         warmup=given["warmup"],
         seed=given["seed"],
@@ -49,31 +44,6 @@ def _simulate(given: dict[str, Any]) -> int:
     else:
         _print(result, given)
     return 0
-
-
-def _lengths(given: dict[str, Any]) -> Lengths:
-    if given["lengths"]:
-        return read_lengths(given["lengths"])
-    if given["length_sigma"] == 0:
-        return Fixed(round(given["length_mean"]))
-    return Lognormal.with_mean(given["length_mean"], given["length_sigma"], given["length_cap"])
-
-
-def _policy(given: dict[str, Any]) -> RunPolicy:
-    policy = queue_policy(
-        given["policy"],
-        given["groups_per_batch"],
-        queue_factor=given["queue_factor"],
-        max_staleness=given["max_staleness"],
-        micro_batch=given["micro_batch"],
-    )
-    if not given["assignments"]:
-        return policy
-    from buffer_cli.policies import changed
-    from buffer_service.rpc.convert.policies import policy as effective
-    from buffer_service.rpc.convert.policies import to_policy
-
-    return effective(changed(to_policy(policy), "", given["assignments"]))
 
 
 def _print(result: SimulationResult, given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`rollout-buffer plan` and `rollout-buffer simulate` and their options. What they run is imported when they run."""
+"""`rollout-buffer plan`, `simulate` and `lab` and their options. What they run is imported when they run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +50,30 @@ LengthsFile = Annotated[
         rich_help_panel=_LENGTHS,
     ),
 ]
+LengthMean = Annotated[
+    float, typer.Option(metavar="TOKENS", help="Mean response, cap included.", rich_help_panel=_LENGTHS)
+]
+LengthSigma = Annotated[
+    float, typer.Option(metavar="σ", help="Of the logarithm of lengths; 0: all alike.", rich_help_panel=_LENGTHS)
+]
+LengthCap = Annotated[
+    int, typer.Option(metavar="TOKENS", help="Longest response; 0 for no cap.", rich_help_panel=_LENGTHS)
+]
+TurnTokens = Annotated[
+    int, typer.Option(metavar="TOKENS", help="Response tokens of a turn; 0: one turn.", rich_help_panel=_WORKLOAD)
+]
+TurnLatency = Annotated[
+    float,
+    typer.Option(
+        metavar="TOKENS", help="Wait between turns, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
+    ),
+]
+ReloadPause = Annotated[
+    float,
+    typer.Option(
+        metavar="TOKENS", help="Pause at a publish, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
+    ),
+]
 Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_help_panel=_SIMULATION)]
 Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
 Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
@@ -57,9 +81,10 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; ne
 
 
 def register(app: typer.Typer) -> None:
-    """Add both commands."""
+    """Add the commands."""
     app.command()(plan)
     app.command()(simulate)
+    app.command()(lab)
 
 
 def plan(
@@ -126,31 +151,13 @@ def simulate(
     group_size: GroupSize = 8,
     queue_factor: QueueFactor = None,
     rho: Rho = 0.8,
-    length_mean: Annotated[
-        float, typer.Option(metavar="TOKENS", help="Mean response, cap included.", rich_help_panel=_LENGTHS)
-    ] = 1_000.0,
-    length_sigma: Annotated[
-        float, typer.Option(metavar="σ", help="Of the logarithm of lengths; 0: all alike.", rich_help_panel=_LENGTHS)
-    ] = 0.5,
-    length_cap: Annotated[
-        int, typer.Option(metavar="TOKENS", help="Longest response; 0 for no cap.", rich_help_panel=_LENGTHS)
-    ] = 0,
+    length_mean: LengthMean = 1_000.0,
+    length_sigma: LengthSigma = 0.5,
+    length_cap: LengthCap = 0,
     lengths: LengthsFile = None,
-    turn_tokens: Annotated[
-        int, typer.Option(metavar="TOKENS", help="Response tokens of a turn; 0: one turn.", rich_help_panel=_WORKLOAD)
-    ] = 0,
-    turn_latency: Annotated[
-        float,
-        typer.Option(
-            metavar="TOKENS", help="Wait between turns, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
-        ),
-    ] = 0.0,
-    reload_pause: Annotated[
-        float,
-        typer.Option(
-            metavar="TOKENS", help="Pause at a publish, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
-        ),
-    ] = 0.0,
+    turn_tokens: TurnTokens = 0,
+    turn_latency: TurnLatency = 0.0,
+    reload_pause: ReloadPause = 0.0,
     policy: Annotated[
         str,
         typer.Option(
@@ -180,5 +187,45 @@ def simulate(
     """
     given: dict[str, Any] = dict(locals())
     from buffer_cli.simulate import run
+
+    raise typer.Exit(run(given))
+
+
+def lab(
+    concurrency: Concurrency = 128,
+    groups_per_batch: GroupsPerBatch = 16,
+    group_size: GroupSize = 8,
+    rho: Rho = 0.8,
+    length_mean: LengthMean = 1_000.0,
+    length_sigma: LengthSigma = 0.5,
+    length_cap: LengthCap = 0,
+    lengths: LengthsFile = None,
+    turn_tokens: TurnTokens = 0,
+    turn_latency: TurnLatency = 0.0,
+    reload_pause: ReloadPause = 0.0,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="A preset as it is written, and fields to set, 'streaming(4) order=lifo'; repeatable. "
+            "The first one sets the pace. Default: a selection.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    steps: Steps = 400,
+    warmup: Warmup = 100,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+    plot: Plot = None,
+) -> None:
+    """Compare policies on one workload at equal throughput: staleness, length bias, and what it costs.
+
+    The first policy runs on the engines given; every other one gets as many more as it needs to train as fast.
+
+    Example: rollout-buffer lab --rho 1.1 --length-sigma 0.8 --policy queue_drop --policy 'streaming(2) order=lifo'
+    """
+    given: dict[str, Any] = dict(locals())
+    from buffer_cli.lab import run
 
     raise typer.Exit(run(given))

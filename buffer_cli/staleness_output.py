@@ -1,4 +1,4 @@
-"""What `plan` and `simulate` share: how results are shown, progress, and errors that name an option."""
+"""What `plan`, `simulate` and `lab` share: how results are shown, progress, and errors that name an option."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from buffer_service.staleness import planner
 from buffer_service.staleness.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
+from buffer_service.staleness.lab import Trial
 from buffer_service.staleness.planner import Choice, Setting
 from buffer_service.staleness.simulator import SimulationResult
 from buffer_wire.errors import InvalidField
@@ -66,6 +67,27 @@ def plot_simulation(result: SimulationResult, title: str, path: Path) -> None:
     axes.set_xlabel("staleness, versions")
     axes.set_ylabel("share of trained groups")
     axes.legend()
+    _save(figure, path)
+
+
+def plot_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
+    """Staleness and length bias of policies, one beside the other."""
+    figure = _figure()
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [trial.name if trial.keeps_pace else f"{trial.name} (too slow)" for trial in trials]
+    at = range(len(trials))
+    left.barh(at, [trial.result.staleness for trial in trials], color=_BLUE, label="mean")
+    left.plot(
+        [trial.result.staleness_p95 for trial in trials], at, "|", color=_RED, markersize=10, label="95th percentile"
+    )
+    left.set_yticks(at, names, fontsize=8)
+    left.invert_yaxis()
+    left.set_xlabel("staleness, versions")
+    left.legend(fontsize=7)
+    right.barh(at, [100 * trial.result.length_bias for trial in trials], color=_GREY)
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_xlabel("length bias, %")
+    figure.suptitle(title)
     _save(figure, path)
 
 

@@ -1,0 +1,115 @@
+"""`rollout-buffer lab`: policies beside each other, as a table or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from buffer_cli.exits import exit_code
+from buffer_cli.staleness_inputs import policy_of, workload_of
+from buffer_cli.staleness_output import as_options, progress
+from buffer_service.staleness.lab import MOST_ENGINES, Candidate, Comparison, Trial, compare
+from buffer_service.staleness.lengths import Lengths
+from buffer_wire.errors import InvalidField
+
+
+def run(given: dict[str, Any]) -> int:
+    """Compare as the options say; returns the exit code."""
+    return exit_code(lambda: as_options(lambda: _lab(given)))
+
+
+def selection(groups_per_batch: int) -> list[str]:
+    """What is compared where nobody says what."""
+    micro = max(1, groups_per_batch // 8)
+    return [
+        "queue_drop",
+        "queue_drop(2)",
+        "queue_drop(2) order=lifo",
+        "queue_max(1)",
+        "queue_max(2)",
+        "queue_max(4)",
+        "areal(2)",
+        f"streaming({micro})",
+        f"streaming({micro}) order=lifo",
+    ]
+
+
+def candidate(written: str, groups_per_batch: int) -> Candidate:
+    """A policy as --policy takes it: a preset, then field=value by spaces. Raises InvalidField, InvalidPolicy."""
+    name, *assignments = written.split() or [""]
+    for word in assignments:
+        if "=" not in word:
+            raise InvalidField("policy", written, "a preset, then field=value by spaces")
+    return Candidate(written, policy_of(name, groups_per_batch, assignments))
+
+
+def _lab(given: dict[str, Any]) -> int:
+    n = given["groups_per_batch"]
+    written = given["policies"] or selection(n)
+    comparison = Comparison(
+        candidates=[candidate(one, n) for one in written],
+        workload=workload_of(given),
+        steps=given["steps"],
+        warmup=given["warmup"],
+        seed=given["seed"],
+    )
+    with progress(len(written), "policies") as done:
+        trials = compare(comparison, done=done)
+    if given["plot"]:
+        from buffer_cli.staleness_plot import plot_trials
+
+        plot_trials(trials, f"ρ {given['rho']:g}", given["plot"])
+    if given["as_json"]:
+        print(json.dumps({"rho": given["rho"], "policies": [trial_values(trial) for trial in trials]}, indent=2))
+    else:
+        _print(trials, comparison, comparison.workload.lengths)
+    return 0
+
+
+def trial_values(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON values."""
+    result = asdict(trial.result)
+    return {
+        "policy": trial.name,
+        "engines": trial.engines,
+        "keeps_pace": trial.keeps_pace,
+        "period": trial.period,
+        **result,
+        "length_bias": trial.result.length_bias,
+    }
+
+
+def _print(trials: Sequence[Trial], comparison: Comparison, lengths: Lengths) -> None:
+    workload = comparison.workload
+    console = Console(highlight=False)
+    title = f"ρ {workload.rho:g}, C {workload.concurrency}, mean response {lengths.mean:.0f} tokens"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policy")
+    for heading in ("mean", "p95", "max", "tokens", "bias", "wasted", "idle", "period", "engines"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for trial in trials:
+        result = trial.result
+        table.add_row(
+            trial.name,
+            f"{result.staleness:.2f}",
+            str(result.staleness_p95),
+            str(result.staleness_max),
+            f"{result.token_staleness:.2f}",
+            f"{result.length_bias:+.1%}",
+            f"{result.wasted_token_share:.0%}",
+            f"{result.trainer_idle_share:.0%} {result.slot_idle_share:.0%}",
+            f"{trial.period:.2f}",
+            f"{trial.engines:.2f}" if trial.keeps_pace else "too slow",
+        )
+    console.print(table)
+    console.print(
+        "mean, p95, max: staleness of groups, in versions; tokens: mean of tokens. bias: trained over sampled mean "
+        "length. idle: share of the time that the trainer is, and slots are. period: over what the trainer alone needs "
+        "for a step. engines: over those given, as many as it takes "
+        f"to keep the pace of {trials[0].name}; too slow: {MOST_ENGINES:g} times as many do not, and the figures are "
+        f"for those given. {comparison.steps} train steps; {comparison.warmup} before were not counted."
+    )
