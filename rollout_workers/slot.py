@@ -48,6 +48,8 @@ class EngineSlot:
         """What holds version 0, as the engine would load it; None when nobody knows."""
         self.changes = Changes()
         self.loaded: Version = BASE
+        self.base: Version = BASE
+        """The version 0 that the weights it started with count as: of the epoch that published it last."""
         self.current = False
         """True once this worker has seen the engine at a published version, until the engine is lost."""
         self.pristine = False
@@ -106,7 +108,7 @@ class EngineSlot:
 
     def version_of(self, label: str) -> Version:
         """The version of an engine's label; a label that no worker gave means the weights it started with."""
-        return Version.parse(label) or BASE
+        return Version.parse(label) or self.base
 
     def failed(self, error: BaseException, *, suspect: bool = False) -> None:
         """Note an error; `suspect` when the engine may be gone."""
@@ -145,7 +147,7 @@ class EngineSlot:
         """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
         label = await self.engine.loaded_version()
         known = Version.parse(label)
-        self.loaded = known or BASE
+        self.loaded, self.base = known or BASE, BASE
         # A label in our form says that somebody updated the engine, not from which run: it is loaded once more.
         self.pristine = known is None
         self.current = False

@@ -266,6 +266,8 @@ class WeightLoader:
         if slot.quarantined:
             _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
         slot.loaded, slot.current, slot.quarantined = version, True, False
+        if slot.pristine:
+            slot.base = version
         slot.changes.notify()
 
     def _quarantine(self) -> None:

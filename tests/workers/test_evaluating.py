@@ -69,6 +69,20 @@ def test_an_evaluation_that_comes_right_before_a_publish_is_generated_wholly_bef
     assert_balanced(client, run_id, trained)
 
 
+def test_weights_that_no_trainer_has_changed_yet_are_evaluated_in_any_epoch(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    with worker_process(service.address, run_id, tmp_path, *FAST) as worker:
+        for _ in range(2):  # The second trainer's version 0 is of another epoch, and the same weights.
+            with (
+                client.session(run_id, policy=POLICY, options=OPTIONS) as session,
+                session.evaluate(EVALUATED) as evaluation,
+            ):
+                assert evaluation.version.version == 0
+                assert_wholly_at(evaluation, list(evaluation.groups(60)))
+        assert worker.stop() == 0
+
+
 def test_a_worker_for_evaluations_only_loads_an_older_version(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
