@@ -128,7 +128,7 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
 
-test-protobuf-matrix: ## the client under every supported protobuf and the oldest grpcio
+test-protobuf-matrix: ## the wheel with its core dependencies alone, under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
 
 # --- code ---------------------------------------------------------------------------------------------------
@@ -185,12 +185,18 @@ proto-breaking: install ## fail on changes that break clients of the last releas
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-reload bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-import bench-lab bench-pull bench-reload bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
+
+bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
+	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
+
+bench-import: install ## how long the import of the client takes, beside grpcio, numpy and protobuf
+	@$(BIN)/python -m bench.imports $(BENCH_ARGS)
 
 bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)
 	@$(MAKE) -j2 install install-sglang
@@ -203,6 +209,10 @@ bench-staleness: install ## simulator against closed forms and published figures
 	@$(BIN)/python -m bench.staleness_grid
 	@$(BIN)/python -m bench.staleness_published
 	@$(BIN)/python -m bench.staleness_speed
+
+bench-lab: install ## every queue policy beside queue-drop and streaming at equal throughput; what asynchrony buys (about 15 minutes)
+	@$(BIN)/python -m bench.staleness_lab $(BENCH_ARGS)
+	@$(BIN)/python -m bench.staleness_sync
 
 .PHONY: clean distclean
 clean: ## remove caches and what runs left behind

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the built wheel with its core dependencies alone, once per supported protobuf generation and once at the
-# declared floors, and there imports the generated code and runs every test file marked `matrix`.
+# Installs the built wheel with its core dependencies alone: first by itself, to see what comes along, then once per
+# supported protobuf generation and once at the declared floors, and there imports the generated code and runs every
+# test file marked `matrix`.
 # usage: test_protobuf_matrix.sh [PYTHON]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,6 +30,14 @@ echo "matrix: building the wheel"
 rm -rf build
 "$python" -m pip --disable-pip-version-check wheel -qq --no-deps --wheel-dir "$work" .
 rm -rf build
+# The tests, and the pages that they check, without the sources beside them: what they import can only be the wheel.
+mkdir "$work/run"
+cp -r tests docs pyproject.toml "$work/run"
+
+echo "matrix: core, the newest that pip chooses"
+"$python" -m venv "$work/core"
+"$work/core/bin/python" -m pip --disable-pip-version-check install -qq "$work"/*.whl
+(cd "$work" && core/bin/python -W error run/tests/packaging/core_wheel.py)
 
 for row in "${rows[@]}"; do
     name=${row%%|*}
@@ -43,6 +52,6 @@ for row in "${rows[@]}"; do
     "$venv/bin/python" -m pip check
     # From another folder, so that the wheel is what is imported; a warning about versions counts as a failure.
     (cd "$work" && "$OLDPWD/$venv/bin/python" -W error - < "$OLDPWD/scripts/import_generated.py")
-    "$venv/bin/python" -m pytest -q -m matrix "${files[@]}"
+    (cd "$work/run" && "$OLDPWD/$venv/bin/python" -m pytest -q -m matrix "${files[@]}")
 done
 echo "matrix: ${#rows[@]} environments passed"

@@ -13,6 +13,7 @@ from trainer_client.evaluating import Evaluation
 from trainer_client.evaluations import EvaluationFailure, EvaluationState
 from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
 from trainer_client.policy import Environment, Policy
+from trainer_client.progress import ProgressBar
 from trainer_client.publication import Publication, WeightPublisher
 from trainer_client.requests import Submission
 from trainer_client.session import SessionOptions, TrainerSession
@@ -36,6 +37,7 @@ __all__ = [
     "Group",
     "Ledger",
     "Policy",
+    "ProgressBar",
     "Publication",
     "Published",
     "Resumed",

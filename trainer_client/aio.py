@@ -1,7 +1,8 @@
 """The asyncio client: `BufferClient`'s operations as coroutines, on grpc.aio.
 
 Requests, replies and the rules of repeating are the blocking client's; only the waiting differs. Make and use it in
-one event loop.
+one event loop of one process: an event loop does not survive a fork, and while such a client is open gRPC does not
+either (`trainer_client.forks`).
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
+from trainer_client.forks import CALLS, Holder
 from trainer_client.manifest import Manifest
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
@@ -51,6 +53,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self.options = options or ClientOptions()
         self.revisions = Revisions()
         """The highest revision that was seen of each run."""
+        self._holder = Holder("an AsyncBufferClient")
+        CALLS.note_asyncio(self)
         self._control = self._channel()
         self._bulk = self._channel()
         self._pull = self._bulk.unary_stream(
@@ -64,8 +68,10 @@ class AsyncBufferClient(AsyncEvaluationCalls):
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""
+        self._holder.check()
         await self._control.close(None)
         await self._bulk.close(None)
+        CALLS.forget_asyncio(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,6 +82,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         await self.close()
 
     async def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
+        self._holder.check()
         rpc = self._control.unary_unary(
             call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
         )
@@ -204,6 +211,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
                 await asyncio.sleep(MIN_PULL_INTERVAL_S)
 
     async def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
+        self._holder.check()
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, deadline.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,14 @@ class Sample:
         """T, the length of prompt and response."""
         return len(self.token_ids)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled, arrays are copied, which they have to be to reach another process."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "versions"}
+        return {**kept, "extras": dict(self.extras)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, extras=MappingProxyType(state["extras"]))
+
     @cached_property
     def versions(self) -> npt.NDArray[np.int64]:
         """[T] the weight version behind each token; −1 for the prompt.
@@ -109,13 +118,18 @@ class Sample:
         A version of a timeline that a resume abandoned counts no more than what was published after it, and
         no more than the group's tail.
         """
-        out = np.full(len(self.token_ids), -1, np.int64)
+        out = np.empty(len(self.token_ids), np.int64)
+        self.write_versions(out)
+        out.flags.writeable = False
+        return out
+
+    def write_versions(self, out: npt.NDArray[np.generic]) -> None:
+        """Write `versions` into `out`, int [T]."""
+        out[:] = -1
         most = self.tail_version
         for span in reversed(self.spans):
             most = min(most, span.version.version)
             out[span.start : span.end] = most
-        out.flags.writeable = False
-        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +158,15 @@ class Group:
         if len(payload) != expected:
             raise MalformedMessage(f"group of task {header.task_id!r}: {len(payload)} payload bytes, not {expected}")
         return cls(header, payload, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled, it is copied out of the message, and nothing parsed goes along."""
+        kept = {name: self.__dict__[name] for name in self.__dataclass_fields__}
+        return {**kept, "header": self.header.SerializeToString(), "payload": bytes(self.payload)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        header, payload = pb.GroupHeader.FromString(state["header"]), memoryview(state["payload"])
+        self.__dict__.update(state, header=header, payload=payload)
 
     @property
     def task_id(self) -> str:

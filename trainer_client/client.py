@@ -4,6 +4,7 @@ Errors are those of `buffer_wire.errors`; the ones that a later try can cure are
 trying. A client may be shared by threads. Two channels: small messages never wait behind a batch.
 """
 
+import copy
 import random
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from buffer_wire.retry import retry_sync
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
 from trainer_client.batch import Batch
+from trainer_client.connections import Connections
 from trainer_client.driver import (
     MIN_PULL_INTERVAL_S,
     PULL_SLICE_S,
@@ -28,8 +30,9 @@ from trainer_client.driver import (
     worth_repeating_pull,
 )
 from trainer_client.evaluating import EvaluationCalls
+from trainer_client.forks import CALLS
 from trainer_client.manifest import Manifest
-from trainer_client.opening import open_session
+from trainer_client.opening import OpenSession, open_session
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
 from trainer_client.publication import WeightPublisher
@@ -40,7 +43,6 @@ from trainer_client.session import (
     BatchGroups,
     SessionOptions,
     SessionPlan,
-    TrainerSession,
 )
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
 from trainer_client.tasks import Task
@@ -51,28 +53,39 @@ T = TypeVar("T")
 
 
 class BufferClient(EvaluationCalls):
-    """A connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`."""
+    """A connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`.
+
+    A child that a process forks may go on with the client that it inherits: it connects anew at its first call, or
+    raises UsedAfterFork where gRPC did not survive the fork.
+    """
 
     def __init__(self, target: str, options: ClientOptions | None = None) -> None:
         self.target = target
         self.options = options or ClientOptions()
-        self.revisions = Revisions()
-        """The highest revision that was seen of each run."""
-        self._control = self._channel()
-        self._bulk = self._channel()
-        self._pull = self._bulk.unary_stream(
-            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
-        )
+        self._connections = Connections(target, self.options)
 
-    def _channel(self) -> grpc.Channel:
-        if self.options.credentials is not None:
-            return grpc.secure_channel(self.target, self.options.credentials, self.options.channel_options())
-        return grpc.insecure_channel(self.target, self.options.channel_options())
+    @property
+    def revisions(self) -> Revisions:
+        """The highest revision that was seen of each run."""
+        return self._connections.revisions
+
+    @property
+    def _control(self) -> grpc.Channel:
+        return self._connections.control
+
+    @property
+    def _bulk(self) -> grpc.Channel:
+        return self._connections.bulk
+
+    def held(self, what: str) -> Self:
+        """The same client for `what`, which belongs to this process: in a child it raises UsedAfterFork."""
+        held = copy.copy(self)
+        held._connections = self._connections.held(what)  # noqa: SLF001 - its own class
+        return held
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""
-        self._control.close()
-        self._bulk.close()
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -86,9 +99,16 @@ class BufferClient(EvaluationCalls):
         rpc = self._control.unary_unary(
             call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
         )
+
+        def attempt() -> ReplyT:
+            with CALLS.under_way():
+                request = call.build(self.revisions.ref(call.run_id))
+                answer: ReplyT = rpc(request, timeout=self.options.attempt_timeout_s)
+                return answer
+
         try:
             reply = retry_sync(
-                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                attempt,
                 deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
                 waiting_on=f"the service at {self.target}",
                 retry_on=worth_repeating,
@@ -233,12 +253,17 @@ class BufferClient(EvaluationCalls):
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, deadline.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
-        stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
-        try:
-            for message in stream:
-                assembly.add(message)
-        finally:
-            stream.cancel()  # type: ignore[no-untyped-call]
+        pull = self._bulk.unary_stream(
+            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
+        )
+        with CALLS.under_way() as call:
+            stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+            call.cancel = stream.cancel
+            try:
+                for message in stream:
+                    assembly.add(message)
+            finally:
+                stream.cancel()  # type: ignore[no-untyped-call]
         return assembly.finish()
 
     def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
@@ -338,7 +363,7 @@ class BufferClient(EvaluationCalls):
         batch_groups: BatchGroups = None,
         start: Resumed | None = None,
         options: SessionOptions | None = None,
-    ) -> AbstractContextManager[TrainerSession]:
+    ) -> AbstractContextManager[OpenSession]:
         """A training loop over the run, for a `with`; see `trainer_client.session`.
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the

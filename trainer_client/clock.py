@@ -4,7 +4,8 @@
 
 with one publish after every `batches_per_publish` steps counted from the last one, as the service estimates it,
 but never more publishes than steps that are still to be trained before s: a step pulled at the moment it is
-trained is trained by what is published.
+trained is trained by what is published. Weights that are offered again under a new version are no publish after
+a step: the version rises by one, and those that are still to come stay as many.
 """
 
 from threading import Lock
@@ -52,7 +53,7 @@ class TrainClock:
             self._trained = self._published_steps = self._handed_out
 
     def correct(self, version: int) -> None:
-        """The service says that `version` is published; a lower number than ours is old news."""
+        """`version` is published: somebody else did it, or older weights got a new number. A lower one is old news."""
         with self._lock:
             self._version = max(self._version, version)
 

@@ -72,7 +72,7 @@ class Prefetcher:
                     f"no answer to the pull of {place} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
                 )
             if waiting_for is not None:
-                notices.tell(waiting_for)
+                self._source.waits(notices, waiting_for)
         return batch
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ the service publishes it and `published` after, and `checkpointed` when older on
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from trainer_client.manifest import Manifest
 from trainer_client.plan import CollectivePlan
@@ -69,3 +69,14 @@ class WeightPublisher(Protocol):
 
     def resumed(self, next_step: int) -> None:
         """What was published after more than `next_step` steps is abandoned."""
+
+
+@runtime_checkable
+class RepeatingPublisher(WeightPublisher, Protocol):
+    """A publisher of weights that engines can miss, which can send the last ones again."""
+
+    def repeats(self, version: int) -> bool:
+        """True when an engine that has missed `version` can get it by `repeat` only, and `repeat` can."""
+
+    def repeat(self, publication: Publication) -> Manifest:
+        """The last version's weights once more, as the publication's version. Raises what `offer` does."""

@@ -42,6 +42,14 @@ class PullSource:
     """Its address, for notices."""
     on_wait: OnWait | None = None
     """Told while the trainer itself waits."""
+    while_waiting: Callable[[RolloutBufferError], None] | None = None
+    """Called with every such wait, in the trainer's thread; may do something about it. What it raises ends the wait."""
+
+    def waits(self, notices: WaitNotices, error: RolloutBufferError) -> None:
+        """The trainer itself goes on waiting, because of `error`."""
+        notices.tell(error)
+        if self.while_waiting is not None:
+            self.while_waiting(error)
 
     def attempt(self, clock: TrainClock, place: Place, wait_s: float, on_wait: OnWait | None) -> Batch:
         """One pull of up to `wait_s` with the right train_version.
@@ -94,7 +102,7 @@ class Puller:
                 if deadline.left_s() == 0.0:
                     error.add_note(f"waited {self._timeout_s} s for {place}")
                     raise
-                notices.tell(error)
+                source.waits(notices, error)
 
     def stop(self) -> None:
         """Nothing runs in the background."""

@@ -27,31 +27,36 @@ the clock that says which version trains on the next batch. That a finite iterab
 alone; it has to tell the others.
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, SupportsFloat, TypeAlias
 
-from buffer_wire.errors import InvalidField, PendingFull
+from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
 from trainer_client.clock import TrainClock
 from trainer_client.engines import Quorum
 from trainer_client.evaluating import Evaluation
-from trainer_client.feeder import FeederOptions, TaskFeeder
-from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
+from trainer_client.feeding import feeder_of
+from trainer_client.metrics import Doing, OnStep, StepMeter
 from trainer_client.policy import Policy
 from trainer_client.prefetch import Prefetcher
-from trainer_client.publication import Publication, WeightPublisher, WeightSource
+from trainer_client.progress import ProgressBar
+from trainer_client.publication import WeightPublisher, WeightSource
+from trainer_client.publishing import Publishing, Repeater
 from trainer_client.puller import Puller, PullSource
-from trainer_client.requests import ResumeMode, Submission
+from trainer_client.requests import ResumeMode
 from trainer_client.rounds import Place, gathered
-from trainer_client.state import Resumed, RunState, Submitted
+from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import Task
-from trainer_client.waiting import OnWait, Waiting
+from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
     from trainer_client.client import BufferClient
+
+logger = logging.getLogger("trainer_client")
 
 BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
 """N of a step: a number, a function of the step, or None for the policy's."""
@@ -75,6 +80,10 @@ class SessionOptions:
     """Bytes of batches held ahead of the training loop."""
     on_wait: OnWait | None = None
     """Told on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
+    progress: bool = False
+    """Show such waits in a line on the terminal, if standard error is one."""
+    on_step: OnStep | None = None
+    """Given each step's number and metrics when it is over; see `trainer_client.metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +116,17 @@ class TrainerSession:
         self.batch_groups = plan.batch_groups
         """N of the steps that are pulled from now on, equal on every rank; with prefetch these are later ones, for
         which a function of the step says what is meant."""
-        self._rank = plan.rank
-        self._publisher = plan.publisher
-        self._on_wait = plan.options.on_wait
-        self._committed_steps = min(run.committed_steps, start.next_step)
+        self._rank, self._world_size = plan.rank, plan.world_size
+        self._bar = ProgressBar(plan.options.on_wait) if plan.options.progress else None
+        self._on_wait = self._bar or plan.options.on_wait
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
-        self._feeder = self._make_feeder(plan)
+        self._publishing = Publishing(client, plan, run, start, self._on_wait)
+        self._feeder = feeder_of(client, plan, run.policy, start) if plan.rank == 0 else None
+        self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
         self._puller = self._make_puller(plan)
         self._place = Place(start.next_step)
+        look = self._look if plan.rank == 0 else None
+        self._meter = StepMeter(plan.options.on_step, look, run)
         self._gathered: deque[Batch] = deque()
         """Rounds of a whole batch that is not complete yet."""
 
@@ -158,6 +170,7 @@ class TrainerSession:
         if self._place.round and not self._gathered:
             raise InvalidField("round", self._place.round, f"0: rounds() gave a part of step {self._place.step}")
         self._clock.train()
+        self._meter.next()
         while not (self._gathered and self._gathered[-1].final):
             batch = self._take()
             if batch is None:
@@ -175,10 +188,24 @@ class TrainerSession:
         """
         while True:
             self._clock.train()
+            self._meter.next()
             batch = self._gathered.popleft() if self._gathered else self._take()
             if batch is None:
                 return
             yield self._hand_out(batch)
+
+    # ── metrics ──────────────────────────────────────────────────────────────
+
+    def metrics(self, *, timeout_s: float = 1.0) -> dict[str, float]:
+        """Figures of the newest step so far, each under a name "rollout_buffer/…"; {} before the first batch.
+
+        Rank 0 asks for the run as well, once a step; without an answer within `timeout_s` those figures are missing.
+        """
+        return self._meter.metrics(timeout_s)
+
+    def log(self, values: Mapping[str, SupportsFloat]) -> None:
+        """Add figures of the trainer's own, under their own names, to the metrics of the step in hand."""
+        self._meter.log(values)
 
     # ── progress ─────────────────────────────────────────────────────────────
 
@@ -193,18 +220,22 @@ class TrainerSession:
         """Offer weights trained on every batch so far to the engines, and commit through the last one.
 
         `source`: what the session's publisher takes (a function that writes the weights into a directory or a
-        directory, for files; a state dict, a module or a function that gives tensors, for the others), a manifest, or
-        None for engines that need not load. `version`: None: the next one. Returns the version. `wait_for`: None: it
+        directory, for files; a state dict, a module or a function that gives tensors, for the others; one that is
+        sharded is given on every rank), a manifest, or None for engines that need not load. `version`: None: the next
+        one. Returns the version. `wait_for`: None: it
         does not wait for the engines; else how many of them have to be ready with the version within `timeout_s`.
 
         Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, and NotReady for engines that lag,
         by name; the version is published all the same.
         """
+        from trainer_client.publish.sharded import published_by
+
         version = self.version + 1 if version is None else version
-        if self._rank == 0:
-            manifest = self._manifest(source, self._publication(version))
-            self._publish(version, manifest, self._last_step())
-        self._published(version, wait_for, timeout_s)
+        with self._busy("publish"), published_by(source, leads=self._rank == 0) as gathered_source:
+            if self._rank == 0:
+                self._publishing.publish(gathered_source, version, self._last_step())
+            self._clock.published(version)
+            self._published(version, wait_for, timeout_s)
         return version
 
     def rollback(
@@ -216,12 +247,11 @@ class TrainerSession:
         Raises InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
         """
         version = self.version + 1 if version is None else version
-        if self._rank == 0:
-            if self._publisher is None:
-                raise InvalidField("publisher", None, "one that keeps versions, to roll back to one")
-            manifest = self._publisher.offer_again(to_version, self._publication(version))
-            self._publish(version, manifest, None)
-        self._published(version, wait_for, timeout_s)
+        with self._busy("publish"):
+            if self._rank == 0:
+                self._publishing.rollback(to_version, version)
+            self._clock.correct(version)
+            self._published(version, wait_for, timeout_s)
         return version
 
     def update_policy(self, **changes: object) -> Policy:
@@ -230,13 +260,15 @@ class TrainerSession:
         Raises InvalidPolicy, InvalidField.
         """
         self.policy = self.client.update_policy(self.run_id, None, **changes)
+        self._publishing.retained_steps = self.policy.retained_steps
         return self.policy
 
     def commit(self) -> None:
         """Mark every batch so far as trained, without publishing."""
         self._clock.train()
-        if self._rank == 0 and self.next_step > self._committed_steps:
-            self._committed_steps = self.client.commit(self.run_id, epoch=self.epoch, through_step=self.next_step - 1)
+        if self._rank == 0:
+            with self._busy("publish"):
+                self._publishing.commit(self.next_step)
 
     def checkpoint(self) -> None:
         """Say that the trainer's own checkpoint, with `next_step`, is safe: nothing before it is kept for replay.
@@ -244,10 +276,9 @@ class TrainerSession:
         Weights that no resume needs any more are removed. Raises StaleEpoch.
         """
         self.commit()
-        if self._rank == 0 and self.next_step > 0:
-            freed = self.client.checkpoint(self.run_id, epoch=self.epoch, through_step=self.next_step - 1)
-            if self._publisher is not None:
-                self._publisher.checkpointed(freed)
+        if self._rank == 0:
+            with self._busy("checkpoint"):
+                self._publishing.checkpoint(self.next_step)
 
     def evaluate(self, tasks: Sequence[Task], *, version: int | None = None, eval_id: str | None = None) -> Evaluation:
         """Have tasks generated wholly at the published version (None) or an earlier one, beside the training.
@@ -272,12 +303,15 @@ class TrainerSession:
         if self._feeder is not None:
             self._feeder.stop()
         self._puller.stop()
+        self._meter.end()
 
     # ── inside ───────────────────────────────────────────────────────────────
 
     def _take(self) -> Batch | None:
-        self._check()
-        batch = self._puller.take(self._place)
+        with self._busy("pull_wait"):
+            self._check()
+            self._repeater.begin()
+            batch = self._puller.take(self._place)
         if batch is not None:
             self._place = Place.after(batch)
         return batch
@@ -287,10 +321,24 @@ class TrainerSession:
             self._clock.hand_out(batch.step)
         if self._feeder is not None:
             self._feeder.wake()
+        self._meter.got(batch)
         return batch
+
+    @contextmanager
+    def _busy(self, doing: Doing) -> Iterator[None]:
+        """Time the block, and leave no line of it on the terminal."""
+        try:
+            with self._meter.timing(doing):
+                yield
+        finally:
+            if self._bar is not None:
+                self._bar.clear()
 
     def _groups_of(self, step: int) -> int | None:
         return self.batch_groups(step) if callable(self.batch_groups) else self.batch_groups
+
+    def _look(self, timeout_s: float) -> RunState:
+        return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def _check(self) -> None:
         if self._feeder is not None:
@@ -300,48 +348,24 @@ class TrainerSession:
         """The last step of this epoch that is trained; None before the first."""
         return self.next_step - 1 if self.next_step > self.start.next_step else None
 
-    def _publication(self, version: int) -> Publication:
-        return Publication(self.client, self.run_id, self.epoch, version, self._on_wait)
-
-    def _manifest(self, source: WeightSource, publication: Publication) -> Manifest | None:
-        if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
-            return source
-        if self._publisher is not None:
-            return self._publisher.offer(source, publication)
-        if not isinstance(source, Path | str):
-            raise InvalidField("source", source, "a directory or a manifest, unless the session has a publisher")
-        return manifest_of(Path(source))
-
-    def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
-        done = self.client.publish(
-            self.run_id, epoch=self.epoch, version=version, manifest=manifest, commit_through=commit_through
-        )
-        self._committed_steps = done.committed_steps
-        if self._publisher is not None and manifest is not None:
-            self._publisher.published(manifest, committed_steps=done.committed_steps)
-            # The service itself frees committed steps beyond this many.
-            self._publisher.checkpointed(done.committed_steps - (self.policy.retained_steps or 64))
-
     def _published(self, version: int, wait_for: Quorum | None, timeout_s: float) -> None:
-        self._clock.published(version)
+        self._meter.version = version
         if wait_for is not None and self._rank == 0:
             self.wait_for_engines(wait_for, timeout_s=timeout_s, on_wait=self._on_wait)
 
-    def _make_feeder(self, plan: SessionPlan) -> TaskFeeder | None:
-        if plan.rank != 0 or plan.tasks is None:
-            return None
-        cap = self.policy.max_pending_tasks or 10_000
-        wanted = plan.options.max_pending_tasks or max(256, 4 * (self.policy.batch_groups or 32))
-        feeder = TaskFeeder(
-            plan.tasks,
-            _ServiceTarget(self.client, self.run_id, lambda: feeder.stopped),
-            FeederOptions(max_pending_tasks=min(cap, wanted), chunk_tasks=plan.options.chunk_tasks),
-            epoch=self.start.epoch,
-            cursor=self.start.cursor,
-            feeder_state=self.start.feeder_state,
-        )
-        feeder.start()
-        return feeder
+    def _can_repeat(self) -> bool:
+        return self._rank == 0 and self._publishing.can_repeat(self.version)
+
+    def _repeat(self) -> None:
+        """Offer the published weights again. No step is in them that was not before, so nothing is committed."""
+        if self._world_size > 1:
+            # Their clocks would not know of the version, and judge what they pull by one too low.
+            logger.warning("version %d has to be published once more, by all ranks together", self.version)
+            return
+        version = self.version + 1
+        if self._publishing.repeat(version):
+            self._clock.correct(version)
+            self._meter.version = version
 
     def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
         def pull(place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
@@ -364,7 +388,8 @@ class TrainerSession:
             exhausted=lambda: self._feeder is not None and self._feeder.exhausted,
             check=self._check,
             service=self.client.target,
-            on_wait=plan.options.on_wait,
+            on_wait=self._on_wait,
+            while_waiting=self._repeater,
         )
         timeout_s = plan.options.pull_timeout_s
         if plan.prefetch == 0:
@@ -372,22 +397,3 @@ class TrainerSession:
         return Prefetcher(
             source, self._clock, timeout_s, prefetch=plan.prefetch, max_bytes=plan.options.max_prefetch_bytes
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _ServiceTarget:
-    """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
-
-    client: "BufferClient"
-    run_id: str
-    stopped: Callable[[], bool]
-
-    def submit(self, submission: Submission) -> Submitted:
-        return self.client.submit_tasks(self.run_id, submission, on_wait=self._on_wait)
-
-    def pending(self) -> int:
-        return self.client.run(self.run_id).ledger.tasks.pending
-
-    def _on_wait(self, waiting: Waiting) -> None:
-        if self.stopped() or isinstance(waiting.error, PendingFull):
-            raise waiting.error

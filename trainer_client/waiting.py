@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from buffer_wire.errors import PendingFull, RolloutBufferError, RunPaused, StoreFault
 
@@ -38,6 +38,14 @@ OnWait: TypeAlias = Callable[[Waiting], None]
 """Told of every attempt that came to nothing. What it raises ends the wait."""
 
 
+@runtime_checkable
+class Drawn(Protocol):
+    """An `on_wait` that leaves a line on the terminal, which has to go before anything else is written there."""
+
+    def clear(self) -> None:
+        """Take the line away."""
+
+
 def waits_on(error: RolloutBufferError, service: str) -> str:
     """On whom a caller waits who met `error`; `service` names the service's address."""
     if named := error.attributes.get("waits_on"):
@@ -59,6 +67,8 @@ class WaitNotices:
         self._doing = doing
         self._service = service
         self._on_wait = on_wait
+        listener: object = on_wait
+        self._drawn = listener if isinstance(listener, Drawn) else None
         self._started = time.monotonic()
         self._next_log_s = FIRST_LOG_S
 
@@ -67,6 +77,8 @@ class WaitNotices:
         waiting = Waiting(self._doing, waits_on(error, self._service), time.monotonic() - self._started, error)
         if waiting.waited_s >= self._next_log_s:
             self._next_log_s = waiting.waited_s + LOG_EVERY_S
+            if self._drawn is not None:
+                self._drawn.clear()
             logger.info("%s", waiting)
         if self._on_wait is not None:
             self._on_wait(waiting)

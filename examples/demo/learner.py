@@ -24,10 +24,11 @@ from trainer_client.objectives import (
     AipoReading,
     RatioDiagnostics,
     aipo_loss,
+    policy_gradient_loss,
     ratio_diagnostics,
     ratio_diagnostics_by_staleness,
     selected_logprobs,
-    tis_policy_gradient_loss,
+    tis_weights,
 )
 
 Array: TypeAlias = Tensor | npt.NDArray[Any]
@@ -166,10 +167,12 @@ class Learner:
         self.steps = state["steps"]
 
     def _loss(self, logprobs: Tensor, tensors: "_Tensors") -> Tensor:
-        inputs = (logprobs, tensors.behaviour_logprobs, tensors.advantages, tensors.loss_mask)
+        behaviour, advantages, mask = tensors.behaviour_logprobs, tensors.advantages, tensors.loss_mask
         if self.config.objective == "aipo":
-            return aipo_loss(*inputs, delta=self.config.aipo_delta, reading=self.config.aipo_reading)
-        return tis_policy_gradient_loss(*inputs, cap=self.config.tis_cap)
+            delta, reading = self.config.aipo_delta, self.config.aipo_reading
+            return aipo_loss(logprobs, behaviour, advantages, mask, delta=delta, reading=reading)
+        weights = tis_weights(logprobs, behaviour, mask, cap=self.config.tis_cap)
+        return policy_gradient_loss(logprobs, advantages, mask, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

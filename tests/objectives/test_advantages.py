@@ -1,4 +1,4 @@
-"""GRPO and Dr. GRPO advantages against numpy, group by group."""
+"""GRPO, Dr. GRPO and RLOO advantages against numpy, group by group."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from buffer_wire.errors import InvalidField
-from trainer_client.objectives import dr_grpo_advantages, grpo_advantages
+from trainer_client.objectives import dr_grpo_advantages, grpo_advantages, rloo_advantages
 
 Advantage = Callable[..., torch.Tensor]
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, -2.0, 0.25, 3.0], [0.0, 0.0, 0.0, 1.0]])
@@ -31,7 +31,26 @@ def test_dr_grpo_is_the_distance_to_the_groups_mean() -> None:
     np.testing.assert_allclose(advantages.numpy(), REWARDS - REWARDS.mean(axis=1, keepdims=True), rtol=1e-12)
 
 
-@pytest.mark.parametrize("advantage", [grpo_advantages, dr_grpo_advantages])
+def test_rloo_is_the_distance_to_the_mean_of_the_others() -> None:
+    advantages = rloo_advantages(torch.tensor(REWARDS))
+    expected = [[reward - np.delete(group, i).mean() for i, reward in enumerate(group)] for group in REWARDS]
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-12)
+
+
+def test_rloo_by_hand() -> None:
+    # The others' means: 0, 1/2, 1/2; and for a pair the other one's reward.
+    advantages = rloo_advantages(torch.tensor([1.0, 0.0, 0.0, 3.0, 5.0]), torch.tensor([3, 2]))
+    assert advantages.tolist() == [1.0, -0.5, -0.5, -2.0, 2.0]
+
+
+def test_rloo_has_no_baseline_for_a_group_of_one() -> None:
+    with pytest.raises(InvalidField, match=r"rewards\.shape"):
+        rloo_advantages(torch.zeros(3, 1))
+    with pytest.raises(InvalidField, match="group_sizes"):
+        rloo_advantages(torch.zeros(3), torch.tensor([2, 1]))
+
+
+@pytest.mark.parametrize("advantage", [grpo_advantages, dr_grpo_advantages, rloo_advantages])
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e8 / 3, 1e-30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_of_equal_rewards_has_exactly_zero_advantage(
@@ -43,9 +62,11 @@ def test_a_group_of_equal_rewards_has_exactly_zero_advantage(
     assert (got[1] != 0).all()
 
 
-@pytest.mark.parametrize("advantage", [grpo_advantages, dr_grpo_advantages])
-def test_ragged_groups_equal_each_group_alone(advantage: Advantage) -> None:
-    groups = [[1.0, 0.0, 0.0], [2.0], [0.0, 4.0, 1.0, 1.0, 0.5], [3.0, 3.0]]
+@pytest.mark.parametrize(
+    ("advantage", "second"), [(grpo_advantages, [2.0]), (dr_grpo_advantages, [2.0]), (rloo_advantages, [2.0, 2.0])]
+)
+def test_ragged_groups_equal_each_group_alone(advantage: Advantage, second: list[float]) -> None:
+    groups = [[1.0, 0.0, 0.0], second, [0.0, 4.0, 1.0, 1.0, 0.5], [3.0, 3.0]]
     flat = torch.tensor([r for group in groups for r in group], dtype=torch.float64)
     got = advantage(flat, torch.tensor([len(group) for group in groups]))
     expected = torch.cat([advantage(torch.tensor([group], dtype=torch.float64))[0] for group in groups])
@@ -57,6 +78,7 @@ def test_ragged_groups_equal_each_group_alone(advantage: Advantage) -> None:
 def test_dtype_and_shape_of_the_rewards_are_kept() -> None:
     assert grpo_advantages(torch.rand(3, 4)).dtype == torch.float32
     assert dr_grpo_advantages(torch.rand(0, 4)).shape == (0, 4)
+    assert rloo_advantages(torch.rand(0, 4)).shape == (0, 4)
     assert grpo_advantages(torch.rand(5, dtype=torch.float64), torch.tensor([2, 3])).shape == (5,)
 
 
@@ -74,7 +96,7 @@ def test_dtype_and_shape_of_the_rewards_are_kept() -> None:
     ],
 )
 def test_bad_rewards_are_named(rewards: torch.Tensor, sizes: torch.Tensor | None, field: str) -> None:
-    for advantage in (grpo_advantages, dr_grpo_advantages):
+    for advantage in (grpo_advantages, dr_grpo_advantages, rloo_advantages):
         with pytest.raises(InvalidField) as error:
             advantage(rewards, sizes)
         assert error.value.attributes["field"] == field

@@ -1,4 +1,4 @@
-"""What importing the client brings with it. How long it takes is a measurement, and no test's to judge."""
+"""What importing the client brings with it. How long it takes is a measurement (bench/imports.py), not a test."""
 
 import subprocess
 import sys
@@ -10,7 +10,10 @@ pytestmark = pytest.mark.matrix
 PROGRAM = """
 import sys
 import trainer_client
-heavy = {"torch", "safetensors", "redis", "pydantic", "buffer_service", "rollout_workers"} & set(sys.modules)
+heavy = {
+    "torch", "safetensors", "transformers", "trl", "verifiers", "aiohttp", "structlog", "redis", "pydantic",
+    "buffer_service", "rollout_workers",
+} & set(sys.modules)
 print(*sorted(heavy))
 """
 

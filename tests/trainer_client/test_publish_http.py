@@ -54,6 +54,33 @@ def path_of(manifest: FilesManifest) -> str:
     return urlsplit(manifest.base_url).path
 
 
+def test_what_was_published_before_a_restart_is_found_after_it(tmp_path: Path) -> None:
+    def save(directory: Path) -> None:
+        (directory / "model").write_bytes(CONTENT)
+
+    with FilesPublisher(tmp_path / "w", serve="http") as before:
+        manifest = before.write(save, epoch=1, version=1)
+    with FilesPublisher(tmp_path / "w", serve="http"):
+        connection = HTTPConnection(urlsplit(manifest.base_url).netloc, timeout=10)
+        response, body = ask(connection, f"{path_of(manifest)}/model")
+        connection.close()
+    assert (response.status, body) == (200, CONTENT)
+
+
+@pytest.mark.parametrize("remembered", [None, "no port", "99999"])
+def test_a_port_that_cannot_be_had_again_is_replaced_and_said(
+    tmp_path: Path, remembered: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        (tmp_path / ".port").write_text(remembered or f"{taken}\n")
+        with FilesPublisher(tmp_path, serve="http") as publisher:
+            manifest = publisher.write(lambda directory: (directory / "m").write_bytes(b"1"), epoch=1, version=1)
+    assert urlsplit(manifest.base_url).port not in {None, taken, 0}
+    assert (tmp_path / ".port").read_text() == f"{urlsplit(manifest.base_url).port}\n"
+    assert "until the next publish" in caplog.text
+
+
 def test_the_base_url_is_on_loopback(manifest: FilesManifest) -> None:
     assert manifest.base_url.startswith("http://127.0.0.1:")
 

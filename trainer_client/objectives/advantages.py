@@ -1,10 +1,10 @@
-"""Group-relative advantages: GRPO and Dr. GRPO.
+"""Group-relative advantages: GRPO, Dr. GRPO and RLOO.
 
 Invariant: a group whose rewards are all equal has advantage exactly 0 for every sample, so that rounding in
 its mean, blown up by a division by almost nothing, can never train on noise.
 
-Both take rewards as a float tensor [groups, G], or, for groups of unequal size, flat as [ΣG] with
-`group_sizes` int64 [groups]; both compute in float64 and return the rewards' shape and dtype.
+All take rewards as a float tensor [groups, G], or, for groups of unequal size, flat as [ΣG] with
+`group_sizes` int64 [groups]; all compute in float64 and return the rewards' shape and dtype.
 """
 
 import torch
@@ -45,6 +45,24 @@ def dr_grpo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Te
     flat, sizes = _flatten(rewards, group_sizes)
     centred, same = _centred(flat, sizes)
     return torch.where(same, 0.0, centred).to(rewards.dtype).reshape(rewards.shape)
+
+
+def rloo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Tensor:
+    """Â_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j, the baseline a mean over the group's other samples.
+
+    Source: RLOO, "Back to Basics" (arXiv:2402.14740), which takes the estimator from Kool et al., "Buy 4 REINFORCE
+    Samples, Get a Baseline for Free!" (2019). It is Dr. GRPO's advantage times G / (G − 1): the baseline does not
+    depend on the sample itself. Some trainers normalise the result over the batch as well; the paper does not.
+
+    Raises `InvalidField` for another shape or dtype, and for groups of one sample, of which none is left as a baseline.
+    """
+    flat, sizes = _flatten(rewards, group_sizes)
+    if bool((sizes < 2).any()):
+        name = "rewards.shape" if group_sizes is None else "group_sizes"
+        raise InvalidField(name, sizes.tolist(), "groups of 2 samples or more, for one to be left out")
+    centred, same = _centred(flat, sizes)
+    counts = torch.repeat_interleave(sizes, sizes).double()
+    return torch.where(same, 0.0, centred * counts / (counts - 1)).to(rewards.dtype).reshape(rewards.shape)
 
 
 def _flatten(rewards: Tensor, group_sizes: Tensor | None) -> tuple[Tensor, Tensor]:

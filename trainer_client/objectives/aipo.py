@@ -5,7 +5,8 @@ KL terms (docs.primeintellect.ai/prime-rl/async):
 
     J(θ) = 1 / Σ_samples |y| · Σ_t min(ρ_t, δ) · Â_t        ρ_t = π_θ(y_t | y_<t) / μ(y_t | y_<t)
 
-with μ the policy that generated the token. What is returned is the loss −J.
+with μ the policy that generated the token. What is returned is the loss −J; Σ_samples |y| is the token mean, one of
+the denominators of `denominators`.
 
 The formula can be read in two ways, which agree in value and on every token with ρ ≤ δ, and differ only in
 the gradient of clipped tokens:
@@ -24,13 +25,12 @@ import torch
 from torch import Tensor
 
 from buffer_wire.errors import InvalidField
+from trainer_client.objectives.denominators import Total, mean_loss
 from trainer_client.objectives.tokens import (
-    LossTokens,
     check_logprobs,
     check_positive,
     check_same_tokens,
     masked_log_ratio,
-    masked_mean_over,
     token_advantages,
     token_mask,
 )
@@ -38,7 +38,7 @@ from trainer_client.objectives.tokens import (
 AipoReading: TypeAlias = Literal["ratio_detached", "ratio_differentiated"]
 
 
-def aipo_loss(
+def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     logprobs: Tensor,
     behaviour_logprobs: Tensor,
     advantages: Tensor,
@@ -46,17 +46,13 @@ def aipo_loss(
     *,
     delta: float,
     reading: AipoReading = "ratio_detached",
-    loss_tokens: LossTokens | None = None,
+    loss_tokens: Total | None = None,
+    total_samples: Total | None = None,
+    token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring: a scalar in the dtype of `logprobs`, differentiable in `logprobs` only.
+    """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
-    `logprobs`: float32 or float64 [B, T] or [ΣT], log π_θ of each token. `behaviour_logprobs`: floating, same
-    shape, log μ. `advantages`: floating, same shape, or [B] beside [B, T]. `loss_mask`: bool or integer, same
-    shape. `delta`: the clip δ > 0; PRIME-RL's sources use 8, LlamaRL 2 to 10. `loss_tokens`: the denominator,
-    the loss tokens of the whole batch where this call sees a shard or micro-batch of it (losses and gradients
-    then add up to those of one call); default: the tokens of this call.
-
-    Raises `InvalidField`, naming the argument, for another shape, dtype, δ or reading.
+    `behaviour_logprobs`: log μ. `delta`: the clip δ > 0; PRIME-RL's sources use 8, LlamaRL 2 to 10.
     """
     check_logprobs("logprobs", logprobs)
     check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)
@@ -74,4 +70,10 @@ def aipo_loss(
         weighted = clipped_ratio
     else:
         raise InvalidField("reading", reading, f"one of {', '.join(get_args(AipoReading))}")
-    return masked_mean_over(loss_tokens, -torch.where(mask, advantage, 0.0) * weighted, mask)
+    return mean_loss(
+        -torch.where(mask, advantage, 0.0) * weighted,
+        mask,
+        loss_tokens=loss_tokens,
+        total_samples=total_samples,
+        token_counts=token_counts,
+    )

@@ -1,19 +1,15 @@
-"""What every objective asks of its token tensors: shapes, dtypes, masks, ratios and the denominator.
+"""What every objective asks of its token tensors: shapes, dtypes, masks, bounds and ratios.
 
 Invariant: a masked position contributes exactly zero to values and gradients, whatever number stands there,
 because it is replaced before the first exp, never multiplied by zero after it.
 """
 
 import math
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from buffer_wire.errors import InvalidField
-
-LossTokens: TypeAlias = int | float | Tensor
-"""A batch's total of loss tokens: a positive number or a scalar tensor."""
 
 _LOGPROB_DTYPES = (torch.float32, torch.float64)
 _MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -28,6 +24,21 @@ def check_logprobs(name: str, logprobs: Tensor) -> None:
         raise InvalidField(f"{name}.shape", _shape(logprobs), "[B, T] (padded) or [ΣT] (packed)")
     if logprobs.dtype not in _LOGPROB_DTYPES:
         raise InvalidField(f"{name}.dtype", logprobs.dtype, "torch.float32 or torch.float64")
+
+
+def check_bounds(low: float, high: float) -> None:
+    """Refuse bounds of a ratio that are not 0 ≤ low < high; high may be infinite."""
+    if not (math.isfinite(low) and low >= 0):
+        raise InvalidField("low", low, "a finite number, at least 0")
+    if math.isnan(high) or high <= low:
+        raise InvalidField("high", high, f"above low = {low}; math.inf for no bound")
+
+
+def check_clip(clip_low: float | None, clip_high: float) -> None:
+    """Refuse a clip [1 − clip_low, 1 + clip_high] that does not hold 1 in its middle; None: no lower bound."""
+    if clip_low is not None and not 0 < clip_low < 1:
+        raise InvalidField("clip_low", clip_low, "between 0 and 1")
+    check_positive("clip_high", clip_high)
 
 
 def check_same_tokens(name: str, other: Tensor, logprobs: Tensor) -> None:
@@ -69,26 +80,33 @@ def token_advantages(advantages: Tensor, logprobs: Tensor) -> Tensor:
     raise InvalidField("advantages.shape", _shape(advantages), f"{_shape(logprobs)}, or [B] where logprobs is [B, T]")
 
 
+def token_staleness(staleness: Tensor, logprobs: Tensor) -> Tensor:
+    """`staleness` in the shape of `logprobs`: integer, either of that shape or [B] where `logprobs` is [B, T]."""
+    if staleness.dtype.is_floating_point or staleness.dtype == torch.bool:
+        raise InvalidField("staleness.dtype", staleness.dtype, "an integer dtype")
+    if staleness.shape == logprobs.shape:
+        return staleness
+    if logprobs.ndim == 2 and staleness.shape == logprobs.shape[:1]:
+        return staleness.unsqueeze(1).expand(logprobs.shape)
+    raise InvalidField("staleness.shape", _shape(staleness), f"{_shape(logprobs)}, or [B] where logprobs is [B, T]")
+
+
 def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """The log ratio, log π_numerator − log π_denominator, in the numerator's dtype; 0 where `mask` is false."""
     return torch.where(mask, numerator - denominator.to(numerator.dtype), 0.0)
 
 
-def masked_mean_over(total: LossTokens | None, per_token_loss: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `per_token_loss` over `mask`, divided by `total`, else by the number of tokens in `mask`.
+def log_bound(bound: float) -> float:
+    """Logarithm of a bound on a ratio, −∞ for 0: clipping logarithms before exp leaves no inf or NaN behind."""
+    return math.log(bound) if bound > 0 else -math.inf
 
-    A scalar. With the whole batch's total passed in, values and gradients add up over any sharding of the
-    batch. Tokens of none at all (and no total) give 0, not NaN.
-    """
-    summed = torch.where(mask, per_token_loss, 0.0).sum()
-    if total is None:
-        return summed / mask.sum().clamp(min=1)
-    if isinstance(total, Tensor):
-        if total.ndim != 0:
-            raise InvalidField("loss_tokens.shape", _shape(total), "[] (a scalar)")
-        return summed / total.detach()
-    check_positive("loss_tokens", total)
-    return summed / total
+
+def token_weights(weights: Tensor | None, logprobs: Tensor, mask: Tensor) -> Tensor | float:
+    """`weights` (floating, shape of `logprobs`) cut off from any graph and 0 outside `mask`; 1 where None."""
+    if weights is None:
+        return 1.0
+    check_same_tokens("weights", weights, logprobs)
+    return torch.where(mask, weights.detach().to(logprobs.dtype), 0.0)
 
 
 def per_token(values: Tensor, token_counts: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from trainer_client.publish.collective import CollectivePublisher
 from trainer_client.publish.files import FilesPublisher
+from trainer_client.publish.ranks import PublishFailed
+from trainer_client.publish.sharded import ShardedWeights
 from trainer_client.publish.tensors import TensorsPublisher
 
-__all__ = ["CollectivePublisher", "FilesPublisher", "TensorsPublisher"]
+__all__ = ["CollectivePublisher", "FilesPublisher", "PublishFailed", "ShardedWeights", "TensorsPublisher"]

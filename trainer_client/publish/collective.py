@@ -10,7 +10,8 @@ Each publish asks the run which engines live, has them join and pause (`update`)
 all received. Engines that fail are left out, and asked again at the next publish. With `files`, every `files_every`-th
 version is written as files too, and so is any that an engine will have to load that is not in the group; without, such
 an engine waits for the next version. If every engine is replaced after a version without files, they wait for the next
-publish and the trainer for their groups: only files, or one more publish, end that.
+publish and the trainer for their groups. With `keep_copy` the session of a trainer of one rank ends that: it repeats
+the last version from a copy in main memory. Else only files, or one more publish, do.
 
 Invariant: the group that is kept for the next publish is one in which nothing has failed.
 """
@@ -28,6 +29,7 @@ from trainer_client.driver import Deadline
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest
 from trainer_client.plan import Backend, CollectivePlan, TensorSpec
 from trainer_client.publication import Publication, WeightSource
+from trainer_client.publish.copies import KeptCopy
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.group import TrainerGroup
 from trainer_client.publish.members import candidates, others, ranked, unheard
@@ -51,6 +53,7 @@ class CollectivePublisher:
     after a failure.
 
     `files`: where fallbacks go, closed with this publisher; `save`: writes one, by default the tensors alone.
+    `keep_copy`: hold the last version that has no files in main memory, as large as the model.
     """
 
     def __init__(  # noqa: PLR0913 - options of one mechanism
@@ -65,6 +68,7 @@ class CollectivePublisher:
         files: FilesPublisher | None = None,
         files_every: int = 1,
         save: Callable[[Path], object] | None = None,
+        keep_copy: bool = False,
     ) -> None:
         for field, value, least in (
             ("regroups", regroups, 0),
@@ -76,6 +80,8 @@ class CollectivePublisher:
         if backend not in (None, "gloo", "nccl"):
             raise InvalidField("backend", backend, "'gloo', 'nccl', or None")
         self._backend = backend
+        self._used: Backend = backend or "gloo"
+        """That of the newest version: a repetition comes from main memory, wherever the tensors were."""
         self._address = address
         self._port = port
         self._timeout_s = timeout_s
@@ -84,6 +90,7 @@ class CollectivePublisher:
         self._files = files
         self._files_every = files_every
         self._save = save
+        self._copy = KeptCopy() if keep_copy else None
         self._without_files = files_every
         """Publishes since the last one with files; the first has them."""
         self._group: TrainerGroup | None = None
@@ -99,13 +106,34 @@ class CollectivePublisher:
     def offer(self, source: WeightSource, publication: Publication) -> Manifest:
         """Broadcast the weights; returns when every member has received them and waits, paused, for the publish.
 
-        `source`: a state dict, a module, or a function that gives names and tensors, called once, and once more for
-        each attempt. Raises CollectiveFailed or NotReady when no engine takes part and there are no `files`, naming
-        them; InvalidField; what `source` raises; VersionConflict, StaleEpoch.
+        `source`: a state dict, a module, ShardedWeights, or a function that gives names and tensors, called once, and
+        once more for each attempt and for files. Raises CollectiveFailed or NotReady when no engine takes part and
+        there are no `files`, naming them; InvalidField; what `source` raises; VersionConflict, StaleEpoch.
         """
         tensors = named_tensors(source)
         specs, on_gpu = specs_of(tensors)
-        backend = self._backend or ("nccl" if on_gpu else "gloo")
+        self._used = self._backend or ("nccl" if on_gpu else "gloo")
+        return self._offer(publication, tensors, specs, copy_into=self._copy)
+
+    def repeats(self, version: int) -> bool:
+        """True when `version` has no files and its copy is kept."""
+        return self._copy is not None and self._copy.version == version
+
+    def repeat(self, publication: Publication) -> Manifest:
+        """Broadcast the kept copy as the publication's version; `offer` says what it raises."""
+        if self._copy is None or self._copy.version is None:
+            raise InvalidField("keep_copy", None, "on, and a version broadcast without files, to repeat it")
+        specs, _ = specs_of(self._copy.tensors)
+        return self._offer(publication, self._copy.tensors, specs, copy_into=None)
+
+    def _offer(
+        self,
+        publication: Publication,
+        tensors: NamedTensors,
+        specs: tuple[TensorSpec, ...],
+        *,
+        copy_into: KeptCopy | None,
+    ) -> Manifest:
         failed: dict[str, str] = {}
         why = "every engine failed"
         fallback: FilesManifest | None = None
@@ -114,12 +142,13 @@ class CollectivePublisher:
             run, engines = self._candidates(publication, failed)
             due = self._without_files + 1 >= self._files_every
             if self._files is not None and fallback is None and (due or not engines or others(run, engines)):
-                fallback = self._written(tensors, publication)
+                fallback = self._written(tensors, specs, publication)
             if not engines:
                 break
             began = time.monotonic()
             try:
-                self._attempt(publication, run, engines, backend, tensors, specs)
+                sent = copy_into.copying(tensors) if copy_into is not None and fallback is None else tensors
+                self._attempt(publication, run, engines, sent, specs)
             except AttemptFailed as error:
                 failed |= error.members
                 self._failed_at |= dict.fromkeys(error.members, began)
@@ -133,9 +162,11 @@ class CollectivePublisher:
                 )
                 continue
             self._without_files = 0 if fallback is not None else self._without_files + 1
+            if self._copy is not None and fallback is None:
+                self._copy.version = publication.version
             return CollectiveManifest(self._membership, fallback)
         if fallback is None and self._files is not None:
-            fallback = self._written(tensors, publication)
+            fallback = self._written(tensors, specs, publication)
         if fallback is None:
             raise CollectiveFailed(publication.version, failed, why)
         self._without_files = 0
@@ -216,11 +247,10 @@ class CollectivePublisher:
         publication: Publication,
         run: RunState,
         engines: tuple[Engine, ...],
-        backend: Backend,
         tensors: NamedTensors,
         specs: tuple[TensorSpec, ...],
     ) -> None:
-        group, joined = self._group_of(publication, run, engines, backend)
+        group, joined = self._group_of(publication, run, engines)
         plan = CollectivePlan(
             version=WeightVersion(publication.epoch, publication.version),
             phase="prepare",
@@ -228,7 +258,7 @@ class CollectivePublisher:
             master_address=self._address,
             master_port=group.port,
             group_name=group.name,
-            backend=backend,
+            backend=self._used,
             world_size=group.world_size,
             members=ranked(engines),
             tensors=specs,
@@ -242,7 +272,7 @@ class CollectivePublisher:
             raise
 
     def _group_of(
-        self, publication: Publication, run: RunState, engines: tuple[Engine, ...], backend: Backend
+        self, publication: Publication, run: RunState, engines: tuple[Engine, ...]
     ) -> tuple[TrainerGroup, bool]:
         """The group of these engines, and whether it exists already with all of them in it."""
         ids = tuple(engine.engine_id for engine in engines)
@@ -255,7 +285,7 @@ class CollectivePublisher:
         name = f"{publication.run_id[:_NAME_CHARS]}.{self._membership}.{secrets.token_hex(4)}"
         self._group = TrainerGroup(
             name=name,
-            backend=backend,
+            backend=self._used,
             world_size=1 + len(ids),
             port=self._port,
             # The wait for the members ends first: it knows who is late.
@@ -269,8 +299,10 @@ class CollectivePublisher:
             self._group.close()
         self._group, self._inside = None, ()
 
-    def _written(self, tensors: NamedTensors, publication: Publication) -> FilesManifest | None:
+    def _written(
+        self, tensors: NamedTensors, specs: tuple[TensorSpec, ...], publication: Publication
+    ) -> FilesManifest | None:
         if self._files is None:
             return None
-        save = self._save or (lambda directory: save_tensors(tensors, directory))
+        save = self._save or (lambda directory: save_tensors(tensors, directory, specs=specs))
         return self._files.write(save, epoch=publication.epoch, version=publication.version)

@@ -7,6 +7,7 @@ One root per run. Layout:
 
     root/v00000012-e2-0a1b2c3d4e5f/…    the files
     root/v00000012-e2-0a1b2c3d4e5f.json what retention and the server need to know
+    root/.port                          where they were served, if they were
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast
@@ -25,6 +27,8 @@ from trainer_client.manifest import FilesManifest, Manifest, WeightFile, files_o
 from trainer_client.publication import Publication, Save, WeightSource
 from trainer_client.publish.http import FileServer, ServedFile
 from trainer_client.publish.retention import Kept, expendable
+from trainer_client.publish.saving import save_tensors
+from trainer_client.publish.sharded import ShardedWeights
 from trainer_client.state import Published
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainer_client")
 
 _TEMPORARY = ".writing-"
+_PORT = ".port"
 _MUCH_KEPT = 16
 
 
@@ -53,8 +58,8 @@ class FilesPublisher:
 
     `keep`: the newest versions that stay in any case. `serve`: "path" offers absolute paths, for engines that see the
     same disk; "http" serves the files from this process. `host`: the address to listen on, loopback by default;
-    `advertised_host`: what engines connect to, default `host`. `port` 0: any free one; name a fixed one if engines
-    that start late must find versions published before a restart of the trainer.
+    `advertised_host`: what engines connect to, default `host`. `port` 0: the one that this root had before, so that
+    versions published before a restart are found, or any free one; name a fixed one if the trainer may move.
     """
 
     def __init__(
@@ -84,8 +89,25 @@ class FilesPublisher:
         self._server: FileServer | None = None
         self._base_url = str(self.root)
         if serve == "http":
-            self._server = FileServer(self._served, host=host, port=port)
+            self._server = self._listen(host, port)
             self._base_url = f"http://{advertised_host or host}:{self._server.port}"
+
+    def _listen(self, host: str, port: int) -> FileServer:
+        """Where manifests of earlier processes point, if nothing else was asked for and nobody else listens there."""
+        remembered = self.root / _PORT
+        if port == 0 and remembered.is_file():
+            try:
+                return FileServer(self._served, host=host, port=int(remembered.read_text()))
+            except (OSError, ValueError, OverflowError) as error:
+                logger.warning(
+                    "the port that served %s before cannot be had (%s): weights published from there are not found "
+                    "until the next publish",
+                    self.root,
+                    error,
+                )
+        server = FileServer(self._served, host=host, port=port)
+        remembered.write_text(f"{server.port}\n")
+        return server
 
     @property
     def versions(self) -> list[int]:
@@ -106,12 +128,17 @@ class FilesPublisher:
         self.close()
 
     def offer(self, source: WeightSource, publication: Publication) -> FilesManifest:
-        """`write` for a publication. Raises InvalidField for sources that are neither a directory nor a function."""
-        if isinstance(source, Path | str) or (callable(source) and not hasattr(source, "state_dict")):
+        """`write` for a publication. Raises InvalidField for what is no directory, function or ShardedWeights."""
+        if isinstance(source, ShardedWeights):
+            save: Path | str | Save = partial(save_tensors, source)
+        elif isinstance(source, Path | str) or (callable(source) and not hasattr(source, "state_dict")):
             save = cast("Path | str | Save", source)
-            return self.write(save, epoch=publication.epoch, version=publication.version)
-        wanted = "a directory or a function that writes into one; tensors are for TensorsPublisher, CollectivePublisher"
-        raise InvalidField("source", type(source).__name__, wanted)
+        else:
+            others = "tensors are for TensorsPublisher, CollectivePublisher"
+            raise InvalidField(
+                "source", type(source).__name__, f"a directory or a function that writes into one; {others}"
+            )
+        return self.write(save, epoch=publication.epoch, version=publication.version)
 
     def manifest_of(self, version: int) -> FilesManifest:
         """The manifest of a version that is still on disk, the newest if it was published in several epochs.

@@ -4,25 +4,31 @@ Invariant: what is sent has exactly the name, dtype and shape that was announced
 size than it expects dies of it.
 """
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import InvalidField
 from trainer_client.plan import TensorSpec
 from trainer_client.publication import WeightSource
+from trainer_client.publish.sharded import ShardedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NamedTensors: TypeAlias = Callable[[], Iterable[tuple[str, "Tensor"]]]
-"""Gives names and tensors anew, in the same order, at each call."""
+"""Gives names and tensors anew, in the same order, at each call. ShardedWeights know their specs beforehand."""
 
 
 def named_tensors(source: WeightSource) -> NamedTensors:
-    """A state dict, a module (its state dict), or a function that gives names and tensors. Raises InvalidField."""
+    """A state dict, a module (its state dict), or a function that gives names and tensors. Raises InvalidField.
+
+    A module in DistributedDataParallel gives its own names, as an engine knows them.
+    """
     if isinstance(source, Mapping):
         return source.items
-    if (state_dict := getattr(source, "state_dict", None)) is not None:
+    if (state_dict := getattr(_unwrapped(source), "state_dict", None)) is not None:
         state: Mapping[str, Tensor] = state_dict()
         return state.items
     if callable(source):
@@ -30,6 +36,14 @@ def named_tensors(source: WeightSource) -> NamedTensors:
     raise InvalidField(
         "source", type(source).__name__, "a state dict, a module, or a function that gives named tensors"
     )
+
+
+def _unwrapped(source: object) -> object:
+    # A module of it can only exist where this is imported already.
+    parallel = sys.modules.get("torch.nn.parallel")
+    if parallel is not None and isinstance(source, parallel.DistributedDataParallel):
+        return source.module
+    return source
 
 
 def spec_of(name: object, tensor: object) -> TensorSpec:
@@ -40,12 +54,18 @@ def spec_of(name: object, tensor: object) -> TensorSpec:
         raise InvalidField(f"source[{name!r}]", type(tensor).__name__, "a tensor, under a name")
     if hasattr(tensor, "full_tensor"):
         # One rank alone would wait for the others forever.
-        raise InvalidField(f"source[{name!r}]", type(tensor).__name__, "gathered on every rank first (full_tensor)")
+        limit = "gathered by all ranks: publish trainer_client.publish.ShardedWeights on every rank"
+        raise InvalidField(f"source[{name!r}]", type(tensor).__name__, limit)
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def specs_of(tensors: NamedTensors) -> tuple[tuple[TensorSpec, ...], bool]:
-    """All of them, in order, and whether the first is on a GPU; goes through the tensors once. Raises InvalidField."""
+    """All of them, in order, and whether the first is on a GPU. Raises InvalidField.
+
+    Goes through the tensors once, but for those that would have to be gathered for it.
+    """
+    if isinstance(tensors, ShardedWeights):
+        return tensors.specs(), tensors.on_gpu
     specs: dict[str, TensorSpec] = {}
     on_gpu = False
     for name, tensor in tensors():
@@ -59,6 +79,14 @@ def specs_of(tensors: NamedTensors) -> tuple[tuple[TensorSpec, ...], bool]:
     return tuple(specs.values()), on_gpu
 
 
+def size_of(spec: TensorSpec) -> int:
+    """Bytes of a tensor's values."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return math.prod(spec.shape) * dtype.itemsize
+
+
 def announced(tensors: NamedTensors, specs: Sequence[TensorSpec]) -> Iterator["Tensor"]:
     """The tensors once more, checked against what was announced. Raises InvalidField."""
     count = 0
@@ -68,5 +96,7 @@ def announced(tensors: NamedTensors, specs: Sequence[TensorSpec]) -> Iterator["T
             raise InvalidField(f"source[{name!r}]", spec_of(name, tensor) if count == len(specs) else found, wanted)
         count += 1
         yield tensor
+        # It goes before the next one is made.
+        del tensor
     if count < len(specs):
         raise InvalidField("source", f"{count} tensors", f"as at the first pass: {len(specs)}")

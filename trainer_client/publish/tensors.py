@@ -11,7 +11,7 @@ from buffer_wire.errors import InvalidField
 from trainer_client.manifest import FilesManifest, Manifest, TensorsManifest
 from trainer_client.publication import Publication, WeightSource
 from trainer_client.publish.files import FilesPublisher
-from trainer_client.publish.named_tensors import named_tensors, spec_of
+from trainer_client.publish.named_tensors import named_tensors, size_of, specs_of
 from trainer_client.publish.saving import save_tensors
 
 MAX_TENSOR_BYTES = 512 << 20
@@ -25,20 +25,20 @@ class TensorsPublisher:
         self._files = files
 
     def offer(self, source: WeightSource, publication: Publication) -> TensorsManifest:
-        """Write a state dict, a module's, or what a function of names and tensors gives (it is called twice).
+        """Write a state dict, a module's, ShardedWeights, or what a function of names and tensors gives, called twice.
 
         Raises InvalidField for other sources, and above 512 MiB.
         """
         tensors = named_tensors(source)
-        total_bytes = 0
-        for name, tensor in tensors():
-            spec_of(name, tensor)
-            total_bytes += tensor.numel() * tensor.element_size()
+        specs, _ = specs_of(tensors)
+        total_bytes = sum(map(size_of, specs))
         if total_bytes > MAX_TENSOR_BYTES:
             limit = f"at most {MAX_TENSOR_BYTES >> 20} MiB to be handed over by value; use files or a collective update"
             raise InvalidField("source", f"{total_bytes / (1 << 20):.0f} MiB of tensors", limit)
         written = self._files.write(
-            lambda directory: save_tensors(tensors, directory), epoch=publication.epoch, version=publication.version
+            lambda directory: save_tensors(tensors, directory, specs=specs),
+            epoch=publication.epoch,
+            version=publication.version,
         )
         return TensorsManifest(written)
 

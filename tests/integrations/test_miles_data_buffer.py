@@ -1,0 +1,327 @@
+"""Miles' data buffer in its three shapes, on a real service; groups are what Miles' own engines would have finished."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buffer_wire.errors import BatchNotReady, InvalidField
+from examples.miles.stand_in import DataBufferConstructorInput, DataBufferInput, DynamicFilterOutput, Sample, arguments
+from tests.integrations.miles_contract import installed
+from tests.support.service import ServiceProcess, running_service
+from trainer_client import BufferClient
+from trainer_client.integrations.miles import BufferServiceDataBuffer, PutOutcomes
+from trainer_client.integrations.miles.finished import Versions
+
+PREFIX = "rollout/fully_async"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with running_service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def contract() -> Iterator[None]:
+    with installed("miles"):
+        yield
+
+
+@pytest.fixture
+def client(service: ServiceProcess) -> Iterator[BufferClient]:
+    with BufferClient(service.address) as made:
+        yield made
+
+
+@pytest.fixture
+def args(service: ServiceProcess, request: pytest.FixtureRequest) -> Any:
+    """Of a job of two groups a rollout; capacity 4 groups."""
+    return arguments(
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        rollout_buffer_address=service.address,
+        rollout_buffer_run=request.node.name[:60].replace("[", "-").replace("]", ""),
+        rollout_buffer_timeout_s=30,
+    )
+
+
+class Buffer(BufferServiceDataBuffer):
+    """With the prompts that its handler was given."""
+
+    def __init__(self, args: Any) -> None:
+        self.unused: list[list[Sample]] = []
+        super().__init__(DataBufferConstructorInput(args, self.unused.append))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def buffer(args: Any) -> Iterator[Any]:
+    made: Any = Buffer(args)
+    yield made
+    made.close()
+
+
+def finished(index: int, *versions: str, status: Sample.Status = Sample.Status.COMPLETED, **more: Any) -> Any:
+    """Prompt group `index` and what was made of it; by default at Miles' version 1."""
+    prompts, group = [], []
+    for j in range(2):
+        prompt = Sample(group_index=index, index=2 * index + j, prompt=f"prompt {index}", label=str(index))
+        length = 4 + j
+        prompts.append(prompt)
+        group.append(
+            Sample(
+                group_index=index, index=prompt.index, prompt=prompt.prompt, label=prompt.label,
+                tokens=[1, 2, 3, *range(10, 10 + length)], response="ok" * length, response_length=length,
+                reward=float(j), loss_mask=[1] * (length - 1) + [0], rollout_log_probs=[-0.5] * (length - 1) + [0.0],
+                weight_versions=list(versions or ("1",)), status=status, metadata={"row": index}, **more,
+            )
+        )  # fmt: skip
+    return DataBufferInput(prompts, group)
+
+
+def assert_same(entry: Any, put: Any) -> None:
+    assert isinstance(entry, DataBufferInput)
+    assert [sample.to_dict() for sample in entry.prompt_group] == [sample.to_dict() for sample in put.prompt_group]
+    assert [sample.to_dict() for sample in entry.group] == [sample.to_dict() for sample in put.group]
+
+
+async def test_groups_come_out_as_they_went_in(buffer: Any, client: BufferClient, args: Any) -> None:
+    put = [finished(i) for i in range(3)]
+    put[1].group[0].status = Sample.Status.TRUNCATED
+    put[1].group[1].loss_mask = put[1].group[1].rollout_log_probs = None
+    put[1].group[1].remove_sample = True
+    put[2].group[0].reward = {"score": 0.25, "format": 1.0}
+    put[2].group[1].teacher_log_probs = [-0.1, -0.2, -0.3, -0.4, -0.5]
+    for group in put:
+        assert await buffer.put(group) == PutOutcomes(queued=1)
+    for group in put:
+        assert_same(await buffer.get(current_version=1, some_future_key=2), group)
+    run = client.run(args.rollout_buffer_run)
+    assert run.next_step == 3
+    assert run.ledger.balanced
+
+
+async def test_several_groups_are_had_at_once(buffer: Any) -> None:
+    put = [finished(i) for i in range(4)]
+    for group in put:
+        await buffer.put(group)
+    entries = await buffer.get(3, current_version=1)
+    assert len(entries) == 3
+    for entry, group in zip(entries, put, strict=False):
+        assert_same(entry, group)
+    [last] = await buffer.get(num_groups=1, current_version=1)
+    assert_same(last, put[3])
+
+
+async def test_arrays_and_nested_groups_travel(buffer: Any) -> None:
+    put = finished(7, rollout_routed_experts=None)
+    experts = np.arange(6 * 2 * 3, dtype=np.int32).reshape(6, 2, 3)
+    put.group[0].rollout_routed_experts = experts
+    put.group = [[put.group[0], put.group[1]], put.group[1]]
+    await buffer.put(put)
+    entry = await buffer.get(current_version=1)
+    (first, second), third = entry.group
+    np.testing.assert_array_equal(first.rollout_routed_experts, experts)
+    assert second.rollout_routed_experts is None
+    assert second.to_dict() == third.to_dict() == put.group[1].to_dict()
+
+
+async def test_samples_that_cannot_travel_are_refused_by_name(buffer: Any, client: BufferClient, args: Any) -> None:
+    image = finished(1)
+    image.prompt_group[1].multimodal_inputs = {"images": [object()]}
+    with pytest.raises(InvalidField, match=r"prompt_group\[1\]\.multimodal_inputs"):
+        await buffer.put(image)
+    empty = finished(2)
+    empty.group[1].response_length = 0
+    with pytest.raises(InvalidField, match=r"group\[1\]\.response_length"):
+        await buffer.put(empty)
+    assert client.run(args.rollout_buffer_run).ledger.groups.accepted.groups == 0
+
+
+async def test_stale_groups_are_not_handed_out_and_their_prompts_are_given_back_once(
+    args: Any, client: BufferClient
+) -> None:
+    args.max_weight_staleness = 2
+    buffer = Buffer(args)
+    put = [finished(0, "5"), finished(1, "5", "6"), finished(2, "6"), finished(3, "8")]
+    for group in put[:3]:
+        await buffer.put(group)
+    assert_same(await buffer.get(current_version=7), put[0])
+    await buffer.put(put[3])
+    # At version 8, what began under 5 is three behind.
+    assert_same(await buffer.get(current_version=8), put[2])
+    assert buffer.unused == [put[1].prompt_group]
+    metrics = buffer.get_metrics()
+    assert metrics[f"{PREFIX}/stale_groups_filtered"] == 1
+    assert metrics[f"{PREFIX}/queue_size"] == 1
+    assert metrics[f"{PREFIX}/avg_staleness"] == 2.0
+    assert metrics[f"{PREFIX}/buffer_max_staleness"] == 0
+    # The prompts come again, under the same index.
+    again = finished(1, "8")
+    assert await buffer.put(again) == PutOutcomes(queued=1)
+    assert_same(await buffer.get(current_version=8), put[3])
+    assert_same(await buffer.get(current_version=8), again)
+    assert len(buffer.unused) == 1
+    assert buffer.get_metrics()[f"{PREFIX}/stale_groups_filtered"] == 0
+    run = client.run(args.rollout_buffer_run)
+    assert run.ledger.groups.dropped_stale.groups == 1
+    # Miles' 5 is where the run began.
+    assert run.published.version == 3
+    buffer.close()
+
+
+async def test_aborted_and_filtered_groups_stay_outside(args: Any, client: BufferClient) -> None:
+    args.dynamic_sampling_filter_path = f"{__name__}.keep_even"
+    buffer = Buffer(args)
+    aborted = finished(2, status=Sample.Status.ABORTED)
+    assert await buffer.put(aborted) == PutOutcomes(unused=1)
+    assert await buffer.put(finished(3)) == PutOutcomes(filtered=1)
+    assert await buffer.put(finished(4)) == PutOutcomes(queued=1)
+    assert buffer.unused == [aborted.prompt_group]
+    metrics = buffer.get_metrics()
+    assert metrics[f"{PREFIX}/aborted_groups_filtered"] == 1
+    assert metrics["rollout/dynamic_filter/drop_odd"] == 1
+    assert client.run(args.rollout_buffer_run).ledger.groups.accepted.groups == 1
+    assert "rollout/dynamic_filter/drop_odd" not in buffer.get_metrics()
+    buffer.close()
+
+
+def keep_even(args: Any, group: list[Sample]) -> DynamicFilterOutput:
+    odd = (group[0].group_index or 0) % 2 == 1
+    return DynamicFilterOutput(keep=not odd, reason="odd" if odd else None)
+
+
+async def test_put_waits_for_room(buffer: Any, service: ServiceProcess) -> None:
+    put = [finished(i) for i in range(5)]
+    for group in put[:4]:
+        await buffer.put(group)
+    fifth = asyncio.create_task(buffer.put(put[4]))
+    async with asyncio.timeout(10):
+        while not service.metric("rollout_buffer_blocked_pushes"):
+            assert not fifth.done()
+            await asyncio.sleep(0.02)
+    assert_same(await buffer.get(current_version=1), put[0])
+    assert await asyncio.wait_for(fifth, 20) == PutOutcomes(queued=1)
+
+
+async def test_queue_full_of_stale_groups_holds_nobody_up(args: Any) -> None:
+    args.max_weight_staleness = 1
+    buffer: Any = Buffer(args)
+    put = [finished(i) for i in range(4)]
+    for group in put:
+        await buffer.put(group)
+    fresh = finished(4, "3")
+    fifth = asyncio.create_task(buffer.put(fresh))
+    assert_same(await asyncio.wait_for(buffer.get(current_version=3), 30), fresh)
+    assert await asyncio.wait_for(fifth, 20) == PutOutcomes(queued=1)
+    assert buffer.unused == [group.prompt_group for group in put]
+    buffer.close()
+
+
+async def test_get_waits_for_a_put_and_can_be_cancelled(buffer: Any) -> None:
+    waiting = asyncio.create_task(buffer.get(current_version=1))
+    # A put goes through while a get waits.
+    first = finished(0)
+    await asyncio.wait_for(buffer.put(first), 20)
+    assert_same(await asyncio.wait_for(waiting, 20), first)
+    waiting = asyncio.create_task(buffer.get(current_version=1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    second = finished(1)
+    await buffer.put(second)
+    assert_same(await asyncio.wait_for(buffer.get(current_version=1), 20), second)
+
+
+async def test_wait_ends_with_what_is_short(args: Any) -> None:
+    args.rollout_buffer_timeout_s = 0.5
+    buffer = Buffer(args)
+    with pytest.raises(BatchNotReady):
+        await buffer.get(current_version=1)
+    buffer.close()
+
+
+async def test_versions_are_published_and_trained_groups_committed(
+    buffer: Any, client: BufferClient, args: Any
+) -> None:
+    """As train_async.py goes: rollout r + 1 is asked for before r is trained, updates follow each training."""
+    run_id, at = args.rollout_buffer_run, []
+    for rollout_id, version in enumerate([1, 1, 2, 3]):
+        for i in range(2):
+            await buffer.put(finished(2 * rollout_id + i, str(version)))
+        await buffer.get(2, current_version=version)
+        run = client.run(run_id)
+        at.append((run.published.version, run.committed_steps))
+    assert at == [(0, 0), (0, 0), (1, 2), (2, 4)]
+
+
+async def test_next_process_goes_on_from_a_snapshot(buffer: Any, client: BufferClient, args: Any) -> None:
+    put = [finished(i, "1" if i < 2 else "2") for i in range(5)]
+    for group in put[:4]:
+        await buffer.put(group)
+    await buffer.get(2, current_version=1)
+    state = json.loads(json.dumps(buffer.snapshot()))
+    assert state == {"epoch": 2, "next_step": 2, "cursor": 0}
+    entries = await buffer.get(1, current_version=2)
+
+    successor: Any = Buffer(args)
+    successor.restore(state)
+    # Miles counts its versions from 1 again.
+    again = await successor.get(2, current_version=1)
+    assert [entry.group[0].index for entry in again] == [4, 6]
+    assert entries[0].group[0].index == 4
+    assert again[0].prompt_group[0].to_dict() == put[2].prompt_group[0].to_dict()
+    assert again[0].group[0].tokens == put[2].group[0].tokens
+    # The data source was put back as well: what is drawn again is known, what is new is not.
+    assert await successor.put(finished(3)) == PutOutcomes(duplicate=1)
+    assert await successor.put(finished(4)) == PutOutcomes(queued=1)
+    assert (await successor.get(current_version=1)).group[0].group_index == 4
+    assert client.run(args.rollout_buffer_run).epoch == 3
+    successor.close()
+
+
+async def test_without_a_snapshot_the_start_rollout_says_where(buffer: Any, args: Any) -> None:
+    for i in range(4):
+        await buffer.put(finished(i))
+    await buffer.get(2, current_version=1)
+    later = await buffer.get(2, current_version=1)
+    args.start_rollout_id = 1
+    successor: Any = Buffer(args)
+    for entry, was in zip(await successor.get(2, current_version=1), later, strict=True):
+        assert_same(entry, was)
+    successor.close()
+
+
+class Span:
+    def __init__(self, version: str, start: int) -> None:
+        self.version, self.abs_start = version, start
+
+
+class Call:
+    """WeightVersionsPerCall of newer Miles."""
+
+    def __init__(self, *spans: Span) -> None:
+        self.spans = list(spans)
+
+
+@pytest.mark.parametrize(
+    ("named", "spans"),
+    [
+        (["3"], [(13, 3, 8)]),
+        (["3", "3"], [(13, 3, 8)]),
+        (["5", "3", "4"], [(13, 3, 6), (14, 6, 7), (15, 7, 8)]),
+        (["1", "2", "3", "4", "5", "6"], [(12, 3, 4), (13, 4, 5), (14, 5, 6), (15, 6, 7), (16, 7, 8)]),
+        ([], [(20, 3, 8)]),
+        (["default"], [(20, 3, 8)]),
+        ([Call(Span("3", 3)), Call(Span("3", 5), Span("4", 6))], [(13, 3, 6), (14, 6, 8)]),
+        ([Call(Span("3", 4)), Call(Span("5", 7))], [(13, 3, 7), (15, 7, 8)]),
+        ([Call(Span("4", 3), Span("3", 6))], [(14, 3, 8)]),
+    ],
+)
+def test_versions_of_tokens_are_never_taken_for_newer(named: Any, spans: Any) -> None:
+    sample = Sample(tokens=[0] * 8, response_length=5, weight_versions=named)
+    assert Versions(epoch=1, offset=10, published=20).spans(sample) == spans  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+"""Knobs of Miles and slime as policies and tasks; no service is needed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buffer_wire.errors import InvalidField
+from examples.miles import stand_in
+from tests.integrations.miles_contract import prompts
+from trainer_client.integrations import miles
+from trainer_client.integrations.miles.contract import MILES
+from trainer_client.integrations.miles.conversion import Converter, sampling_of
+from trainer_client.integrations.miles.prompts import PromptTasks
+from trainer_client.integrations.miles.settings import Settings, data_buffer_policy, rollout_policy
+
+
+def settings(environ: dict[str, str] | None = None, **values: Any) -> Settings:
+    return Settings.of(stand_in.arguments(rollout_buffer_run="r", **values), environ or {})
+
+
+def policy(environ: dict[str, str] | None = None, **values: Any) -> Any:
+    args = stand_in.arguments(rollout_buffer_run="r", **values)
+    return rollout_policy(args, Settings.of(args, {}), environ or {})
+
+
+def test_defaults_are_those_of_the_example() -> None:
+    made = policy()
+    assert made.preset == "miles"
+    assert (made.batch_groups, made.max_staleness) == (8, 4)
+    assert (made.max_inflight_groups, made.max_queued_groups) == (8, 40)
+    assert (made.batches_per_publish, made.prefetch_batches) == (1, 1)
+    assert made.retained_steps == 64
+
+
+def test_knobs_of_the_example_are_read() -> None:
+    made = policy({"MAX_STALENESS_BATCHES": "2", "MAX_INFLIGHT_GROUPS": "20"})
+    assert (made.max_staleness, made.max_inflight_groups, made.max_queued_groups) == (2, 20, 24)
+    assert policy({"QUEUE_CAP_GROUPS": "17"}).max_queued_groups == 17
+    assert policy(async_max_concurrent_samples=21).max_inflight_groups == 5
+    assert policy(save_interval=100).retained_steps == 202
+    assert policy(update_weights_interval=3).batches_per_publish == 3
+
+
+def test_max_weight_staleness_recycles() -> None:
+    made = policy(max_weight_staleness=2)
+    assert (made.preset, made.max_queued_groups) == ("miles_docs(2)", 1000)
+    assert policy(max_weight_staleness=2, rollout_batch_size=2048).max_queued_groups == 2048
+
+
+@pytest.mark.parametrize(
+    ("environ", "values", "field"),
+    [
+        ({"MAX_STALENESS_BATCHES": "many"}, {}, "MAX_STALENESS_BATCHES"),
+        ({"MAX_STALENESS_BATCHES": "-1"}, {}, "MAX_STALENESS_BATCHES"),
+        ({"QUEUE_CAP_GROUPS": "0"}, {}, "QUEUE_CAP_GROUPS"),
+        ({}, {"dynamic_sampling_filter_path": "my.filters.length"}, "dynamic_sampling_filter_path"),
+    ],
+)
+def test_knobs_that_cannot_be_are_named(environ: dict[str, str], values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidField, match=field):
+        policy(environ, **values)
+
+
+def test_filter_of_equal_rewards_is_the_services_own() -> None:
+    path = "miles.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+    assert policy(dynamic_sampling_filter_path=path).filter_equal_rewards is True
+    assert policy().filter_equal_rewards is None
+
+
+def test_attribute_wins_over_the_environment() -> None:
+    assert settings({"ROLLOUT_BUFFER_ADDRESS": "there:1"}).address == "there:1"
+    assert settings({"ROLLOUT_BUFFER_ADDRESS": "there:1"}, rollout_buffer_address="here:1").address == "here:1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "field"),
+    [
+        ({"ROLLOUT_BUFFER_PUBLISH": "somebody"}, "ROLLOUT_BUFFER_PUBLISH"),
+        ({"ROLLOUT_BUFFER_LOOKAHEAD": "2"}, "ROLLOUT_BUFFER_LOOKAHEAD"),
+        ({"ROLLOUT_BUFFER_TIMEOUT_S": "long"}, "ROLLOUT_BUFFER_TIMEOUT_S"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(environ: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidField, match=field):
+        settings(environ)
+    with pytest.raises(InvalidField, match="ROLLOUT_BUFFER_RUN"):
+        Settings.of(stand_in.arguments(), {})
+
+
+@pytest.mark.parametrize("first", [0, 5, 7])
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_updates_are_counted_as_the_loop_makes_them(first: int, interval: int) -> None:
+    """Against the loop of train_async.py: an update follows rollout r when (r + 1) % interval is 0."""
+    made = settings(rollout_buffer_first_rollout=first, update_weights_interval=interval)
+    for trained in range(12):
+        updated = [step for step in range(trained) if (step + first + 1) % interval == 0]
+        assert made.updates(0, trained) == len(updated)
+        assert max(0, made.updated_steps(trained)) == (updated[-1] + 1 if updated else 0)
+    with pytest.raises(InvalidField, match="FIRST_ROLLOUT"):
+        made.step_of(first - 1)
+
+
+def test_data_buffer_has_the_capacity_of_its_factor() -> None:
+    made = data_buffer_policy(stand_in.arguments(async_data_buffer_capacity_factor=2.5, max_weight_staleness=3))
+    assert (made.batch_groups, made.max_queued_groups, made.max_staleness) == (1, 20, 3)
+    assert (made.overflow_action, made.stale_action) == ("block", "drop")
+    with pytest.raises(InvalidField, match="capacity_factor"):
+        data_buffer_policy(stand_in.arguments(async_data_buffer_capacity_factor=0.1))
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────
+
+
+def converter(**values: Any) -> Converter:
+    return Converter(MILES, stand_in.arguments(**values), stand_in.Tokenizer())
+
+
+def group(**values: Any) -> Any:
+    return [stand_in.Sample(group_index=3, index=6 + j, **values) for j in range(2)]
+
+
+def test_prompts_of_every_kind_become_tasks() -> None:
+    made = converter(rollout_stop="END", rollout_top_k=5, rollout_temperature=0.7)
+    text = made.task(group(prompt="ab", label="x", metadata={"k": 1}))
+    assert (list(text.prompt_token_ids), text.group_size) == ([97, 98], 2)
+    assert text.metadata == {
+        "label": "x", "metadata": {"k": 1}, "prompt": "ab", "group_index": 3, "indices": [6, 7],
+    }  # fmt: skip
+    assert (text.sampling.max_new_tokens, text.sampling.top_k, text.sampling.temperature) == (16, 5, 0.7)
+    assert list(text.sampling.stop) == ["END"]
+    assert list(made.task(group(prompt="ab", tokens=[5, 6])).prompt_token_ids) == [5, 6]
+    messages = [{"role": "user", "content": "ab"}]
+    chat = made.task(group(prompt=messages))
+    assert (chat.messages, list(chat.prompt_token_ids)) == (messages, [])
+    with pytest.raises(InvalidField, match="multimodal_inputs"):
+        made.task(group(prompt="ab", multimodal_inputs={"images": [1]}))
+
+
+def test_response_ends_with_the_context() -> None:
+    args = stand_in.arguments(rollout_max_context_len=20)
+    assert sampling_of(args, 10).max_new_tokens == 10
+    assert sampling_of(args, 2).max_new_tokens == 16
+    assert sampling_of(args, 30).max_new_tokens == 1
+
+
+# ── the data source's position ───────────────────────────────────────────────
+
+
+class Plain:
+    """A data source of somebody's own, that says nothing of its position."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.next = first
+
+    def get_samples(self, num_samples: int) -> list[list[stand_in.Sample]]:
+        self.next += num_samples
+        return [[stand_in.Sample(group_index=self.next - 1, index=self.next - 1, prompt=f"{self.next - 1}")]]
+
+
+def drawn(tasks: PromptTasks, count: int) -> list[int]:
+    iterator = iter(tasks)
+    return [next(iterator).metadata["group_index"] for _ in range(count)]  # type: ignore[misc]
+
+
+def prompt_tasks(source: Any, **values: Any) -> PromptTasks:
+    return PromptTasks(stand_in.arguments(**values), source, converter().task)
+
+
+@pytest.mark.parametrize("restored_at", [0, 2, 4, 11])
+def test_their_own_data_source_goes_on_where_the_run_stands(tmp_path: Path, restored_at: int) -> None:
+    args = stand_in.arguments(prompt_data=str(prompts(tmp_path, 3)), save=str(tmp_path), rollout_shuffle=True)
+    source = stand_in.RolloutDataSource(args)
+    tasks = prompt_tasks(source, rollout_shuffle=True)
+    first = [task.metadata for task, _ in zip(tasks, range(4), strict=False)]
+    assert [facts["group_index"] for facts in first] == [0, 1, 2, 3]
+    # zip has drawn one more than it gave; the position is the one behind that.
+    state = tasks.state()
+    rest = [task.metadata for task, _ in zip(tasks, range(5), strict=False)]
+
+    other = stand_in.RolloutDataSource(args)
+    other.get_samples(restored_at)
+    again = prompt_tasks(other, rollout_shuffle=True)
+    again.load_state(state)
+    assert [task.metadata for task, _ in zip(again, range(5), strict=False)] == rest
+
+
+def test_any_other_data_source_is_drawn_from_until_it_is_there() -> None:
+    tasks = prompt_tasks(Plain())
+    assert drawn(tasks, 4) == [0, 1, 2, 3]
+    behind = prompt_tasks(Plain(first=1))
+    behind.load_state(tasks.state())
+    assert drawn(behind, 2) == [4, 5]
+    ahead = prompt_tasks(Plain(first=6))
+    ahead.load_state(tasks.state())
+    with pytest.raises(InvalidField, match="4, where the run stands"):
+        drawn(ahead, 1)
+
+
+def test_outside_of_the_framework_it_is_said_what_is_missing() -> None:
+    args = stand_in.arguments(rollout_buffer_run="r", rollout_buffer_address="127.0.0.1:1")
+    with pytest.raises(ImportError, match="runs inside miles's own processes"):
+        miles.generate_rollout_fully_async(args, 0, Plain())

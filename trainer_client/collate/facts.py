@@ -1,0 +1,241 @@
+"""What both layouts share: facts of samples and of the step, the choice of samples, and tensors of tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire.errors import InvalidField
+from trainer_client.batch import Batch, BatchInfo, Group, Sample
+from trainer_client.collate.named import Ragged
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Advantages: TypeAlias = Union["Tensor", npt.NDArray[np.generic], Sequence[float], Sequence["Tensor | Sequence[float]"]]
+"""Float [B], one of each sample, or B arrays of [T], one number of each token."""
+
+Extras: TypeAlias = Sequence[str] | Literal["all"]
+"""Names of further columns, or all that there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collated:
+    """B samples and the facts of their step."""
+
+    rewards: "Tensor"
+    """float32 [B]"""
+    group_index: "Tensor"
+    """int64 [B], which of the chosen groups a sample belongs to, from 0; in a micro-batch still of the whole."""
+    sample_index: "Tensor"
+    """int64 [B], which of the chosen samples it is, from 0; in a micro-batch still of the whole."""
+    prompt_len: "Tensor"
+    """int64 [B]"""
+    lengths: "Tensor"
+    """int64 [B], T: tokens of prompt and response."""
+    staleness: "Tensor"
+    """int64 [B], of the sample's group in versions."""
+    sample_advantages: "Tensor | None" = None
+    """float32 [B], where advantages were given one for each sample."""
+    extras: "Mapping[str, Tensor | Ragged]" = field(default_factory=dict)
+    """The further columns that were asked for, by name."""
+    step: int
+    train_version: int
+    total_groups: int
+    """Of the step over all ranks and up to this round, as are the totals below."""
+    total_samples: int
+    total_tokens: int
+    total_loss_tokens: int
+    final: bool = True
+    """True when the totals are the step's own."""
+
+    def to(self, device: "torch.device | str", *, non_blocking: bool = False) -> Self:
+        """The same batch with its tensors on `device`; `non_blocking` helps from pinned memory alone."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory; a DataLoader with pin_memory=True calls it.
+
+        `pin_memory=True` of `collate`, `pack` and `micro_batches` does without the copy. Raises what torch does without
+        CUDA.
+        """
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: "Callable[[Tensor], Tensor]") -> Self:
+        changed: dict[str, object] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "extras":
+                changed["extras"] = {
+                    name: Ragged(change(extra.values), change(extra.offsets))
+                    if isinstance(extra, Ragged)
+                    else change(extra)
+                    for name, extra in value.items()
+                }
+            elif hasattr(value, "pin_memory"):
+                changed[each.name] = change(value)
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Samples that become one collated batch, in order, and what is given of each."""
+
+    info: BatchInfo
+    samples: Sequence[Sample]
+    groups: Sequence[Group]
+    """The group of each sample."""
+    group_index: Sequence[int]
+    sample_index: Sequence[int]
+    sample_advantages: Sequence[float] | None = None
+    token_advantages: Sequence[npt.NDArray[np.float32]] | None = None
+
+    def part(self, indices: Sequence[int]) -> "Chosen":
+        """Some of the samples."""
+
+        def of(values: Sequence[object] | None) -> list[object] | None:
+            return None if values is None else [values[i] for i in indices]
+
+        return Chosen(
+            self.info,
+            of(self.samples),  # type: ignore[arg-type]
+            of(self.groups),  # type: ignore[arg-type]
+            of(self.group_index),  # type: ignore[arg-type]
+            of(self.sample_index),  # type: ignore[arg-type]
+            of(self.sample_advantages),  # type: ignore[arg-type]
+            of(self.token_advantages),  # type: ignore[arg-type]
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """T of each sample."""
+        return [sample.tokens for sample in self.samples]
+
+    def write_advantages(self, i: int, out: npt.NDArray[np.generic]) -> None:
+        """Sample i's advantages into `out`, float [T] of zeros.
+
+        One that was given for the whole sample goes to its tokens that count in the loss, so that a loss that forgets
+        the mask does not train on prompts.
+        """
+        if self.token_advantages is not None:
+            out[:] = self.token_advantages[i]
+        elif self.sample_advantages is not None:
+            np.multiply(self.samples[i].loss_mask, np.float32(self.sample_advantages[i]), out=out)
+
+
+def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages | None) -> Chosen:
+    """The samples of `groups` (None: all of the batch), group after group. Raises InvalidField for `advantages`."""
+    taken = batch.groups if groups is None else groups
+    samples = [sample for group in taken for sample in group.samples]
+    of_samples, of_tokens = _advantages(advantages, samples)
+    return Chosen(
+        batch.info,
+        samples,
+        [group for group in taken for _ in group.samples],
+        [i for i, group in enumerate(taken) for _ in group.samples],
+        range(len(samples)),
+        of_samples,
+        of_tokens,
+    )
+
+
+def facts_of(of: Chosen, *, pin: bool) -> dict[str, object]:
+    """The fields of `Collated`, but for extras."""
+    torch = torch_for("collate")
+
+    def tensor(values: Sequence[float], dtype: object) -> "Tensor":
+        return torch.tensor(values, dtype=dtype, pin_memory=pin)  # type: ignore[no-any-return]
+
+    info, whole = of.info, torch.int64
+    return {
+        "rewards": tensor([sample.reward for sample in of.samples], torch.float32),
+        "group_index": tensor(of.group_index, whole),
+        "sample_index": tensor(list(of.sample_index), whole),
+        "prompt_len": tensor([sample.prompt_len for sample in of.samples], whole),
+        "lengths": tensor(of.lengths, whole),
+        "staleness": tensor([group.staleness for group in of.groups], whole),
+        "sample_advantages": None if of.sample_advantages is None else tensor(of.sample_advantages, torch.float32),
+        "step": info.step,
+        "train_version": info.train_version,
+        "total_groups": info.total_groups,
+        "total_samples": info.total_samples,
+        "total_tokens": info.total_tokens,
+        "total_loss_tokens": info.total_loss_tokens,
+        "final": info.final,
+    }
+
+
+Row: TypeAlias = slice | tuple[int, slice]
+"""Where a sample's tokens lie in a tensor of tokens."""
+
+
+def token_tensors(
+    of: Chosen, shape: tuple[int, ...], rows: Sequence[Row], *, pad_token_id: int, pin: bool
+) -> "dict[str, Tensor]":
+    """The tensors of tokens that both layouts have, of the given shape, each sample's numbers in its row."""
+    torch = torch_for("collate")
+    fills = {
+        "token_ids": (pad_token_id, torch.int64),
+        "position_ids": (0, torch.int64),
+        "loss_mask": (False, torch.bool),
+        "logprobs": (0.0, torch.float32),
+        "versions": (-1, torch.int64),
+    }
+    if of.sample_advantages is not None or of.token_advantages is not None:
+        fills["advantages"] = (0.0, torch.float32)
+    tensors = {name: torch.full(shape, fill, dtype=dtype, pin_memory=pin) for name, (fill, dtype) in fills.items()}
+    out = {name: tensor.numpy() for name, tensor in tensors.items()}
+    positions = np.arange(max(of.lengths, default=0))
+    for i, (sample, row) in enumerate(zip(of.samples, rows, strict=True)):
+        out["token_ids"][row] = sample.token_ids
+        out["position_ids"][row] = positions[: sample.tokens]
+        out["loss_mask"][row] = sample.loss_mask
+        out["logprobs"][row] = sample.logprobs
+        sample.write_versions(out["versions"][row])
+        if "advantages" in out:
+            of.write_advantages(i, out["advantages"][row])
+    return tensors
+
+
+def torch_for(function: str) -> ModuleType:
+    """The module. Raises ImportError that says what to install."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"trainer_client.{function} needs torch, which is not installed: pip install 'rollout-buffer[torch]'"
+        ) from error
+    return torch
+
+
+def at_least_one(name: str, value: int) -> None:
+    """Raises InvalidField for a number below 1."""
+    if value < 1:
+        raise InvalidField(name, value, "at least 1")
+
+
+def _advantages(
+    given: Advantages | None, samples: Sequence[Sample]
+) -> tuple[list[float] | None, list[npt.NDArray[np.float32]] | None]:
+    """Those of samples or those of tokens."""
+    if given is None:
+        return None, None
+    if len(given) != len(samples):
+        raise InvalidField("advantages", f"{len(given)} of them", f"{len(samples)}, one for each sample")
+    arrays = [_numbers(each) for each in given]
+    if all(array.ndim == 0 for array in arrays):
+        return [float(array) for array in arrays], None
+    for i, (array, sample) in enumerate(zip(arrays, samples, strict=True)):
+        if array.shape != (sample.tokens,):
+            raise InvalidField(f"advantages[{i}]", list(array.shape), f"[{sample.tokens}], a number for each token")
+    return None, arrays
+
+
+def _numbers(value: object) -> npt.NDArray[np.float32]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().float().numpy()
+    return np.asarray(value, np.float32)

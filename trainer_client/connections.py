@@ -1,0 +1,96 @@
+"""The blocking client's connections to the service: two channels, for each process that uses the client.
+
+Invariants: a process talks over connections that it made itself; those that it inherits from its parent stay open and
+unused, because gRPC would end the parent's with them.
+"""
+
+import copy
+import os
+from dataclasses import dataclass
+from typing import Self
+
+import grpc
+
+from buffer_wire.revisions import Revisions
+from trainer_client.driver import ClientOptions
+from trainer_client.forks import CALLS, Holder
+
+_SINGLE_THREADED = ("SingleThreadedUnaryStream", 1)
+"""A stream is read by the thread that pulls alone: a thread of gRPC's own would be inside it at any fork."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfProcess:
+    """What one process has of a client."""
+
+    control: grpc.Channel
+    bulk: grpc.Channel
+    revisions: Revisions
+
+    def close(self) -> None:
+        """Calls under way fail."""
+        self.control.close()
+        self.bulk.close()
+
+
+class Connections:
+    """Connections to `target`, made at once in this process and at the first use in its children."""
+
+    def __init__(self, target: str, options: ClientOptions) -> None:
+        self._target = target
+        self._options = options
+        self._closed = False
+        self._holder: Holder | None = None
+        self._by_pid = {os.getpid(): self._connect()}
+
+    @property
+    def control(self) -> grpc.Channel:
+        """For small messages. Raises UsedAfterFork in a child whose birth gRPC did not survive."""
+        return self._mine().control
+
+    @property
+    def bulk(self) -> grpc.Channel:
+        """For batches. Raises as `control`."""
+        return self._mine().bulk
+
+    @property
+    def revisions(self) -> Revisions:
+        """The highest revision that this process has seen of each run."""
+        return self._mine().revisions
+
+    def held(self, what: str) -> Self:
+        """The same connections for `what`, which belongs to this process: any other is refused with UsedAfterFork."""
+        held = copy.copy(self)
+        held._holder = Holder(what)  # noqa: SLF001 - its own class
+        return held
+
+    def close(self) -> None:
+        """Close those of this process."""
+        self._closed = True
+        mine = self._by_pid.get(os.getpid())
+        if mine is not None:
+            mine.close()
+
+    def _mine(self) -> _OfProcess:
+        if self._holder is not None:
+            self._holder.check()
+        pid = os.getpid()
+        known = self._by_pid.get(pid)
+        if known is not None:
+            return known
+        made = self._connect()
+        # No lock: another thread of the parent may have held it at the fork.
+        mine = self._by_pid.setdefault(pid, made)
+        if mine is not made or self._closed:
+            made.close()
+        return mine
+
+    def _connect(self) -> _OfProcess:
+        with CALLS.under_way():
+            return _OfProcess(self._channel(), self._channel(), Revisions())
+
+    def _channel(self) -> grpc.Channel:
+        options = [*self._options.channel_options(), _SINGLE_THREADED]
+        if self._options.credentials is not None:
+            return grpc.secure_channel(self._target, self._options.credentials, options)
+        return grpc.insecure_channel(self._target, options)

@@ -1,0 +1,297 @@
+"""A run as a torch dataset: one rank's steps, pulled in the process that iterates, such as a DataLoader's worker.
+
+    with BufferClient(address) as client, client.session("math", tasks=tasks, publisher=publisher) as session:
+        dataset = BufferDataset(address, "math", start=session.start, collate=partial(pack, multiple_of=64))
+        loader = DataLoader(dataset, batch_size=None, num_workers=1)
+        for batch in follow(session, loader):
+            train(batch)
+            session.publish(model.save_pretrained)
+
+The dataset only pulls. Feeding, publishing, commits and checkpoints stay with the session of the main process, which
+`follow` tells of each step that the training loop gets, and from which it learns where to begin.
+
+Invariants: an item is a step, in order, each once, and after a restart from the first one that the loop did not get;
+one worker of a loader pulls, the others have nothing to give; a pull states the version that will train on its step by
+the rule of `TrainClock`, from the service's own record of what is published and committed, so that it holds in any
+process; nobody goes back to a step in silence: an iteration begins where `seek` said, and every other is refused.
+
+Needs torch: pip install 'rollout-buffer[torch]'.
+"""
+
+import logging
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from buffer_wire.errors import InvalidField
+from trainer_client.batch import Batch, Group, Sample
+from trainer_client.client import BufferClient
+from trainer_client.clock import TrainClock
+from trainer_client.driver import ClientOptions
+from trainer_client.opening import OpenSession
+from trainer_client.puller import Puller, PullSource
+from trainer_client.rounds import Place, gathered
+from trainer_client.state import Resumed, RunState
+from trainer_client.waiting import OnWait
+
+try:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+except ImportError as error:
+    raise ImportError(
+        "trainer_client.dataset needs torch, which is not installed: pip install 'rollout-buffer[torch]'"
+    ) from error
+
+logger = logging.getLogger("trainer_client")
+
+T = TypeVar("T")
+
+NOTICE_S = 0.2
+"""How soon a loader hears that the tasks are used up, or could not be fed."""
+
+_POSITION, _ITERATION, _EXHAUSTED = range(3)
+_TAKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One sample, and where it belongs."""
+
+    sample: Sample
+    group: Group
+    group_index: int
+    """Which group of the shard, from 0."""
+    step: int
+    train_version: int
+    final: bool
+    """True for the last one of this rank's shard of the step."""
+
+
+class ServiceClock(TrainClock):
+    """A TrainClock for a process that is not told of publishes: it asks the service.
+
+        train_version(s) = published version + ⌊(s − P) / batches_per_publish⌋
+
+    P, the steps in the published weights, are the committed ones, unless the trainer has committed steps that it has
+    not published yet: then the publishes since the start tell, by their number.
+    """
+
+    def __init__(self, look: Callable[[], RunState], start: Resumed) -> None:
+        super().__init__(start.version, start.next_step, 1)
+        self._look = look
+        self._start = start
+
+    def train_version(self, step: int) -> int:
+        """The version that will train on `step`."""
+        run = self._look()
+        per_publish = run.policy.batches_per_publish or 1
+        version, committed = run.published.version, run.committed_steps
+        by_number = self._start.next_step + (version - self._start.version) * per_publish
+        published_steps = by_number if by_number <= committed < by_number + per_publish else committed
+        return TrainClock(version, published_steps, per_publish).train_version(step)
+
+
+class BufferDataset(IterableDataset[T], Generic[T]):
+    """The steps of a run for one rank, each as `collate` gives it.
+
+    `start`: rank 0's `session.start`. `collate`: a function of a `Batch` that can be pickled where workers are spawned
+    (`collate`, `pack`, a `functools.partial` or a function of a module); None: the `Batch` itself. `samples`: one
+    `StepSample` after the other instead. `stop_step`: the first step that is not pulled any more; None: all there are.
+    `batch_groups`, `pull_timeout_s`: as of a session. `options`: of the client; credentials cannot be pickled.
+
+    Pickles to a spawned worker; holds no connection. Iterating raises what a session's iteration raises; from a
+    worker a DataLoader makes a RuntimeError of it that quotes the error.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a rank says in one place
+        self,
+        address: str,
+        run_id: str,
+        *,
+        start: Resumed,
+        rank: int = 0,
+        world_size: int = 1,
+        collate: Callable[[Batch], T] | None = None,
+        samples: bool = False,
+        stop_step: int | None = None,
+        batch_groups: int | None = None,
+        pull_timeout_s: float = 3600.0,
+        options: ClientOptions | None = None,
+    ) -> None:
+        if samples and collate is not None:
+            raise InvalidField("samples", samples, "False where there is a collate")
+        self.address = address
+        self.run_id = run_id
+        self.start = start
+        self.rank = rank
+        self.world_size = world_size
+        self.collate = collate
+        self.samples = samples
+        self.stop_step = stop_step
+        self.batch_groups = batch_groups
+        self.pull_timeout_s = pull_timeout_s
+        self.options = options
+        # In memory that all processes of a loader share, and a word each: none is ever half written.
+        self._shared = torch.tensor([start.next_step, 0, 0], dtype=torch.int64)
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+
+    def seek(self, step: int) -> None:
+        """Let the next iteration begin at `step`, and end one that is under way."""
+        self.stop()
+        self._shared[_POSITION] = step
+
+    def stop(self) -> None:
+        """End an iteration that is under way, in whichever process, within the two seconds of a pull's attempt."""
+        self._shared[_ITERATION] += 1
+
+    def end(self) -> None:
+        """Say that no task will be submitted any more: an iteration ends when nothing is pending or being generated.
+
+        `follow` says so on rank 0; it has to be told to the other ranks.
+        """
+        self._shared[_EXHAUSTED] = 1
+
+    def __iter__(self) -> Iterator[T]:
+        """The steps from where `seek` said; nothing in a loader's workers beyond the first.
+
+        Raises InvalidField where nobody has said since the last iteration began.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.id > 0:
+            return iter(())
+        step = int(self._shared[_POSITION])
+        if step == _TAKEN:
+            raise InvalidField("step", None, "where to go on: use follow(session, loader), or seek(session.next_step)")
+        self._shared[_POSITION] = _TAKEN
+        if worker is not None and worker.num_workers > 1:
+            logger.info("one of %d workers pulls rank %d; the others have nothing to do", worker.num_workers, self.rank)
+        return self._items(step, int(self._shared[_ITERATION]))
+
+    def _items(self, step: int, iteration: int) -> Iterator[T]:
+        with BufferClient(self.address, self.options) as client:
+            clock = ServiceClock(lambda: client.run(self.run_id), self.start)
+            puller = Puller(self._source(client, iteration), clock, self.pull_timeout_s)
+            while self.stop_step is None or step < self.stop_step:
+                try:
+                    batch = _whole(puller, step)
+                except _Stopped:
+                    return
+                if batch is None:
+                    return
+                if self.samples:
+                    yield from cast("Iterator[T]", _samples_of(batch))
+                else:
+                    yield cast("T", batch) if self.collate is None else self.collate(batch)
+                step += 1
+
+    def _source(self, client: BufferClient, iteration: int) -> PullSource:
+        def pull(place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
+            return client.pull(
+                self.run_id,
+                epoch=self.start.epoch,
+                step=place.step,
+                round=place.round,
+                rank=self.rank,
+                world_size=self.world_size,
+                train_version=train_version,
+                batch_groups=self.batch_groups if place.round == 0 else None,
+                timeout_s=timeout_s,
+                on_wait=on_wait,
+            )
+
+        def check() -> None:
+            parent = multiprocessing.parent_process()
+            stopped = int(self._shared[_ITERATION]) != iteration
+            if stopped or (get_worker_info() is not None and parent is not None and not parent.is_alive()):
+                raise _Stopped
+
+        return PullSource(
+            pull=pull,
+            published=lambda: client.run(self.run_id).published.version,
+            exhausted=lambda: bool(self._shared[_EXHAUSTED]),
+            check=check,
+            service=self.address,
+        )
+
+
+def follow(session: OpenSession, loader: "DataLoader[T]") -> Iterator[T]:
+    """The loader's items from the session's next step on; each counts as handed to the training loop when it comes.
+
+    `loader`: over a `BufferDataset` of whole steps, with batch_size=None, and any number of workers; again after an
+    error or an end, it goes on where the loop stands. Ends as the session's own iteration does.
+
+    Raises InvalidField for another loader, and for one that pulls further ahead than the policy's prefetch_batches
+    where there is a max_staleness; what feeding raised; RuntimeError for a worker that was killed or raised.
+    """
+    dataset = _dataset_of(loader)
+    ahead = loader.num_workers * (loader.prefetch_factor or 0)
+    declared = session.policy.prefetch_batches or 0
+    if session.policy.max_staleness is not None and ahead > declared:
+        raise InvalidField("num_workers · prefetch_factor", ahead, f"at most the policy's prefetch_batches, {declared}")
+    step = session.next_step
+    dataset.seek(step)
+    try:
+        items = iter(loader)
+        with _watching(session, dataset):
+            for item in items:
+                session.took(step)
+                step += 1
+                yield item
+        session.check()
+    finally:
+        dataset.stop()
+
+
+class _Stopped(Exception):
+    """The iteration was ended from outside."""
+
+
+def _dataset_of(loader: "DataLoader[T]") -> BufferDataset[T]:
+    dataset = loader.dataset
+    if not isinstance(dataset, BufferDataset) or dataset.samples or loader.batch_size is not None:
+        raise InvalidField("loader", repr(dataset), "a loader with batch_size=None over a BufferDataset of whole steps")
+    return dataset
+
+
+@contextmanager
+def _watching(session: OpenSession, dataset: BufferDataset[T]) -> Iterator[None]:
+    """Tell the dataset when the tasks are used up, and end it when they cannot be fed, while the loop waits for it."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(NOTICE_S):
+            if session.exhausted:
+                dataset.end()
+            try:
+                session.check()
+            except Exception:  # noqa: BLE001 - raised again in the trainer's thread, by `follow`
+                dataset.stop()
+                return
+
+    watcher = threading.Thread(target=watch, name="dataset-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _whole(puller: Puller, step: int) -> Batch | None:
+    """The step, its rounds gathered; None when there will be none."""
+    rounds: list[Batch] = []
+    while not (rounds and rounds[-1].final):
+        batch = puller.take(Place.after(rounds[-1]) if rounds else Place(step))
+        if batch is None:
+            return None
+        rounds.append(batch)
+    return gathered(rounds)
+
+
+def _samples_of(batch: Batch) -> Iterator[StepSample]:
+    placed = [(i, group, sample) for i, group in enumerate(batch.groups) for sample in group.samples]
+    for at, (i, group, sample) in enumerate(placed, start=1):
+        yield StepSample(sample, group, i, batch.step, batch.info.train_version, at == len(placed))

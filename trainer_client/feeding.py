@@ -1,0 +1,57 @@
+"""A session's feeder: how far ahead it runs, and its way to the service."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from buffer_wire.errors import PendingFull
+from trainer_client.feeder import FeederOptions, TaskFeeder
+from trainer_client.policy import Policy
+from trainer_client.requests import Submission
+from trainer_client.state import Resumed, Submitted
+from trainer_client.waiting import Waiting
+
+if TYPE_CHECKING:
+    from trainer_client.client import BufferClient
+    from trainer_client.session import SessionPlan
+
+_MOST_PENDING = 10_000
+_LEAST_AHEAD = 256
+_BATCHES_AHEAD = 4
+
+
+def feeder_of(client: "BufferClient", plan: "SessionPlan", policy: Policy, start: Resumed) -> TaskFeeder | None:
+    """A feeder that has begun; None without tasks. `policy`: the effective one."""
+    if plan.tasks is None:
+        return None
+    cap = policy.max_pending_tasks or _MOST_PENDING
+    wanted = plan.options.max_pending_tasks or max(_LEAST_AHEAD, _BATCHES_AHEAD * (policy.batch_groups or 32))
+    feeder = TaskFeeder(
+        plan.tasks,
+        _ServiceTarget(client, plan.run_id, lambda: feeder.stopped),
+        FeederOptions(max_pending_tasks=min(cap, wanted), chunk_tasks=plan.options.chunk_tasks),
+        epoch=start.epoch,
+        cursor=start.cursor,
+        feeder_state=start.feeder_state,
+    )
+    feeder.start()
+    return feeder
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceTarget:
+    """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
+
+    client: "BufferClient"
+    run_id: str
+    stopped: Callable[[], bool]
+
+    def submit(self, submission: Submission) -> Submitted:
+        return self.client.submit_tasks(self.run_id, submission, on_wait=self._on_wait)
+
+    def pending(self) -> int:
+        return self.client.run(self.run_id).ledger.tasks.pending
+
+    def _on_wait(self, waiting: Waiting) -> None:
+        if self.stopped() or isinstance(waiting.error, PendingFull):
+            raise waiting.error

@@ -1,0 +1,1 @@
+"""The buffer as rollout source of other trainers; each module needs the extra of its name."""

@@ -1,0 +1,180 @@
+"""What Miles and slime define, and this package fills in: samples, outputs, data sources, loaders.
+
+Read from radixark/miles at 31f1ca9 and THUDM/slime at 624b824 (both 21 August 2026): `utils/types.py` (Sample),
+`rollout/base_types.py` (RolloutFnTrainOutput, RolloutFnEvalOutput), `rollout/data_source.py`, `utils/data.py`,
+`utils/processing_utils.py`, and of Miles `rollout/fully_async_data_buffer.py`.
+
+Invariant: the classes are the framework's own, imported when a function of this package is first called; nothing here
+stands in for them. An older slime without `rollout/base_types.py` gets the plain lists that it expects.
+"""
+
+import importlib
+from argparse import Namespace
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import ClassVar, Protocol, TypeAlias, cast
+
+from buffer_wire.errors import InvalidField
+
+Prompt: TypeAlias = str | list[dict[str, str]]
+Args: TypeAlias = Namespace
+"""The parsed arguments of the framework."""
+
+
+class Status(Protocol):
+    """`Sample.Status`, an enum of which these members are used."""
+
+    COMPLETED: Enum
+    TRUNCATED: Enum
+    ABORTED: Enum
+
+
+class Sample(Protocol):
+    """The fields of the framework's `Sample` that are read or set here; per-token ones are of the response alone."""
+
+    Status: ClassVar[Status]
+    group_index: int | None
+    index: int | None
+    prompt: Prompt
+    tokens: list[int]
+    """[T] prompt and response."""
+    multimodal_inputs: object
+    response: str
+    response_length: int
+    label: str | None
+    reward: float | dict[str, object] | None
+    loss_mask: list[int] | None
+    weight_versions: list[str]
+    rollout_log_probs: list[float] | None
+    status: Enum
+    metadata: dict[str, object]
+
+
+PromptGroup: TypeAlias = Sequence[Sample]
+
+
+class DataSource(Protocol):
+    """Where prompts come from."""
+
+    def get_samples(self, num_samples: int) -> Sequence[Sequence[object]]:
+        """The next groups of the framework's samples; those of one have the same prompt, each an index of its own."""
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text."""
+
+
+class EvalDataset(Protocol):
+    """One entry of `args.eval_datasets`."""
+
+    name: str
+    path: str
+    n_samples_per_eval_prompt: int
+
+    def inject_metadata(self, sample_metadata: object) -> dict[str, object]:
+        """The metadata of a sample, with the dataset's overrides."""
+
+
+class DatasetOf(Protocol):
+    """The framework's `Dataset` of prompts."""
+
+    samples: Sequence[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One of the two packages, by name."""
+
+    name: str
+
+    def module(self, path: str) -> ModuleType:
+        """`<name>.<path>`. Raises ImportError that says where this has to run."""
+        try:
+            return importlib.import_module(f"{self.name}.{path}")
+        except ImportError as error:
+            raise ImportError(
+                f"trainer_client.integrations.{self.name} runs inside {self.name}'s own processes, where "
+                f"'{self.name}.{path}' can be imported; here it cannot: {error}"
+            ) from error
+
+    @property
+    def sample(self) -> Callable[..., Sample]:
+        """The class `Sample`."""
+        return cast("Callable[..., Sample]", self.module("utils.types").Sample)
+
+    def train_output(self, samples: list[list[Sample]], metrics: Mapping[str, float]) -> object:
+        """RolloutFnTrainOutput, or the list alone for a slime that has none."""
+        types = self._base_types
+        return samples if types is None else types.RolloutFnTrainOutput(samples=samples, metrics=dict(metrics))
+
+    def eval_output(self, data: dict[str, dict[str, object]], metrics: Mapping[str, float]) -> object:
+        """RolloutFnEvalOutput, or the dict alone for a slime that has none."""
+        types = self._base_types
+        if types is None:
+            return data
+        return types.RolloutFnEvalOutput(data=data, metrics=dict(metrics))
+
+    @property
+    def _base_types(self) -> ModuleType | None:
+        self.module("utils.types")
+        try:
+            return importlib.import_module(f"{self.name}.rollout.base_types")
+        except ModuleNotFoundError:
+            return None
+
+    def tokenizer(self, args: Args) -> Tokenizer:
+        """The tokenizer of `--hf-checkpoint`, loaded as the framework does."""
+        options: MutableMapping[str, object] = {"trust_remote_code": True}
+        if (template := getattr(args, "chat_template_path", None)) is not None:
+            options["chat_template_path"] = template
+        load = self.module("utils.processing_utils").load_tokenizer
+        return cast("Tokenizer", load(args.hf_checkpoint, **options))
+
+    def dataset(self, args: Args, config: EvalDataset, tokenizer: Tokenizer) -> DatasetOf:
+        """The prompts of an evaluation, read as the framework's own evaluation does; text only."""
+
+        def chosen(name: str) -> object:
+            value = getattr(config, name, None)
+            return getattr(args, name, None) if value is None else value
+
+        make = self.module("utils.data").Dataset
+        made = make(
+            path=config.path,
+            tokenizer=tokenizer,
+            processor=None,
+            max_length=args.eval_max_prompt_len,
+            prompt_key=chosen("input_key"),
+            label_key=chosen("label_key"),
+            multimodal_keys=chosen("multimodal_keys"),
+            metadata_key=chosen("metadata_key"),
+            tool_key=chosen("tool_key"),
+            apply_chat_template=chosen("apply_chat_template"),
+            apply_chat_template_kwargs=chosen("apply_chat_template_kwargs"),
+        )
+        return cast("DatasetOf", made)
+
+
+MILES = Framework("miles")
+SLIME = Framework("slime")
+
+
+def load_function(path: str | None) -> Callable[..., object] | None:
+    """The function that an argument of the framework names as "module.function"; None for None.
+
+    Raises InvalidField when there is no such function.
+    """
+    if path is None:
+        return None
+    module, _, name = path.rpartition(".")
+    try:
+        return cast("Callable[..., object]", getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidField("function path", path, f"module.function, importable from here ({error})") from error

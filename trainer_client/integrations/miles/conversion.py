@@ -1,0 +1,146 @@
+"""Prompt groups of Miles or slime into tasks, and generated groups into their samples.
+
+A task's metadata holds what a sample needs to be made again, and what a reward function on a worker reads:
+
+    {"label": …, "metadata": {…}, "prompt": "…", "group_index": 3, "indices": [24, 25, …]}
+
+Invariant: a sample made from a group is a function of the group's bytes and of the arguments alone, so a replayed step
+gives equal samples in another process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from buffer_wire.errors import InvalidField
+from trainer_client import batch
+from trainer_client.integrations.miles.contract import Args, EvalDataset, Framework, Prompt, PromptGroup, Sample
+from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
+from trainer_client.tasks import SamplingParams, Task
+
+ROUTED_EXPERTS = "routed_experts"
+
+
+def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
+    """The training's --rollout-* arguments; a response ends with --rollout-max-context-len too."""
+    return _sampling(
+        max_new_tokens=_within_context(args.rollout_max_response_len, args, prompt_tokens),
+        temperature=getattr(args, "rollout_temperature", None),
+        top_p=getattr(args, "rollout_top_p", None),
+        top_k=getattr(args, "rollout_top_k", None),
+        stop=getattr(args, "rollout_stop", None),
+        stop_token_ids=getattr(args, "rollout_stop_token_ids", None),
+    )
+
+
+def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
+    """An evaluation dataset's own values, or the training's."""
+
+    def chosen(name: str, other: str) -> object:
+        value = getattr(config, name, None)
+        return getattr(args, other, None) if value is None else value
+
+    return _sampling(
+        max_new_tokens=cast("int", chosen("max_response_len", "rollout_max_response_len")),
+        temperature=chosen("temperature", "rollout_temperature"),
+        top_p=chosen("top_p", "rollout_top_p"),
+        top_k=chosen("top_k", "rollout_top_k"),
+        stop=chosen("stop", "rollout_stop"),
+        stop_token_ids=chosen("stop_token_ids", "rollout_stop_token_ids"),
+    )
+
+
+def _within_context(limit: int, args: Args, prompt_tokens: int) -> int:
+    context = getattr(args, "rollout_max_context_len", None)
+    return limit if context is None or prompt_tokens == 0 else max(1, min(limit, context - prompt_tokens))
+
+
+def _sampling(
+    *, max_new_tokens: int, temperature: object, top_p: object, top_k: object, stop: object, stop_token_ids: object
+) -> SamplingParams:
+    k = cast("int | None", top_k)
+    t = cast("float | None", temperature)
+    greedy = t is not None and t <= 0
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        # SGLang's temperature 0 is greedy; the service wants one above 0.
+        temperature=None if greedy else t,
+        top_p=cast("float | None", top_p),
+        top_k=1 if greedy else k if k is not None and k > 0 else None,
+        stop=[stop] if isinstance(stop, str) else cast("Sequence[str]", stop or ()),
+        stop_token_ids=cast("Sequence[int]", stop_token_ids or ()),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Converter:
+    """Both directions, for one framework and its arguments."""
+
+    framework: Framework
+    args: Args
+    tokenizer: TokenizerLike
+
+    def task(self, group: PromptGroup, sampling: SamplingParams | None = None) -> Task:
+        """One prompt group, to be generated once for each of its samples.
+
+        Raises InvalidField for images and other inputs that are not text.
+        """
+        first = group[0]
+        if first.multimodal_inputs:
+            raise InvalidField("sample.multimodal_inputs", "set", "empty: this adapter takes text prompts only")
+        ids = self._prompt_ids(first)
+        return Task(
+            group_size=len(group),
+            sampling=sampling or sampling_of(self.args, len(ids)),
+            prompt_token_ids=ids,
+            messages=cast("list[dict[str, str]]", first.prompt) if not ids else (),
+            metadata={
+                "label": first.label,
+                "metadata": first.metadata,
+                "prompt": first.prompt if ids else None,
+                "group_index": first.group_index,
+                "indices": [sample.index for sample in group],
+            },
+        )
+
+    def _prompt_ids(self, sample: Sample) -> list[int]:
+        """Ids that the sample brings, or those of its text; empty for chat messages, which the worker renders."""
+        if sample.tokens:
+            return list(sample.tokens)
+        if isinstance(sample.prompt, list):
+            return []
+        return self.tokenizer.encode(sample.prompt, add_special_tokens=False)
+
+    def samples(self, group: batch.Group, *, reward_key: str | None = None) -> list[Sample]:
+        """The samples of a generated group, in their order."""
+        return [self._sample(group, i, made, reward_key) for i, made in enumerate(group.samples)]
+
+    def _sample(self, group: batch.Group, i: int, made: batch.Sample, reward_key: str | None) -> Sample:
+        facts = group.metadata
+        indices = cast("list[int | None]", facts["indices"])
+        status = self.framework.sample.Status  # type: ignore[attr-defined]  # a class, seen as what makes samples
+        response = made.token_ids[made.prompt_len :].tolist()
+        sample = self.framework.sample(
+            group_index=facts["group_index"],
+            index=indices[i],
+            prompt=cast("Prompt", facts["prompt"] or ""),
+            tokens=made.token_ids.tolist(),
+            response=self.tokenizer.decode(response),
+            response_length=len(response),
+            label=facts["label"],
+            reward={reward_key: made.reward} if reward_key else made.reward,
+            loss_mask=made.loss_mask[made.prompt_len :].tolist(),
+            weight_versions=[str(made.versions[span.start]) for span in made.spans],
+            rollout_log_probs=made.logprobs[made.prompt_len :].tolist(),
+            status={"stop": status.COMPLETED, "length": status.TRUNCATED}.get(made.finish_reason, status.ABORTED),
+            metadata=dict(cast("dict[str, object]", facts["metadata"] or {})),
+        )
+        if ROUTED_EXPERTS in made.extras:
+            # Row t holds the experts of token t; the last token is never an input.
+            sample.rollout_routed_experts = made.extras[ROUTED_EXPERTS][:-1].astype("int32")  # type: ignore[attr-defined]
+        return sample
+
+
+def first_index(group: Sequence[Sample]) -> int:
+    """By which groups are sorted."""
+    return group[0].index or 0

@@ -1,0 +1,61 @@
+"""Lines for the training program: versions published, checkpoints said to be safe. They work from any process.
+
+    actor_model.update_weights()                              # train_async.py, as it is
+    publish_weights(args, rollout_id, hf_directory)           # ours, the line after it
+
+Miles can do without the line: --custom-megatron-post-save-hook-path trainer_client.integrations.miles.post_save_hook.
+
+Invariant: a call that is repeated for the same rollout changes nothing, so a restarted program may repeat it.
+"""
+
+from pathlib import Path
+
+from buffer_wire.errors import InvalidField
+from trainer_client.client import BufferClient
+from trainer_client.integrations.miles.contract import Args
+from trainer_client.integrations.miles.settings import Settings
+from trainer_client.manifest import Manifest, manifest_of
+
+
+def publish_weights(args: Args, rollout_id: int, source: Manifest | Path | str | None = None) -> int:
+    """Publish the weights that are trained on every rollout up to `rollout_id`; returns the version.
+
+    `source`: a directory in Hugging Face format that every engine's machine can read and nobody changes any more, a
+    manifest, or None for engines whose weights somebody else writes. Raises StepAhead for a rollout that was never
+    asked for, VersionConflict, StaleEpoch, InvalidField.
+    """
+    settings = Settings.of(args)
+    step = settings.step_of(rollout_id)
+    with BufferClient(settings.address) as client:
+        run = client.run(settings.run_id)
+        if run.committed_steps > step:
+            return run.published.version
+        manifest = manifest_of(Path(source)) if isinstance(source, Path | str) else source
+        version = run.published.version + 1
+        client.publish(settings.run_id, epoch=run.epoch, version=version, manifest=manifest, commit_through=step)
+        return version
+
+
+def post_save_hook(args: Args, rollout_id: int, checkpoint_dir: str, hf_checkpoint_dir: str | None) -> None:  # noqa: ARG001 - Miles' signature
+    """`publish_weights` of what --save-hf has written, where Miles calls it: on one rank, after each save.
+
+    Saves between two weight updates publish nothing. Raises InvalidField without --save-hf.
+    """
+    if hf_checkpoint_dir is None:
+        raise InvalidField("--save-hf", "", "a directory with {rollout_id} in it, for this hook to publish")
+    if (rollout_id + 1) % Settings.of(args).interval == 0:
+        publish_weights(args, rollout_id, hf_checkpoint_dir)
+
+
+def checkpoint_saved(args: Args, rollout_id: int) -> int:
+    """Say that the trainer's checkpoint of `rollout_id` is safe: what a restart from it cannot need is freed.
+
+    Returns the steps freed so far. Rollouts whose weights are not published yet are kept. Raises StaleEpoch.
+    """
+    settings = Settings.of(args)
+    with BufferClient(settings.address) as client:
+        run = client.run(settings.run_id)
+        step = min(settings.step_of(rollout_id), run.committed_steps - 1)
+        if run.checkpointed_steps > step:
+            return run.checkpointed_steps
+        return client.checkpoint(settings.run_id, epoch=run.epoch, through_step=step)

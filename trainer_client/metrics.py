@@ -1,0 +1,291 @@
+"""One flat dictionary of numbers for each step, as wandb.log and tensorboard's add_scalar take them.
+
+    options = SessionOptions(on_step=lambda step, metrics: wandb.log(metrics, step=step))
+
+`on_step` is called once a step, in order and in the training loop's thread, when the step is over: the next batch is
+asked for, or the session ends. So the times of training and publishing are in it, and what the trainer has given to
+`session.log`. `session.metrics()` is the same for the newest step so far. The keys are listed in docs/trainer.md.
+
+Invariants: nothing here fails or holds up the training. The run is asked for once a step, by rank 0, in a thread of its
+own from the moment the batch is there; an answer that is not there when the step is over is waited for at most
+`GRACE_S`, then its keys are missing and the next answer covers both steps.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, SupportsFloat, TypeAlias
+
+from rollout_buffer.v1 import groups_pb2
+from trainer_client.batch import Batch, BatchInfo, Group
+from trainer_client.engines import in_service
+from trainer_client.state import RunState
+
+if TYPE_CHECKING:
+    from rollout_buffer.v1.groups_pb2 import GroupHeader
+
+logger = logging.getLogger("trainer_client")
+
+PREFIX = "rollout_buffer/"
+GRACE_S = 0.25
+LOOK_S = 10.0
+"""How long one question for the run is repeated."""
+
+OnStep: TypeAlias = Callable[[int, dict[str, float]], object]
+"""Given each step and its metrics. What it raises is logged, and the training goes on."""
+
+Doing: TypeAlias = Literal["pull_wait", "publish", "checkpoint"]
+"""What a step's time goes to beside the training itself."""
+
+_DELTAS = ("accepted", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
+_TASK_DELTAS = ("submitted", "completed", "failed", "cancelled")
+_COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "continuation_tokens_discarded")
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """A group without its payload, which must not live longer than the trainer needs it."""
+
+    header: "GroupHeader"
+    head_version: int
+    tail_version: int
+    train_version: int
+
+    @classmethod
+    def of(cls, group: Group) -> "_Delivered":
+        return cls(group.header, group.head_version, group.tail_version, group.train_version)
+
+
+class RunLook:
+    """Asks for the run in the background, one question at a time."""
+
+    def __init__(self, look: Callable[[float], RunState]) -> None:
+        self._look = look
+        self._done = threading.Event()
+        self._done.set()
+        self._answer: RunState | None = None
+
+    def ask(self) -> bool:
+        """Ask; False if the question before is still open."""
+        if not self._done.is_set():
+            return False
+        self._answer = None
+        self._done.clear()
+        threading.Thread(target=self._run, name="metrics-look", daemon=True).start()
+        return True
+
+    def answer(self, wait_s: float) -> RunState | None:
+        """The answer, if it comes within `wait_s`; None when it does not, or the question failed."""
+        return self._answer if self._done.wait(wait_s) else None
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._look(LOOK_S)
+        except Exception as error:  # noqa: BLE001 - figures may be missing, the training goes on
+            logger.warning("no figures of the run for this step's metrics: %s", error)
+        finally:
+            self._done.set()
+
+
+class StepMeter:
+    """Measures one step after the other. `look`: asks for the run; None on ranks that do not.
+
+    Used by the training loop's thread alone.
+    """
+
+    def __init__(
+        self,
+        on_step: OnStep | None,
+        look: Callable[[float], RunState] | None,
+        before: RunState,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_step = on_step
+        self._look = RunLook(look) if look is not None else None
+        self._before = before
+        """The run at the end of the last step whose figures are known."""
+        self._clock = clock
+        self._started = False
+        """True once the training loop has asked for a batch."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began = self._clock()
+        self._spent: dict[Doing, float] = {"pull_wait": 0.0, "publish": 0.0, "checkpoint": 0.0}
+        self._info: BatchInfo | None = None
+        self._groups: list[_Delivered] = []
+        self._received_bytes = 0
+        self._logged: dict[str, SupportsFloat] = {}
+        self._asked = False
+        """True when the run was asked for in this step."""
+        self.version: int | None = None
+        """Published last."""
+
+    @contextmanager
+    def timing(self, doing: Doing) -> Iterator[None]:
+        """Count the time of the block as spent on that."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._spent[doing] += self._clock() - began
+
+    def next(self) -> None:
+        """The training loop asks for more: a step that was complete is over."""
+        if not self._started:
+            # What the trainer did before it asked for the first time is of no step.
+            self._started, self._began = True, self._clock()
+            self._spent = dict.fromkeys(self._spent, 0.0)
+        else:
+            self.end()
+
+    def got(self, batch: Batch) -> None:
+        """`batch`, a whole one or a round, goes to the training loop."""
+        self._info = batch.info
+        self._groups += map(_Delivered.of, batch.groups)
+        self._received_bytes += batch.received_bytes
+        if batch.final and self._on_step is not None:
+            self._ask()
+
+    def log(self, values: Mapping[str, SupportsFloat]) -> None:
+        """Figures of the trainer's own for this step, under their own names."""
+        self._logged.update(values)
+
+    def end(self) -> None:
+        """A step that is complete is over."""
+        if self._info is not None and self._info.final:
+            self._report()
+            self._begin()
+
+    def metrics(self, wait_s: float) -> dict[str, float]:
+        """Of the step that the training loop has; empty before the first."""
+        if self._info is None:
+            return {}
+        self._ask()
+        return self._figures(self._answer(wait_s))
+
+    # ── inside ───────────────────────────────────────────────────────────────
+
+    def _ask(self) -> None:
+        if self._look is not None and not self._asked:
+            self._asked = self._look.ask()
+
+    def _answer(self, wait_s: float) -> RunState | None:
+        return self._look.answer(wait_s) if self._look is not None and self._asked else None
+
+    def _report(self) -> None:
+        if self._info is None:
+            return
+        run = self._answer(GRACE_S if self._on_step is not None else 0.0)
+        if self._on_step is not None:
+            try:
+                self._on_step(self._info.step, self._figures(run))
+            except Exception:
+                logger.exception("on_step failed for step %d; the training goes on", self._info.step)
+        if run is not None:
+            self._before = run
+
+    def _figures(self, run: RunState | None) -> dict[str, float]:
+        info = self._info
+        if info is None:
+            return {}
+        figures = {**of_step(info), **of_groups(self._groups), **self._times()}
+        figures["received_bytes"] = self._received_bytes
+        if run is not None:
+            figures |= of_run(run, self._before)
+        if self.version is not None:
+            figures["published_version"] = self.version
+        own = {name: float(value) for name, value in self._logged.items()}
+        return {PREFIX + name: float(value) for name, value in figures.items()} | own
+
+    def _times(self) -> dict[str, float]:
+        whole_s = self._clock() - self._began
+        train_s = max(0.0, whole_s - sum(self._spent.values()))
+        return {
+            **{f"{doing}_s": spent_s for doing, spent_s in self._spent.items()},
+            "train_s": train_s,
+            "step_s": whole_s,
+            "busy_share": train_s / whole_s if whole_s > 0 else 0.0,
+            "idle_share": self._spent["pull_wait"] / whole_s if whole_s > 0 else 0.0,
+        }
+
+
+def of_step(info: BatchInfo) -> dict[str, float]:
+    """What is known of a step over all ranks."""
+    return {
+        "step": info.step,
+        "rounds": info.round + 1,
+        "train_version": info.train_version,
+        "replayed": info.replayed,
+        "groups": info.total_groups,
+        "samples": info.total_samples,
+        "tokens": info.total_tokens,
+        "loss_tokens": info.total_loss_tokens,
+        "staleness_mean": info.staleness_mean,
+        "staleness_max": info.staleness_max,
+        "queued_groups": info.queued_groups,
+    }
+
+
+def of_groups(groups: list[_Delivered]) -> dict[str, float]:
+    """What is known of this rank's groups; without any, nothing but their number.
+
+    pre-queue = tail − head and in-queue = max(0, train_version − tail), means over groups, in versions, as the service
+    counts them; token staleness = max(0, train_version − version of the token), mean over response tokens.
+    """
+    samples = [(group, sample) for group in groups for sample in group.header.samples]
+    figures: dict[str, float] = {"shard_groups": len(groups), "shard_samples": len(samples)}
+    if not samples:
+        return figures
+    rewards = [sample.reward for _, sample in samples]
+    lengths = [sample.tokens - sample.prompt_len for _, sample in samples]
+    mean = sum(rewards) / len(rewards)
+    figures |= {
+        "shard_tokens": sum(sample.tokens for _, sample in samples),
+        "pre_queue_staleness": sum(g.tail_version - g.head_version for g in groups) / len(groups),
+        "in_queue_staleness": sum(max(0, g.train_version - g.tail_version) for g in groups) / len(groups),
+        "token_staleness_mean": sum(_token_staleness(g, s) for g, s in samples) / max(1, sum(lengths)),
+        "reward_mean": mean,
+        "reward_std": (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5,
+        "response_tokens_mean": sum(lengths) / len(lengths),
+        "response_tokens_max": max(lengths),
+        "truncated_share": sum(s.finish_reason == groups_pb2.FINISH_REASON_LENGTH for _, s in samples) / len(samples),
+    }
+    named = Counter(group.header.environment for group in groups)
+    if set(named) != {""}:
+        figures |= {f"environment_share/{name or 'unnamed'}": n / len(groups) for name, n in named.items()}
+    return figures
+
+
+def _token_staleness(group: _Delivered, sample: groups_pb2.Sample) -> int:
+    """Sum over the response's tokens; versions of an abandoned timeline are cut as in `Sample.versions`."""
+    total, most = 0, group.tail_version
+    for span in reversed(sample.spans):
+        most = min(most, span.version.version)
+        total += (span.end - span.start) * max(0, group.train_version - most)
+    return total
+
+
+def of_run(run: RunState, before: RunState) -> dict[str, float]:
+    """How the run stands, and what its ledgers and counters say has happened since `before`."""
+    engines = in_service(run)
+    ready = sum(engine.state == "ready" and engine.loaded >= run.published for engine in engines)
+    figures: dict[str, float] = {
+        "published_version": run.published.version,
+        "engines_ready": ready,
+        "engines_lagging": len(engines) - ready,
+        "tasks/pending": run.ledger.tasks.pending,
+        "tasks/leased": run.ledger.tasks.leased,
+    }
+    for name in _DELTAS:
+        figures[f"ledger/{name}"] = getattr(run.ledger.groups, name).groups - getattr(before.ledger.groups, name).groups
+    for name in _TASK_DELTAS:
+        figures[f"tasks/{name}"] = getattr(run.ledger.tasks, name) - getattr(before.ledger.tasks, name)
+    for name in _COUNTERS:
+        figures[f"counts/{name}"] = run.statistics.get(name, 0) - before.statistics.get(name, 0)
+    return figures

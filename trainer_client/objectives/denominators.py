@@ -1,0 +1,60 @@
+"""What the sum over tokens is divided by: the one place where a loss becomes a mean.
+
+    loss_tokens=N     token mean:   Σ_t ℓ_t / N                              every token weighs the same
+    total_samples=S   sample mean:  Σ_i (1 / |y_i| · Σ_{t in i} ℓ_t) / S     every sample weighs the same
+    neither           the mean over this call's own tokens (of `gspo_loss`: over its samples)
+
+|y_i| are the sample's tokens in the loss mask. Given the totals of the whole batch, as every rank and every round of it
+has them (`total_loss_tokens`, `total_samples`), values and gradients of its parts add up to those of one call, however
+it is cut; for a sample mean it is cut between samples. Tokens whose weight is 0 stay in the denominator.
+
+Dr. GRPO's constant (arXiv:2503.20783, section 3.2: each sample's sum divided by a fixed length L, not by its own) is
+`loss_tokens=total_samples * L`.
+
+Where the total is known only after the last part, take `loss_tokens=1` (`total_samples=1`) and divide the gradients
+then.
+"""
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+from buffer_wire.errors import InvalidField
+from trainer_client.objectives.samples import Samples
+from trainer_client.objectives.tokens import check_positive
+
+Total: TypeAlias = int | float | Tensor
+"""A batch's total: a positive number or a scalar tensor, which is not looked into."""
+
+
+def mean_loss(
+    token_losses: Tensor,
+    mask: Tensor,
+    *,
+    loss_tokens: Total | None,
+    total_samples: Total | None,
+    token_counts: Tensor | None,
+) -> Tensor:
+    """`token_losses` [B, T] or [ΣT] over `mask`, summed and divided as the module says: a scalar.
+
+    No token at all gives 0, not NaN. Raises `InvalidField` for two denominators, for one that is not positive, and for
+    a sample mean over packed tokens without `token_counts`.
+    """
+    counted = token_losses.where(mask, 0.0)
+    if total_samples is not None:
+        if loss_tokens is not None:
+            raise InvalidField("total_samples", total_samples, "None beside loss_tokens: a loss has one denominator")
+        means = Samples.of(token_losses, token_counts).means(counted, mask)
+        return means.sum() / _checked("total_samples", total_samples)
+    if loss_tokens is None:
+        return counted.sum() / mask.sum().clamp(min=1)
+    return counted.sum() / _checked("loss_tokens", loss_tokens)
+
+
+def _checked(name: str, total: Total) -> Total:
+    if isinstance(total, Tensor):
+        if total.ndim != 0:
+            raise InvalidField(f"{name}.shape", list(total.shape), "[] (a scalar)")
+        return total.detach()
+    check_positive(name, total)
+    return total

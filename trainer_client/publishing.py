@@ -1,0 +1,196 @@
+"""Rank 0's part of a session: weights through the publisher to the service, steps committed, checkpoints told.
+
+Invariant: what the service offers was made available before; what is not needed any more goes only after the service
+has said so.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
+from trainer_client.driver import worth_repeating
+from trainer_client.engines import in_service
+from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
+from trainer_client.publication import Publication, RepeatingPublisher, WeightSource
+from trainer_client.state import Resumed, RunState, WeightVersion
+from trainer_client.waiting import OnWait
+
+if TYPE_CHECKING:
+    from trainer_client.client import BufferClient
+    from trainer_client.session import SessionPlan
+
+logger = logging.getLogger("trainer_client")
+
+LOOK_EVERY_S = 5.0
+"""While the trainer waits for a batch: between two looks at whether any engine can make it."""
+_LOOK_S = 5.0
+_RETAINED_STEPS = 64
+"""The policy's default."""
+
+
+class Publishing:
+    """One epoch's publishes, commits and checkpoints."""
+
+    def __init__(
+        self,
+        client: "BufferClient",
+        plan: "SessionPlan",
+        run: RunState,
+        start: Resumed,
+        on_wait: OnWait | None,
+    ) -> None:
+        self._client = client
+        self._run_id = plan.run_id
+        self._publisher = plan.publisher
+        self._start = start
+        self._committed_steps = min(run.committed_steps, start.next_step)
+        self.retained_steps = run.policy.retained_steps
+        """The policy's; None: its default."""
+        self._on_wait = on_wait
+
+    def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
+        """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` does."""
+        self._publish(version, self._manifest(source, self._publication(version)), commit_through)
+
+    def rollback(self, to_version: int, version: int) -> None:
+        """Offer the weights of `to_version` as `version`; commits nothing. Raises InvalidField."""
+        if self._publisher is None:
+            raise InvalidField("publisher", None, "one that keeps versions, to roll back to one")
+        self._publish(version, self._publisher.offer_again(to_version, self._publication(version)), None)
+
+    def commit(self, steps: int) -> None:
+        """The first `steps` steps are trained."""
+        if steps > self._committed_steps:
+            self._committed_steps = self._client.commit(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
+
+    def checkpoint(self, steps: int) -> None:
+        """The trainer's own checkpoint holds the first `steps` steps."""
+        if steps > 0:
+            freed = self._client.checkpoint(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
+            if self._publisher is not None:
+                self._publisher.checkpointed(freed)
+
+    def can_repeat(self, version: int) -> bool:
+        """True when engines can have `version` by a repetition only, and the publisher can repeat it."""
+        return isinstance(self._publisher, RepeatingPublisher) and self._publisher.repeats(version)
+
+    def repeat(self, version: int) -> bool:
+        """Offer the published weights once more, as `version`; commits nothing. False when no engine could take them.
+
+        Raises StaleEpoch, VersionConflict and other errors that a later try cannot cure.
+        """
+        publisher = self._publisher
+        if not isinstance(publisher, RepeatingPublisher):
+            return False
+        try:
+            self._publish(version, publisher.repeat(self._publication(version)), None)
+        except RolloutBufferError as error:
+            if not worth_repeating(error):
+                raise
+            logger.warning("the published weights could not be offered again as version %d: %s", version, error)
+            return False
+        return True
+
+    def _publication(self, version: int) -> Publication:
+        return Publication(self._client, self._run_id, self._start.epoch, version, self._on_wait)
+
+    def _manifest(self, source: WeightSource, publication: Publication) -> Manifest | None:
+        if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
+            return source
+        if self._publisher is not None:
+            return self._publisher.offer(source, publication)
+        if not isinstance(source, Path | str):
+            raise InvalidField("source", source, "a directory or a manifest, unless the session has a publisher")
+        return manifest_of(Path(source))
+
+    def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
+        done = self._client.publish(
+            self._run_id, epoch=self._start.epoch, version=version, manifest=manifest, commit_through=commit_through
+        )
+        self._committed_steps = done.committed_steps
+        if self._publisher is not None and manifest is not None:
+            self._publisher.published(manifest, committed_steps=done.committed_steps)
+            # The service itself frees committed steps beyond this many.
+            self._publisher.checkpointed(done.committed_steps - (self.retained_steps or _RETAINED_STEPS))
+
+
+class Repeater:
+    """Told of every look at a batch that is not there: offers the published weights again where no engine has any.
+
+    `repeat`: offers them under a new version. It acts after two looks in a row,
+    `LOOK_EVERY_S` apart, that found engines waiting for weights and none that serves: one look may fall into a publish.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[float], RunState],
+        can_repeat: Callable[[], bool],
+        repeat: Callable[[], None],
+        start: Resumed,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._can_repeat = can_repeat
+        self._repeat = repeat
+        self._start = start
+        self._clock = clock
+        self._looked_at = 0.0
+        self._seen: WeightVersion | None = None
+        """The version that no engine had at the last look."""
+
+    def begin(self) -> None:
+        """The trainer begins to wait."""
+        self._looked_at, self._seen = self._clock(), None
+
+    def __call__(self, error: RolloutBufferError) -> None:
+        """The wait goes on, because of `error`. Raises what `repeat` does."""
+        now = self._clock()
+        if not isinstance(error, BatchNotReady) or now - self._looked_at < LOOK_EVERY_S or not self._can_repeat():
+            return
+        try:
+            run = self._look(_LOOK_S)
+        except RolloutBufferError as failed:
+            if not worth_repeating(failed):
+                raise
+            self._looked_at = self._clock()
+            return
+        self._looked_at = self._clock()
+        waiting = engines_without_weights(run, self._start)
+        if not waiting:
+            self._seen = None
+        elif self._seen != run.published:
+            self._seen = run.published
+        else:
+            logger.warning(
+                "no engine has version %d, and %s can have it by a broadcast only",
+                run.published.version,
+                ", ".join(waiting),
+            )
+            self._repeat()
+            self._looked_at, self._seen = self._clock(), None
+
+
+def engines_without_weights(run: RunState, start: Resumed) -> tuple[str, ...]:
+    """Engines that wait for weights, where no engine in service has any that are fresh enough to generate with.
+
+    Fresh enough: ready, within the policy's max_staleness of the published version; or loading, and at that version
+    already. An engine that took its version from an earlier trainer counts as at most at the resume's.
+    """
+    if run.paused or run.draining or run.epoch != start.epoch:
+        return ()
+    most = run.policy.max_staleness
+    oldest = 0 if most is None else run.published.version - most
+    waiting = []
+    for engine in in_service(run):
+        loaded = engine.loaded.version
+        if engine.loaded.epoch != run.epoch:
+            loaded = min(loaded, start.version)
+        if loaded >= (oldest if engine.state == "ready" else run.published.version):
+            return ()
+        if engine.state != "starting":
+            waiting.append(engine.engine_id)
+    return tuple(waiting)
