@@ -64,6 +64,14 @@ endef
 		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
 	touch $@
 
+.venv-trl/.installed: pyproject.toml constraints.txt constraints/trl.txt
+	@$(need_python)
+	@echo "test-trl: the package trl into .venv-trl (about 2 minutes)"; \
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl; \
+	.venv-trl/bin/python $(PIP) -c constraints.txt -c constraints/trl.txt -e '.[trl,service,embedded,worker]' \
+		pytest pytest-asyncio pytest-timeout; \
+	touch $@
+
 # --- run ----------------------------------------------------------------------------------------------------
 
 .PHONY: run demo demo-seeds
@@ -94,7 +102,7 @@ ENGINE_UPDATES ?= 8
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: test test-fast test-engine test-engine-full test-faults test-model test-redis test-verifiers test-protobuf-matrix
+.PHONY: test test-fast test-engine test-engine-full test-faults test-model test-redis test-trl test-verifiers test-protobuf-matrix
 test: ## all tests but test-faults and test-engine, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_ARGS)
@@ -127,6 +135,9 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 
 test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
+
+test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environment of its own
+	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
 
 test-protobuf-matrix: ## the wheel with its core dependencies alone, under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
@@ -221,4 +232,4 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-trl .venv-verifiers

@@ -1,7 +1,7 @@
 """The trainer's side of the rollout buffer: tasks in, batches out, weights published.
 
-Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate` and `trainer_client.objectives` only, and
-imported when they are.
+Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate`, `dataset`, `objectives` and some
+publishers and integrations, and imported when they are.
 """
 
 from trainer_client.aio import AsyncBufferClient
@@ -11,6 +11,7 @@ from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
 from trainer_client.evaluating import Evaluation
 from trainer_client.evaluations import EvaluationFailure, EvaluationState
+from trainer_client.forks import UsedAfterFork
 from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
 from trainer_client.policy import Environment, Policy
 from trainer_client.progress import ProgressBar
@@ -51,6 +52,7 @@ __all__ = [
     "TensorsManifest",
     "TrainerSession",
     "Turn",
+    "UsedAfterFork",
     "VersionSpan",
     "Waiting",
     "WeightFile",

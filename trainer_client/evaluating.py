@@ -24,6 +24,7 @@ from trainer_client import evaluations, requests
 from trainer_client.batch import Group
 from trainer_client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.evaluations import EvaluationState, Reading
+from trainer_client.forks import CALLS
 from trainer_client.requests import Call
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
@@ -161,9 +162,10 @@ class EvaluationCalls:
         delays = DEFAULT_BACKOFF.delays()
         while True:
             wait_s = min(deadline.left_s(), PULL_SLICE_S)
-            stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
+            with CALLS.under_way():
+                stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
             try:
-                for message in stream:
+                for message in CALLS.messages(stream):
                     delays = DEFAULT_BACKOFF.delays()
                     yield from reading.take(message)
             except grpc.RpcError as raised:

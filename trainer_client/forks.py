@@ -8,6 +8,9 @@ no more than a lost reply, calls that are under way end, and new ones begin when
 Invariants: between the last hook before a fork and the first one after it no blocking client of the process is inside
 gRPC, or the child knows that one was and refuses to talk; a fork is held up for at most `LONGEST_HOLD_S`; nothing that
 the child uses was locked by another thread when it was born.
+
+That holds with GRPC_ENABLE_FORK_SUPPORT unset. Set to 1, gRPC hangs the children of a process with busy threads in a
+hook of its own, before any code of theirs runs.
 """
 
 import os

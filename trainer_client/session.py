@@ -22,8 +22,8 @@ step's totals are known with its last round, so the gradients are scaled there; 
                 session.publish(model.save_pretrained)
 
 Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
-`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they only move
-the clock that says which version trains on the next batch. That a finite iterable of tasks is used up is seen by rank 0
+`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they move
+the clock that says which version trains on the next batch and, for a sharded model, gather with rank 0. That a finite iterable of tasks is used up is seen by rank 0
 alone; it has to tell the others.
 """
 
@@ -222,11 +222,11 @@ class TrainerSession:
         `source`: what the session's publisher takes (a function that writes the weights into a directory or a
         directory, for files; a state dict, a module or a function that gives tensors, for the others; one that is
         sharded is given on every rank), a manifest, or None for engines that need not load. `version`: None: the next
-        one. Returns the version. `wait_for`: None: it
-        does not wait for the engines; else how many of them have to be ready with the version within `timeout_s`.
+        one. `wait_for`: None: it does not wait for the engines; else how many of them have to be ready with the version
+        within `timeout_s`. Returns the version.
 
-        Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, and NotReady for engines that lag,
-        by name; the version is published all the same.
+        Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, PublishFailed on a rank that gathered
+        where rank 0 failed, and NotReady for engines that lag, by name; the version is published all the same.
         """
         from trainer_client.publish.sharded import published_by
 

@@ -16,8 +16,8 @@ from buffer_wire.errors import InvalidField
 N = 8
 
 
-def named(name: str, written: str, **fields: object) -> Candidate:
-    return Candidate(name, queue_policy(written, N, **fields))
+def named(name: str, written: str) -> Candidate:
+    return Candidate(name, queue_policy(written, N))
 
 
 DROP = named("drop", "queue_drop")

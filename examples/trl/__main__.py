@@ -1,0 +1,122 @@
+"""`python -m examples.trl`: TRL's GRPOTrainer on groups of the buffer; the reward is the share of digits.
+
+By default it starts the service and a worker with a simulated engine, which writes characters at random and makes their
+log-probabilities up: it shows the bookkeeping and learns nothing. With --address it trains on workers of yours.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from examples.demo import vocabulary
+
+RUN_ID = "trl"
+REWARD = "examples.trl.reward:digits"
+COLUMNS = {
+    "rollout_buffer/step": "step",
+    "reward": "reward",
+    "rollout_buffer/staleness_mean": "staleness",
+    "rollout_buffer/published_version": "version",
+    "sampling/importance_sampling_ratio/mean": "ratio",
+    "grad_norm": "grad_norm",
+}
+"""What is logged, and its title in the table."""
+
+
+@contextmanager
+def own_service(scratch: Path) -> Iterator[str]:
+    """A service and a worker with a simulated engine, for as long as the block runs; the service's address."""
+    from examples.demo.processes import running, service
+
+    engine = ["--simulate", "--tokens-per-s", "500", "--vocab-size", str(vocabulary.VOCAB_SIZE), "--length-median", "6"]
+    with service(scratch / "service") as (_, address, _):
+        named = ["--address", address, "--run", RUN_ID, "--reward", REWARD, "--weights-dir", str(scratch / "fetched")]
+        with running("rollout worker", ["worker", *named, *engine], scratch / "worker.log"):
+            yield address
+
+
+def write_model(directory: Path) -> Path:
+    """A small Qwen3 with random weights and one token per character; `directory`."""
+    from examples.demo.model import build_model, save_model
+
+    if not directory.exists():
+        save_model(build_model(seed=0), directory)
+    return directory
+
+
+def train(address: str, model: Path, out: Path, options: argparse.Namespace) -> None:
+    """What a user writes: a data set, a GRPOConfig, where the run is, and train."""
+    from datasets import Dataset
+    from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.utils import logging
+    from trl import GRPOConfig
+
+    from trainer_client import BufferClient, Policy
+    from trainer_client.integrations.trl import BufferGRPOTrainer, BufferSource
+    from trainer_client.publish import FilesPublisher
+
+    class Table(TrainerCallback):
+        """One line for every optimizer step."""
+
+        def on_log(
+            self,
+            args: TrainingArguments,  # noqa: ARG002 - a callback's arguments have names
+            state: TrainerState,  # noqa: ARG002 - likewise
+            control: TrainerControl,  # noqa: ARG002 - likewise
+            **named: dict[str, float],
+        ) -> None:
+            logs = named["logs"]
+            if "loss" in logs:
+                print(
+                    "".join(f"{logs[name]:>{max(9, len(title) + 2)}.4g}" for name, title in COLUMNS.items()), flush=True
+                )
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    sums = [(left, right) for left in range(10) for right in range(10)]
+    dataset = Dataset.from_list([{"prompt": f"{left}+{right}=", "answer": str(left + right)} for left, right in sums])
+    config = GRPOConfig(
+        output_dir=str(out / "checkpoints"),
+        per_device_train_batch_size=64,
+        num_generations=8,
+        max_completion_length=8,
+        max_steps=options.steps,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        vllm_importance_sampling_mode="token_truncate",
+        save_steps=5,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        bf16=False,
+    )
+    with BufferClient(address) as client, FilesPublisher(out / "weights") as publisher:
+        source = BufferSource(client=client, run_id=RUN_ID, publisher=publisher, policy=Policy(max_staleness=4))
+        trainer = BufferGRPOTrainer(str(model), args=config, train_dataset=dataset, buffer=source, callbacks=[Table()])
+        trainer.remove_callback(PrinterCallback)
+        print("".join(f"{title:>11}" for title in COLUMNS.values()))
+        trainer.train(resume_from_checkpoint=options.resume or None)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and print a line for every step."""
+    parser = argparse.ArgumentParser(prog="python -m examples.trl", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps in all (default 10)")
+    parser.add_argument("--address", help="host:port of a running service, whose workers serve the run 'trl'")
+    parser.add_argument("--out", type=Path, help="model, weights and checkpoints (default: a temporary directory)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    options = parser.parse_args(argv)
+    if options.resume and (options.address is None or options.out is None):
+        parser.error("--resume needs the --address and the --out of the run that it goes on with")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trl-")))
+        out = options.out or scratch
+        model = write_model(out / "model")
+        train(options.address or stack.enter_context(own_service(scratch)), model, out, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

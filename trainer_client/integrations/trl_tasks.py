@@ -1,0 +1,151 @@
+"""A TRL data set as the buffer's tasks, and what is pulled as what a rollout function of TRL returns.
+
+Invariants: the stream of tasks depends on the data set, the seed and the options alone: the cursor of the feeder is a
+place in it; every task carries the number of its row, so that the row is found again beside the group. Needs neither
+torch nor trl.
+
+Followed: trl 1.16.0, `GRPOTrainer` (rollout_func, RepeatSampler) and `GRPOConfig`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from buffer_wire.errors import InvalidField
+from trainer_client.batch import Group, Sample
+from trainer_client.tasks import SamplingParams, Task
+
+ROW = "trl_row"
+"""Metadata of a task: the number of its row in the data set."""
+REWARD = "buffer_reward"
+"""Extra field of a rollout: the reward that the worker gave."""
+
+Prompts: TypeAlias = Literal["token_ids", "messages"]
+Encode: TypeAlias = Callable[[Any], Sequence[int]]
+
+
+class SamplingConfig(Protocol):
+    """What is used of a `GRPOConfig`."""
+
+    max_completion_length: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float | None
+    repetition_penalty: float
+    generation_kwargs: Mapping[str, Any] | None
+
+
+class Rows(Protocol):
+    """What is used of a `datasets.Dataset`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """How rows become tasks."""
+
+    group_size: int
+    """G, the config's num_generations."""
+    sampling: SamplingParams
+    shuffle: bool
+    """Every pass over the rows in an order of its own."""
+    seed: int
+    prompts: Prompts = "token_ids"
+    """Who applies the chat template: the trainer ("token_ids"), or the worker ("messages")."""
+    metadata_columns: Sequence[str] | None = None
+    """Columns that go to the worker's reward function as metadata; None: all but the prompt."""
+    environment_column: str | None = None
+    """The column that names the task's environment."""
+
+
+class RowTasks:
+    """The rows as tasks, pass after pass, without an end: how long is trained is the trainer's business."""
+
+    def __init__(self, rows: Rows, encode: Encode, options: TaskOptions) -> None:
+        if len(rows) == 0:
+            raise InvalidField("train_dataset", "no rows", "at least one")
+        self._rows = rows
+        self._encode = encode
+        self._options = options
+
+    def __iter__(self) -> Iterator[Task]:
+        passes = 0
+        while True:
+            order = np.arange(len(self._rows))
+            if self._options.shuffle:
+                order = np.random.default_rng([self._options.seed, passes]).permutation(order)
+            for index in order.tolist():
+                yield self._task(index)
+            passes += 1
+
+    def _task(self, index: int) -> Task:
+        row, options = self._rows[index], self._options
+        prompt = row["prompt"]
+        if options.prompts == "messages" and isinstance(prompt, str):
+            raise InvalidField("prompts", "messages", f"'token_ids': the prompt of row {index} is text")
+        names = options.metadata_columns
+        columns = [name for name in row if name != "prompt"] if names is None else names
+        return Task(
+            prompt_token_ids=self._encode(prompt) if options.prompts == "token_ids" else (),
+            messages=prompt if options.prompts == "messages" else (),
+            group_size=options.group_size,
+            sampling=options.sampling,
+            environment=str(row[options.environment_column]) if options.environment_column else "",
+            metadata={**{name: row[name] for name in columns}, ROW: index},
+        )
+
+
+def sampling_of(config: SamplingConfig) -> SamplingParams:
+    """How the workers sample under a GRPOConfig. Raises InvalidField for what engines are not asked for."""
+    if config.min_p is not None:
+        raise InvalidField("min_p", config.min_p, "None: tasks have no min_p")
+    if config.repetition_penalty != 1.0:
+        raise InvalidField("repetition_penalty", config.repetition_penalty, "1.0: tasks have none")
+    known = {"stop", "stop_token_ids"}
+    extra = dict(config.generation_kwargs or {})
+    if not extra.keys() <= known:
+        raise InvalidField("generation_kwargs", sorted(extra.keys() - known), f"only {sorted(known)}")
+    stop = extra.get("stop", ())
+    return SamplingParams(
+        max_new_tokens=config.max_completion_length,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k or None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(extra.get("stop_token_ids", ())),
+    )
+
+
+def row_of(group: Group, rows: Rows) -> dict[str, Any]:
+    """The row that a group's task was made of. Raises InvalidField for a task that `RowTasks` did not make."""
+    index = group.metadata.get(ROW)
+    if not isinstance(index, int) or not 0 <= index < len(rows):
+        limit = f"a row of this train_dataset, 0 to {len(rows) - 1}: is this run fed with another one?"
+        raise InvalidField(f"metadata.{ROW} of task {group.task_id}", index, limit)
+    return dict(rows[index])
+
+
+def rollouts_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Samples as a rollout function of TRL returns them, one entry each.
+
+    "prompt_ids", "completion_ids": lists of int; "logprobs": float of the policy that generated the token; "env_mask":
+    0 where a token is not the model's, which TRL treats as a tool's; "buffer_reward": float.
+    """
+    return {
+        "prompt_ids": [sample.token_ids[: sample.prompt_len].tolist() for sample in samples],
+        "completion_ids": [sample.token_ids[sample.prompt_len :].tolist() for sample in samples],
+        "logprobs": [sample.logprobs[sample.prompt_len :].tolist() for sample in samples],
+        "env_mask": [sample.loss_mask[sample.prompt_len :].tolist() for sample in samples],
+        REWARD: [sample.reward for sample in samples],
+    }
+
+
+def worker_reward(*, buffer_reward: Sequence[float], **_: object) -> list[float]:
+    """The workers' rewards, as a reward function of TRL; the only one where a trainer is given none."""
+    return list(buffer_reward)
