@@ -22,9 +22,9 @@ step's totals are known with its last round, so the gradients are scaled there; 
                 session.publish(model.save_pretrained)
 
 Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
-`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they move
-the clock that says which version trains on the next batch and, for a sharded model, gather with rank 0. That a finite iterable of tasks is used up is seen by rank 0
-alone; it has to tell the others.
+`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they move the
+clock that says which version trains on the next batch and, for a sharded model, gather with rank 0. That a finite
+iterable of tasks is used up is seen by rank 0 alone; it has to tell the others.
 """
 
 import logging
