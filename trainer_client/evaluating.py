@@ -165,7 +165,7 @@ class EvaluationCalls:
             with CALLS.under_way():
                 stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
             try:
-                for message in CALLS.messages(stream):
+                for message in CALLS.messages(iter(stream)):
                     delays = DEFAULT_BACKOFF.delays()
                     yield from reading.take(message)
             except grpc.RpcError as raised:
