@@ -17,7 +17,8 @@ from trainer_client.policy import Environment, Policy
 from trainer_client.progress import ProgressBar
 from trainer_client.publication import Publication, WeightPublisher
 from trainer_client.requests import Submission
-from trainer_client.session import SessionOptions, TrainerSession
+from trainer_client.session import TrainerSession
+from trainer_client.session_plan import SessionOptions
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, WeightVersion
 from trainer_client.tasks import SamplingParams, Task
 from trainer_client.waiting import Waiting

@@ -4,7 +4,6 @@ Errors are those of `buffer_wire.errors`; the ones that a later try can cure are
 trying. A client may be shared by threads. Two channels: small messages never wait behind a batch.
 """
 
-import copy
 import random
 import time
 from collections.abc import Iterable
@@ -32,18 +31,15 @@ from trainer_client.driver import (
 from trainer_client.evaluating import EvaluationCalls
 from trainer_client.forks import CALLS
 from trainer_client.manifest import Manifest
-from trainer_client.opening import OpenSession, open_session
+from trainer_client.opening import open_session
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
 from trainer_client.publication import WeightPublisher
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
-from trainer_client.session import (
-    BatchGroups,
-    SessionOptions,
-    SessionPlan,
-)
+from trainer_client.session import TrainerSession
+from trainer_client.session_plan import BatchGroups, SessionOptions, SessionPlan
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
@@ -76,12 +72,6 @@ class BufferClient(EvaluationCalls):
     @property
     def _bulk(self) -> grpc.Channel:
         return self._connections.bulk
-
-    def held(self, what: str) -> Self:
-        """The same client for `what`, which belongs to this process: in a child it raises UsedAfterFork."""
-        held = copy.copy(self)
-        held._connections = self._connections.held(what)  # noqa: SLF001 - its own class
-        return held
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""
@@ -363,7 +353,7 @@ class BufferClient(EvaluationCalls):
         batch_groups: BatchGroups = None,
         start: Resumed | None = None,
         options: SessionOptions | None = None,
-    ) -> AbstractContextManager[OpenSession]:
+    ) -> AbstractContextManager[TrainerSession]:
         """A training loop over the run, for a `with`; see `trainer_client.session`.
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the

@@ -4,16 +4,14 @@ Invariants: a process talks over connections that it made itself; those that it 
 unused, because gRPC would end the parent's with them.
 """
 
-import copy
 import os
 from dataclasses import dataclass
-from typing import Self
 
 import grpc
 
 from buffer_wire.revisions import Revisions
 from trainer_client.driver import ClientOptions
-from trainer_client.forks import CALLS, Holder
+from trainer_client.forks import CALLS
 
 _SINGLE_THREADED = ("SingleThreadedUnaryStream", 1)
 """A stream is read by the thread that pulls alone: a thread of gRPC's own would be inside it at any fork."""
@@ -40,7 +38,6 @@ class Connections:
         self._target = target
         self._options = options
         self._closed = False
-        self._holder: Holder | None = None
         self._by_pid = {os.getpid(): self._connect()}
 
     @property
@@ -58,12 +55,6 @@ class Connections:
         """The highest revision that this process has seen of each run."""
         return self._mine().revisions
 
-    def held(self, what: str) -> Self:
-        """The same connections for `what`, which belongs to this process: any other is refused with UsedAfterFork."""
-        held = copy.copy(self)
-        held._holder = Holder(what)  # noqa: SLF001 - its own class
-        return held
-
     def close(self) -> None:
         """Close those of this process."""
         self._closed = True
@@ -72,8 +63,6 @@ class Connections:
             mine.close()
 
     def _mine(self) -> _OfProcess:
-        if self._holder is not None:
-            self._holder.check()
         pid = os.getpid()
         known = self._by_pid.get(pid)
         if known is not None:

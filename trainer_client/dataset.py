@@ -31,9 +31,9 @@ from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client import BufferClient
 from trainer_client.clock import TrainClock
 from trainer_client.driver import ClientOptions
-from trainer_client.opening import OpenSession
 from trainer_client.puller import Puller, PullSource
 from trainer_client.rounds import Place, gathered
+from trainer_client.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 from trainer_client.waiting import OnWait
 
@@ -217,7 +217,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
         )
 
 
-def follow(session: OpenSession, loader: "DataLoader[T]") -> Iterator[T]:
+def follow(session: TrainerSession, loader: "DataLoader[T]") -> Iterator[T]:
     """The loader's items from the session's next step on; each counts as handed to the training loop when it comes.
 
     `loader`: over a `BufferDataset` of whole steps, with batch_size=None, and any number of workers; again after an
@@ -257,7 +257,7 @@ def _dataset_of(loader: "DataLoader[T]") -> BufferDataset[T]:
 
 
 @contextmanager
-def _watching(session: OpenSession, dataset: BufferDataset[T]) -> Iterator[None]:
+def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[None]:
     """Tell the dataset when the tasks are used up, and end it when they cannot be fed, while the loop waits for it."""
     over = threading.Event()
 

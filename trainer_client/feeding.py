@@ -13,7 +13,7 @@ from trainer_client.waiting import Waiting
 
 if TYPE_CHECKING:
     from trainer_client.client import BufferClient
-    from trainer_client.session import SessionPlan
+    from trainer_client.session_plan import SessionPlan
 
 _MOST_PENDING = 10_000
 _LEAST_AHEAD = 256

@@ -1,8 +1,4 @@
-"""Opening a session: find or create the run, take it over (rank 0) or join it (the others), and end it in order.
-
-Invariant: a session belongs to the process that opened it; a child that inherits it by a fork, without its threads, is
-told so whatever it asks of it.
-"""
+"""Opening a session: find or create the run, take it over (rank 0) or join it (the others), and end it in order."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,61 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buffer_wire.errors import InvalidField
-from trainer_client.forks import Holder
-from trainer_client.rounds import Place
-from trainer_client.session import SessionPlan, TrainerSession
+from trainer_client.session import TrainerSession
+from trainer_client.session_plan import SessionPlan
 from trainer_client.state import Resumed, RunState
 
 if TYPE_CHECKING:
     from trainer_client.client import BufferClient
 
 
-_WHAT = "a session"
-
-
-class OpenSession(TrainerSession):
-    """A session as its process holds it. Raises UsedAfterFork in a child of that process."""
-
-    def __init__(self, client: "BufferClient", plan: SessionPlan, run: RunState, start: Resumed) -> None:
-        self._holder = Holder(_WHAT)
-        self._prefetch = plan.prefetch
-        super().__init__(client.held(_WHAT), plan, run, start)
-
-    def took(self, step: int) -> None:
-        """Count `step`, which another process pulled (`trainer_client.dataset`), as in the training loop's hands.
-
-        The steps before it are trained. Raises InvalidField in a session that prefetches itself.
-        """
-        self._holder.check()
-        if self._prefetch:
-            raise InvalidField("prefetch", self._prefetch, "0 where another process pulls")
-        self._clock.train()
-        self._clock.hand_out(step)
-        self._place = Place(step + 1)
-        if self._feeder is not None:
-            self._feeder.wake()
-
-    @property
-    def exhausted(self) -> bool:
-        """True when every task of the iterable is submitted; on other ranks than 0, and without tasks, never."""
-        return self._feeder is not None and self._feeder.exhausted
-
-    def check(self) -> None:
-        """Raises what went wrong in the background: whatever the iterable of tasks raised, StaleEpoch."""
-        self._check()
-
-    def close(self) -> None:
-        """End feeding and prefetching; the run goes on, and a later session resumes it. In a child: nothing."""
-        if self._holder.is_here:
-            super().close()
-
-    def _check(self) -> None:
-        self._holder.check()
-        super()._check()
-
-
 @contextmanager
-def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[OpenSession]:
+def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[TrainerSession]:
     """Take the run over (rank 0) or join it, and run a session until the block ends.
 
     Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
@@ -75,7 +26,7 @@ def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[OpenSess
     if run.policy.max_staleness is not None and plan.prefetch > declared:
         raise InvalidField("prefetch", plan.prefetch, f"at most the policy's prefetch_batches, {declared}")
     start = _take_over(client, plan) if plan.rank == 0 else plan.start or _joined(run)
-    session = OpenSession(client, plan, run, start)
+    session = TrainerSession(client, plan, run, start)
     try:
         yield session
     finally:

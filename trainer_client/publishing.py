@@ -20,7 +20,7 @@ from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
     from trainer_client.client import BufferClient
-    from trainer_client.session import SessionPlan
+    from trainer_client.session_plan import SessionPlan
 
 logger = logging.getLogger("trainer_client")
 

@@ -29,10 +29,9 @@ iterable of tasks is used up is seen by rank 0 alone; it has to tell the others.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, SupportsFloat, TypeAlias
+from typing import TYPE_CHECKING, Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
@@ -40,15 +39,16 @@ from trainer_client.clock import TrainClock
 from trainer_client.engines import Quorum
 from trainer_client.evaluating import Evaluation
 from trainer_client.feeding import feeder_of
-from trainer_client.metrics import Doing, OnStep, StepMeter
+from trainer_client.forks import Holder
+from trainer_client.metrics import Doing, StepMeter
 from trainer_client.policy import Policy
 from trainer_client.prefetch import Prefetcher
 from trainer_client.progress import ProgressBar
-from trainer_client.publication import WeightPublisher, WeightSource
+from trainer_client.publication import WeightSource
 from trainer_client.publishing import Publishing, Repeater
 from trainer_client.puller import Puller, PullSource
-from trainer_client.requests import ResumeMode
 from trainer_client.rounds import Place, gathered
+from trainer_client.session_plan import SessionPlan
 from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
@@ -58,56 +58,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainer_client")
 
-BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
-"""N of a step: a number, a function of the step, or None for the policy's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """What a session does beyond its arguments' defaults."""
-
-    mode: ResumeMode = "replay"
-    """What a resume does with batches at or after next_step."""
-    allow_regenerate: bool = False
-    """Let a resume go back into freed replay data; those steps are assembled anew."""
-    pull_timeout_s: float = 3600.0
-    """How long the trainer waits for one batch, or for one round of it."""
-    max_pending_tasks: int | None = None
-    """Tasks pending before the feeder waits; None: four batches, at least 256, at most the policy's cap."""
-    chunk_tasks: int = 64
-    """Most tasks drawn and submitted at once."""
-    max_prefetch_bytes: int = 8 << 30
-    """Bytes of batches held ahead of the training loop."""
-    on_wait: OnWait | None = None
-    """Told on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
-    progress: bool = False
-    """Show such waits in a line on the terminal, if standard error is one."""
-    on_step: OnStep | None = None
-    """Given each step's number and metrics when it is over; see `trainer_client.metrics`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPlan:
-    """The arguments of `BufferClient.session`."""
-
-    run_id: str
-    policy: Policy | None = None
-    tasks: Iterable[Task] | None = None
-    publisher: WeightPublisher | None = None
-    next_step: int | None = None
-    rank: int = 0
-    world_size: int = 1
-    prefetch: int = 0
-    batch_groups: BatchGroups = None
-    start: Resumed | None = None
-    options: SessionOptions = field(default_factory=SessionOptions)
-
 
 class TrainerSession:
-    """One trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it."""
+    """One trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it.
+
+    It belongs to the process that opened it: a child that inherits it by a fork, without its threads, is told so by
+    UsedAfterFork, whatever it asks of it.
+    """
 
     def __init__(self, client: "BufferClient", plan: SessionPlan, run: RunState, start: Resumed) -> None:
-        self.client = client
+        self._holder = Holder("a session")
+        self._client = client
         self.run_id = plan.run_id
         self.policy = run.policy
         """The effective policy."""
@@ -116,7 +77,7 @@ class TrainerSession:
         self.batch_groups = plan.batch_groups
         """N of the steps that are pulled from now on, equal on every rank; with prefetch these are later ones, for
         which a function of the step says what is meant."""
-        self._rank, self._world_size = plan.rank, plan.world_size
+        self._rank, self._world_size, self._prefetch = plan.rank, plan.world_size, plan.prefetch
         self._bar = ProgressBar(plan.options.on_wait) if plan.options.progress else None
         self._on_wait = self._bar or plan.options.on_wait
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
@@ -129,6 +90,12 @@ class TrainerSession:
         self._meter = StepMeter(plan.options.on_step, look, run)
         self._gathered: deque[Batch] = deque()
         """Rounds of a whole batch that is not complete yet."""
+
+    @property
+    def client(self) -> "BufferClient":
+        """The client that it was opened with."""
+        self._holder.check()
+        return self._client
 
     # ── where it stands ──────────────────────────────────────────────────────
 
@@ -151,6 +118,17 @@ class TrainerSession:
     def cursor(self) -> int:
         """Tasks submitted so far, over all epochs."""
         return self._feeder.cursor if self._feeder is not None else self.start.cursor
+
+    @property
+    def exhausted(self) -> bool:
+        """True when every task of the iterable is submitted; on other ranks than 0, and without tasks, never."""
+        return self._feeder is not None and self._feeder.exhausted
+
+    def check(self) -> None:
+        """Raises what went wrong in the background: whatever the iterable of tasks raised, StaleEpoch."""
+        self._holder.check()
+        if self._feeder is not None:
+            self._feeder.raise_if_failed()
 
     def state(self) -> RunState:
         """The whole state of the run, asked for now."""
@@ -193,6 +171,20 @@ class TrainerSession:
             if batch is None:
                 return
             yield self._hand_out(batch)
+
+    def took(self, step: int) -> None:
+        """Count `step`, which another process pulled (`trainer_client.dataset`), as in the training loop's hands.
+
+        The steps before it are trained. Raises InvalidField in a session that prefetches itself.
+        """
+        self._holder.check()
+        if self._prefetch:
+            raise InvalidField("prefetch", self._prefetch, "0 where another process pulls")
+        self._clock.train()
+        self._clock.hand_out(step)
+        self._place = Place(step + 1)
+        if self._feeder is not None:
+            self._feeder.wake()
 
     # ── metrics ──────────────────────────────────────────────────────────────
 
@@ -299,7 +291,9 @@ class TrainerSession:
         )
 
     def close(self) -> None:
-        """End feeding and prefetching. The run goes on; a later session resumes it."""
+        """End feeding and prefetching. The run goes on; a later session resumes it. In a forked child: nothing."""
+        if not self._holder.is_here:
+            return
         if self._feeder is not None:
             self._feeder.stop()
         self._puller.stop()
@@ -309,7 +303,7 @@ class TrainerSession:
 
     def _take(self) -> Batch | None:
         with self._busy("pull_wait"):
-            self._check()
+            self.check()
             self._repeater.begin()
             batch = self._puller.take(self._place)
         if batch is not None:
@@ -326,7 +320,8 @@ class TrainerSession:
 
     @contextmanager
     def _busy(self, doing: Doing) -> Iterator[None]:
-        """Time the block, and leave no line of it on the terminal."""
+        """Time the block, in the session's own process, and leave no line of it on the terminal."""
+        self._holder.check()
         try:
             with self._meter.timing(doing):
                 yield
@@ -339,10 +334,6 @@ class TrainerSession:
 
     def _look(self, timeout_s: float) -> RunState:
         return self.client.run(self.run_id, timeout_s=timeout_s)
-
-    def _check(self) -> None:
-        if self._feeder is not None:
-            self._feeder.raise_if_failed()
 
     def _last_step(self) -> int | None:
         """The last step of this epoch that is trained; None before the first."""
@@ -385,8 +376,8 @@ class TrainerSession:
         source = PullSource(
             pull=pull,
             published=lambda: self.state().published.version,
-            exhausted=lambda: self._feeder is not None and self._feeder.exhausted,
-            check=self._check,
+            exhausted=lambda: self.exhausted,
+            check=self.check,
             service=self.client.target,
             on_wait=self._on_wait,
             while_waiting=self._repeater,

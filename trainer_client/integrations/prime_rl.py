@@ -26,7 +26,8 @@ from trainer_client.batch import Batch, Group
 from trainer_client.integrations.prime_rl_packing import AdvantageFn, Packing, TensorMicroBatch, pack, to_tensors
 from trainer_client.integrations.prime_rl_weights import StepPublisher
 from trainer_client.policy import Policy
-from trainer_client.session import SessionOptions, TrainerSession
+from trainer_client.session import TrainerSession
+from trainer_client.session_plan import SessionOptions
 from trainer_client.state import Resumed
 from trainer_client.tasks import Task
 

@@ -39,7 +39,8 @@ from trainer_client.integrations.trl_tasks import (
 from trainer_client.policy import Policy
 from trainer_client.publication import WeightPublisher, WeightSource
 from trainer_client.publish.files import FilesPublisher
-from trainer_client.session import SessionOptions, TrainerSession
+from trainer_client.session import TrainerSession
+from trainer_client.session_plan import SessionOptions
 
 try:
     import trl
