@@ -1,30 +1,7 @@
--- Binary heaps: arrays whose first entry comes first by `before(a, b)`. Where that is nil, entries are numbers, and no
--- comparison costs a call.
-
-local function sink_number(heap, at)
-  local size, entry = #heap, heap[at]
-  while true do
-    local child = 2 * at
-    if child > size then
-      break
-    end
-    if child < size and heap[child + 1] < heap[child] then
-      child = child + 1
-    end
-    if heap[child] >= entry then
-      break
-    end
-    heap[at] = heap[child]
-    at = child
-  end
-  heap[at] = entry
-end
+-- Binary heaps: arrays whose first entry comes first by `before(a, b)`.
 
 -- Restores the order after the entry at `at` has moved back.
 local function sink(heap, at, before)
-  if not before then
-    return sink_number(heap, at)
-  end
   local size, entry = #heap, heap[at]
   while true do
     local child = 2 * at

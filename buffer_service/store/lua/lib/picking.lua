@@ -48,6 +48,15 @@ local function shares_on()
   return false
 end
 
+-- Places of the run's environments in the order of their bytes (Lua's own order follows the server's locale).
+local function environment_places()
+  local places = {}
+  for place, environment in ipairs(call('ZRANGE', key('environments'), 0, -1)) do
+    places[environment] = place
+  end
+  return places
+end
+
 local function source_before(a, b)
   if a.first ~= b.first then
     return a.first < b.first
@@ -55,6 +64,13 @@ local function source_before(a, b)
     return a.second < b.second
   end
   return a.third < b.third
+end
+
+local function lane_before(a, b)
+  if a.pass ~= b.pass then
+    return a.pass < b.pass
+  end
+  return a.place < b.place
 end
 
 -- Moves a source to its next member; false at its end. One without a rank is alone in its lane: it needs no scores.
@@ -85,11 +101,9 @@ local function advance(source)
   return true
 end
 
--- Lanes of the environments that have sources and a share above 0, and the sources that are in none. Lanes are by their
--- place in the order of the environments' bytes (Lua's own order follows the server's locale), `width` is above every
--- place.
+-- The lanes that sources with a share above 0 are in, one for each environment, and the sources that are in none.
 local function lanes_of(sources, virtual, passes)
-  local by_environment, rest = {}, {}
+  local lanes, rest, by_environment, places = {}, {}, {}, environment_places()
   for _, source in ipairs(sources) do
     local environment = source.environment
     local lane, share = by_environment[environment], share_of(environment)
@@ -98,17 +112,16 @@ local function lanes_of(sources, virtual, passes)
     elseif lane then
       lane.sources[#lane.sources + 1] = source
     else
-      by_environment[environment] = {
-        environment = environment, stride = floor(STRIDE / share), sources = {source},
-        pass = math.max(passes[environment] or 0, virtual),
+      local pass = math.max(passes[environment] or 0, virtual)
+      lane = {
+        environment = environment, place = places[environment], stride = floor(STRIDE / share), sources = {source},
+        -- Its pass at the next pick, and after the picks that were kept.
+        pass = pass, kept_pass = pass,
       }
+      by_environment[environment], lanes[#lanes + 1] = lane, lane
     end
   end
-  local lanes, environments = {}, call('ZRANGE', key('environments'), 0, -1)
-  for place, environment in ipairs(environments) do
-    lanes[place] = by_environment[environment] or false
-  end
-  return lanes, rest, #environments + 1
+  return lanes, rest
 end
 
 -- Reads the first members of sources, `block` of each at first; a heap of those that have any.
@@ -125,31 +138,27 @@ local function open_sources(sources, block)
 end
 
 -- Begins to pick from sources; `stride` names the stride state, nil picks in order without shares.
---
--- `turns` is a heap of numbers: (pass of a lane - virtual) * width + place of the lane, so that passes go first.
 local function open_picking(sources, stride, block)
-  local picking = {turns = {}, picked = {}}
-  local rest = sources
+  local picking = {lanes = {}, picked = {}}
+  local lanes, rest = {}, sources
   if stride and shares_on() then
     local raw = call('HGET', RUN, stride)
     picking.stride, picking.virtual, picking.passes = stride, 0, {}
     if raw then
       picking.virtual, picking.passes = unpack(unpack_msg(raw))
     end
-    picking.lanes, rest, picking.width = lanes_of(sources, picking.virtual, picking.passes)
-    for place, lane in ipairs(picking.lanes) do
-      if lane then
-        if #lane.sources == 1 then
-          lane.sources[1].rank = nil
-        end
-        lane.sources = open_sources(lane.sources, block)
-        if lane.sources[1] then
-          picking.turns[#picking.turns + 1] = (lane.pass - picking.virtual) * picking.width + place
-        end
-      end
-    end
-    make_heap(picking.turns)
+    lanes, rest = lanes_of(sources, picking.virtual, picking.passes)
   end
+  for _, lane in ipairs(lanes) do
+    if #lane.sources == 1 then
+      lane.sources[1].rank = nil
+    end
+    lane.sources = open_sources(lane.sources, block)
+    if lane.sources[1] then
+      picking.lanes[#picking.lanes + 1] = lane
+    end
+  end
+  make_heap(picking.lanes, lane_before)
   picking.rest = {sources = open_sources(rest, block)}
   return picking
 end
@@ -164,19 +173,16 @@ end
 
 -- The next source to pick from and its member; nil when there is none.
 local function pick(picking)
-  local turn, lane = picking.turns[1], picking.rest
-  if turn then
-    lane = picking.lanes[turn % picking.width]
-  end
+  local lane = picking.lanes[1] or picking.rest
   local source = lane.sources[1]
   if not source then
     return nil
   end
   local member = source.member
   settle(lane.sources, advance(source), source_before)
-  if turn then
-    picking.turns[1] = turn + lane.stride * picking.width
-    settle(picking.turns, lane.sources[1])
+  if lane.pass then
+    lane.pass = lane.pass + lane.stride
+    settle(picking.lanes, lane.sources[1], lane_before)
   end
   picking.picked[#picking.picked + 1] = lane
   return source, member
@@ -190,8 +196,8 @@ local function close_picking(picking, kept)
   for index = 1, kept do
     local lane = picking.picked[index]
     if lane.pass then
-      picking.virtual, lane.pass = lane.pass, lane.pass + lane.stride
-      picking.passes[lane.environment] = lane.pass
+      picking.virtual, lane.kept_pass = lane.kept_pass, lane.kept_pass + lane.stride
+      picking.passes[lane.environment] = lane.kept_pass
     end
   end
   for environment, pass in pairs(picking.passes) do
