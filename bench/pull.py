@@ -43,6 +43,7 @@ _RAW_METHOD = "/raw.Raw/Pull"
 _POOL_BATCHES = 8
 """Random batches that the raw server sends in turn: 38 MB, so that none comes out of a cache of the processor."""
 _START_TIMEOUT_S = 30.0
+_TRANSFER_S = 60.0
 
 
 def raw_server() -> dict[str, Handler]:
@@ -140,7 +141,7 @@ class Trainer:
     def pull_raw(self) -> float:
         """Seconds of one transfer of the same bytes."""
         started = time.perf_counter()
-        messages = list(self._raw_pull(b""))
+        messages = list(self._raw_pull(b"", timeout=_TRANSFER_S))
         took_s = time.perf_counter() - started
         if [len(message) for message in messages] != self.sizes:
             raise RuntimeError("the raw server sent other messages than the service")
@@ -151,7 +152,7 @@ class Trainer:
         with grpc.insecure_channel(address, client_options()) as channel:
             method = channel.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
             request = PullSpec(epoch=self._epoch, step=self.step).to_wire(self._client.revisions.ref(_RUN_ID), 60.0)
-            self.sizes = [len(message) for message in method(request)]
+            self.sizes = [len(message) for message in method(request, timeout=_TRANSFER_S)]
         self._raw.call("prepare", self.sizes)
 
 

@@ -2,7 +2,7 @@
 
 The question is whether one is fresher than both without length bias. Every policy in every setting, at the throughput
 that queue-drop has there, goes into results/staleness_lab.json, one setting into docs/images/staleness_lab.png. `floor`
-is the closed form of pre-queue staleness, which no queue can take away without preferring short groups.
+is pre-queue staleness by the closed form, about what no queue can take away without preferring short groups.
 """
 
 import argparse

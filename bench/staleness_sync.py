@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buffer_cli.lab import candidate, trial_values
-from buffer_cli.staleness_output import progress
-from buffer_service.staleness.lab import Comparison, compare
+from buffer_cli.lab import candidate
+from buffer_cli.staleness_output import progress, result_values
 from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.simulator import Workload
+from buffer_service.staleness.simulator import Simulation, Workload
+from buffer_service.staleness.simulator.grid import simulate_all
 
 _RESULTS = Path(__file__).parent / "results" / "staleness_sync.json"
 
@@ -37,22 +37,22 @@ def main() -> int:
     for concurrency in CONCURRENCIES:
         for sigma in SIGMAS:
             for rho in RHOS:
-                comparison = Comparison(
-                    candidates=[candidate(written, GROUPS_PER_BATCH) for written in POLICIES],
-                    workload=Workload(
-                        concurrency, GROUP_SIZE, rho, Lognormal.with_mean(LENGTH_MEAN, sigma, LENGTH_CAP)
-                    ),
-                    steps=options.steps,
-                )
+                lengths = Lognormal.with_mean(LENGTH_MEAN, sigma, LENGTH_CAP)
+                workload = Workload(concurrency, GROUP_SIZE, rho, lengths)
+                simulations = [
+                    Simulation(policy=candidate(name, GROUPS_PER_BATCH).policy, workload=workload, steps=options.steps)
+                    for name in POLICIES
+                ]
                 ratio = concurrency / (GROUPS_PER_BATCH * GROUP_SIZE)
                 with progress(len(POLICIES), f"C/B {ratio:g}, σ {sigma:g}, ρ {rho:g}") as done:
-                    trials = compare(comparison, done=done)
+                    results = simulate_all(simulations, done=done)
                 line = f"{ratio:>5g}{sigma:>5g}{rho:>6g}"
-                for trial in trials:
-                    result, faster = trial.result, trials[0].period / trial.period
+                for name, result in zip(POLICIES, results, strict=True):
+                    faster = results[0].train_period_ratio / result.train_period_ratio
                     idle = f"{result.trainer_idle_share:.0%}, {result.slot_idle_share:.0%}"
                     line += f"{f'{faster:.2f} × ({idle}; {result.staleness:.2f})':>30}"
-                    rows.append({"concurrency": concurrency, "sigma": sigma, "rho": rho, **trial_values(trial)})
+                    setting = {"concurrency": concurrency, "sigma": sigma, "rho": rho, "policy": name}
+                    rows.append({**setting, **result_values(result)})
                 print(line, flush=True)
     _RESULTS.write_text(json.dumps({"steps": options.steps, "rows": rows}, indent=1) + "\n")
     print(f"\nwritten to {_RESULTS}")

@@ -1,4 +1,4 @@
-"""How commands end: errors as one line on standard error, and an exit code."""
+"""How commands end: an error with its notes on standard error, a line each, and an exit code."""
 
 import sys
 from collections.abc import Callable
@@ -13,6 +13,7 @@ def exit_code(command: Callable[[], int]) -> int:
     try:
         return command()
     except RolloutBufferError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        for line in (f"error: {error.message}", *getattr(error, "__notes__", ())):
+            sys.stderr.write(f"{line}\n")
         mistyped = isinstance(error, InvalidField) and error.attributes["field"].startswith("--")
         return EXIT_OPTIONS if mistyped else EXIT_REFUSED

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness_inputs import policy_of, workload_of
-from buffer_cli.staleness_output import as_options, progress
+from buffer_cli.staleness_output import as_options, progress, result_values
 from buffer_service.staleness.lab import MOST_ENGINES, Candidate, Comparison, Trial, compare
 from buffer_service.staleness.lengths import Lengths
 from buffer_wire.errors import InvalidField
@@ -72,14 +71,12 @@ def _lab(given: dict[str, Any]) -> int:
 
 def trial_values(trial: Trial) -> dict[str, Any]:
     """A trial as JSON values."""
-    result = asdict(trial.result)
     return {
         "policy": trial.name,
         "engines": trial.engines,
         "keeps_pace": trial.keeps_pace,
         "period": trial.period,
-        **result,
-        "length_bias": trial.result.length_bias,
+        **result_values(trial.result),
     }
 
 

@@ -32,7 +32,10 @@ def as_options(command: Callable[[], int]) -> int:
         name = {"mean_length": "length_mean", "policy.preset": "policy"}.get(field, field)
         if name not in _OPTIONS:
             raise
-        raise InvalidField(f"--{name.replace('_', '-')}", value.strip("'"), limit) from error
+        renamed = InvalidField(f"--{name.replace('_', '-')}", value.strip("'"), limit)
+        for note in getattr(error, "__notes__", ()):
+            renamed.add_note(note)
+        raise renamed from error
 
 
 def figures(*values: float) -> list[str]:

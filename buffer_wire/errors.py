@@ -50,6 +50,10 @@ class RolloutBufferError(Exception):
         RolloutBufferError.__init__(self, message, **attributes)
         return self
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it travels: constructors take other arguments than the message."""
+        return type(self).from_wire, (self.message, dict(self.attributes)), self.__dict__
+
 
 class InvalidRequest(RolloutBufferError):
     """The request cannot succeed without being changed."""

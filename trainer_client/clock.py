@@ -57,6 +57,11 @@ class TrainClock:
         with self._lock:
             self._version = max(self._version, version)
 
+    def pace(self, batches_per_publish: int) -> None:
+        """From now on there is one publish after so many steps."""
+        with self._lock:
+            self._batches_per_publish = batches_per_publish
+
     def train_version(self, step: int) -> int:
         """The version that will train on `step`, one that is not trained yet."""
         with self._lock:

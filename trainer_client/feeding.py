@@ -20,16 +20,22 @@ _LEAST_AHEAD = 256
 _BATCHES_AHEAD = 4
 
 
+def most_pending(policy: Policy, wanted: int | None = None) -> int:
+    """Tasks pending before a feeder waits: `wanted` or a few batches, at most the cap of `policy`, an effective one."""
+    ahead = max(_LEAST_AHEAD, _BATCHES_AHEAD * (policy.batch_groups or 32))
+    return min(policy.max_pending_tasks or _MOST_PENDING, wanted or ahead)
+
+
 def feeder_of(client: "BufferClient", plan: "SessionPlan", policy: Policy, start: Resumed) -> TaskFeeder | None:
     """A feeder that has begun; None without tasks. `policy`: the effective one."""
     if plan.tasks is None:
         return None
-    cap = policy.max_pending_tasks or _MOST_PENDING
-    wanted = plan.options.max_pending_tasks or max(_LEAST_AHEAD, _BATCHES_AHEAD * (policy.batch_groups or 32))
     feeder = TaskFeeder(
         plan.tasks,
         _ServiceTarget(client, plan.run_id, lambda: feeder.stopped),
-        FeederOptions(max_pending_tasks=min(cap, wanted), chunk_tasks=plan.options.chunk_tasks),
+        FeederOptions(
+            max_pending_tasks=most_pending(policy, plan.options.max_pending_tasks), chunk_tasks=plan.options.chunk_tasks
+        ),
         epoch=start.epoch,
         cursor=start.cursor,
         feeder_state=start.feeder_state,

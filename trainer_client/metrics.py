@@ -167,7 +167,8 @@ class StepMeter:
         if self._info is None:
             return {}
         self._ask()
-        return self._figures(self._answer(wait_s))
+        times = self._times()
+        return self._figures(times, self._answer(wait_s))
 
     # ── inside ───────────────────────────────────────────────────────────────
 
@@ -181,20 +182,21 @@ class StepMeter:
     def _report(self) -> None:
         if self._info is None:
             return
+        times = self._times()  # Waiting for the figures of the run is no part of the step.
         run = self._answer(GRACE_S if self._on_step is not None else 0.0)
         if self._on_step is not None:
             try:
-                self._on_step(self._info.step, self._figures(run))
+                self._on_step(self._info.step, self._figures(times, run))
             except Exception:
                 logger.exception("on_step failed for step %d; the training goes on", self._info.step)
         if run is not None:
             self._before = run
 
-    def _figures(self, run: RunState | None) -> dict[str, float]:
+    def _figures(self, times: dict[str, float], run: RunState | None) -> dict[str, float]:
         info = self._info
         if info is None:
             return {}
-        figures = {**of_step(info), **of_groups(self._groups), **self._times()}
+        figures = {**of_step(info), **of_groups(self._groups), **times}
         figures["received_bytes"] = self._received_bytes
         if run is not None:
             figures |= of_run(run, self._before)

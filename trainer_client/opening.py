@@ -21,6 +21,8 @@ def open_session(client: "BufferClient", plan: SessionPlan) -> Iterator[TrainerS
     Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
     InvalidField for more prefetch than the policy allows for.
     """
+    if plan.prefetch < 0:
+        raise InvalidField("prefetch", plan.prefetch, "at least 0")
     run = _find_run(client, plan)
     declared = run.policy.prefetch_batches or 0
     if run.policy.max_staleness is not None and plan.prefetch > declared:

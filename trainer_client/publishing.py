@@ -14,7 +14,7 @@ from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.driver import worth_repeating
 from trainer_client.engines import in_service
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
-from trainer_client.publication import Publication, RepeatingPublisher, WeightSource
+from trainer_client.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
 from trainer_client.state import Resumed, RunState, WeightVersion
 from trainer_client.waiting import OnWait
 
@@ -29,6 +29,20 @@ LOOK_EVERY_S = 5.0
 _LOOK_S = 5.0
 _RETAINED_STEPS = 64
 """The policy's default."""
+
+
+def manifest_for(source: WeightSource, publisher: WeightPublisher | None, publication: Publication) -> Manifest | None:
+    """What is published for a source: a manifest, or none, as it is; else what the publisher, if there is one, makes.
+
+    Raises InvalidField for what only a publisher can take, and what the publisher does.
+    """
+    if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
+        return source
+    if publisher is not None:
+        return publisher.offer(source, publication)
+    if not isinstance(source, Path | str):
+        raise InvalidField("source", type(source).__name__, "a directory or a manifest, where there is no publisher")
+    return manifest_of(Path(source))
 
 
 class Publishing:
@@ -53,7 +67,8 @@ class Publishing:
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
         """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` does."""
-        self._publish(version, self._manifest(source, self._publication(version)), commit_through)
+        manifest = manifest_for(source, self._publisher, self._publication(version))
+        self._publish(version, manifest, commit_through)
 
     def rollback(self, to_version: int, version: int) -> None:
         """Offer the weights of `to_version` as `version`; commits nothing. Raises InvalidField."""
@@ -96,15 +111,6 @@ class Publishing:
 
     def _publication(self, version: int) -> Publication:
         return Publication(self._client, self._run_id, self._start.epoch, version, self._on_wait)
-
-    def _manifest(self, source: WeightSource, publication: Publication) -> Manifest | None:
-        if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
-            return source
-        if self._publisher is not None:
-            return self._publisher.offer(source, publication)
-        if not isinstance(source, Path | str):
-            raise InvalidField("source", source, "a directory or a manifest, unless the session has a publisher")
-        return manifest_of(Path(source))
 
     def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
         done = self._client.publish(

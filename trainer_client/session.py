@@ -223,10 +223,11 @@ class TrainerSession:
         from trainer_client.publish.sharded import published_by
 
         version = self.version + 1 if version is None else version
-        with self._busy("publish"), published_by(source, leads=self._rank == 0) as gathered_source:
-            if self._rank == 0:
-                self._publishing.publish(gathered_source, version, self._last_step())
-            self._clock.published(version)
+        with self._busy("publish"):
+            with published_by(source, leads=self._rank == 0) as gathered_source:
+                if self._rank == 0:
+                    self._publishing.publish(gathered_source, version, self._last_step())
+                self._clock.published(version)
             self._published(version, wait_for, timeout_s)
         return version
 
@@ -249,10 +250,13 @@ class TrainerSession:
     def update_policy(self, **changes: object) -> Policy:
         """Change fields of the run's policy while it goes on, as a curriculum does; returns the effective policy.
 
+        Other ranks do not hear of it: for batches_per_publish, start them again.
+
         Raises InvalidPolicy, InvalidField.
         """
         self.policy = self.client.update_policy(self.run_id, None, **changes)
         self._publishing.retained_steps = self.policy.retained_steps
+        self._clock.pace(self.policy.batches_per_publish or 1)
         return self.policy
 
     def commit(self) -> None:

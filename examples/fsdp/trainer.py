@@ -9,6 +9,7 @@ import itertools
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -205,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         train(options, lambda view: print(records.table_row(view), flush=True))
     except (PublishFailed, RankLost) as error:
+        traceback.print_exception(error)
         hint = "start all ranks again with the same --out: they go on from the last checkpoint"
         print(f"rank {options.rank} ends: {error}; {hint}", file=sys.stderr, flush=True)
         return 1

@@ -254,6 +254,7 @@ class WeightLoader:
                 return Path(slot.base_model)
             why = f"the engine holds {slot.loaded}; name the base model, or restart the engine"
         elif await slot.engine.loaded_version() == version.label:
+            slot.pristine = False  # Somebody else has written its weights.
             return None
         else:
             why = f"the engine reports {slot.loaded}; waits on whoever writes its weights"

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from buffer_wire.errors import VersionConflict
+from buffer_wire.errors import NotReady, VersionConflict
 from tests.trainer_client.fleet import fleet_of
-from trainer_client import BufferClient, Publication
+from trainer_client import BufferClient, Policy, Publication, Resumed
 from trainer_client.manifest import FilesManifest
 from trainer_client.publish import CollectivePublisher, FilesPublisher, ShardedWeights, TensorsPublisher
 from trainer_client.publish.named_tensors import specs_of
@@ -225,6 +225,26 @@ def disk_full(rank: int, *, directory: str) -> None:
                 FilesPublisher(directory).offer(weights, publication())
 
 
+def lagging_engines(rank: int, *, address: str, run_id: str, directory: str) -> list[object]:
+    """The version that the rank's session has after a publish that waited for an engine in vain, and what it raised."""
+    started: list[Resumed | None] = [None]
+    with BufferClient(address) as client, contextlib.ExitStack() as stack:
+        if rank == 0:
+            publisher = stack.enter_context(FilesPublisher(directory))
+            policy = Policy(batch_groups=2)
+            session = stack.enter_context(client.session(run_id, policy=policy, publisher=publisher, world_size=2))
+            started[0] = session.start
+        dist.broadcast_object_list(started)
+        if rank == 1:
+            session = stack.enter_context(client.session(run_id, rank=1, world_size=2, start=started[0]))
+        raised = ""
+        try:
+            session.publish(sharded_model(), wait_for=1, timeout_s=0.5)
+        except NotReady as error:
+            raised = type(error).__name__
+        return [session.version, raised]
+
+
 def refused_by_the_service(rank: int) -> None:
     weights = ShardedWeights(sharded_tensors())
     with weights.gathering(leads=rank == 0):
@@ -237,7 +257,8 @@ def different_models(rank: int) -> None:
     parts = sharded_tensors()
     if rank == 1:
         parts["one more"] = torch.zeros(2)
-    ShardedWeights(parts).participate()
+    with ShardedWeights(parts).gathering(leads=rank == 0):
+        pass
 
 
 def unreadable_on_one(rank: int) -> None:

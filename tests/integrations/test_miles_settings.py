@@ -133,6 +133,7 @@ def test_prompts_of_every_kind_become_tasks() -> None:
     messages = [{"role": "user", "content": "ab"}]
     chat = made.task(group(prompt=messages))
     assert (chat.messages, list(chat.prompt_token_ids)) == (messages, [])
+    assert chat.metadata["prompt"] == messages
     with pytest.raises(InvalidField, match="multimodal_inputs"):
         made.task(group(prompt="ab", multimodal_inputs={"images": [1]}))
 

@@ -71,6 +71,51 @@ def test_task_that_ends_without_a_group_fails_its_batch(run: InMemoryRun, genera
         generator.get_batch(0)
 
 
+def test_groups_that_come_after_a_while_are_not_taken_for_lost(
+    run: InMemoryRun, generator: AsyncBatchGenerator
+) -> None:
+    run.slow_s = 3 * verifiers_collector.PULL_S  # As a look for failures is due when they come.
+    run.generate(lambda _: True)
+    generator.submit_batch(request(0, "a"))
+    assert generator.get_batch(0).prompts == ["a"]
+
+
+def test_a_service_that_is_away_for_a_while_ends_nothing(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
+    run.away = 3
+    run.generate(lambda _: True)
+    generator.submit_batch(request(0, "a"))
+    assert generator.get_batch(0).prompts == ["a"]
+    assert run.away == 0
+
+
+def test_a_request_that_its_tokenizer_refuses_fails_alone(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
+    class Refuses(Characters):
+        def encode(self, text: str) -> list[int]:
+            raise KeyError(text)
+
+    inputs = {"prompt": ["a"], "answer": ["0/a"]}
+    generator.submit_batch(BatchRequest(batch_id=0, env_inputs=inputs, processing_class=Refuses()))
+    run.generate(lambda _: True)
+    generator.submit_batch(request(1, "b"))
+    assert generator.get_batch(1).prompts == ["b"]
+    with pytest.raises(RuntimeError, match="Batch 0 generation failed"):
+        generator.get_batch(0)
+
+
+def test_a_batch_that_was_seen_to_be_complete_is_not_generated_again(
+    run: InMemoryRun, generator: AsyncBatchGenerator
+) -> None:
+    run.generate(lambda _: True)
+    generator.submit_batch(request(0, "a"))
+    until(lambda: len(generator.generation_times) == 1, "the first batch")
+    generator.submit_batch(request(1, "b"))
+    assert generator.get_batch(1).prompts == ["b"]
+    assert generator.get_completed_count() == 1
+    assert generator.submit_batch(request(0, "a"))
+    assert generator.get_batch(0).prompts == ["a"]
+    assert generator.get_pending_count() == 0
+
+
 def test_what_ends_all_generation_is_raised_for_every_batch(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
     generator.submit_batch(request(0, "a"))
     generator.submit_batch(request(1, "b"))

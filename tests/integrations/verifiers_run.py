@@ -10,6 +10,7 @@ import numpy as np
 
 from buffer_wire.codec import Delivered, join_group
 from buffer_wire.errors import BatchNotReady
+from buffer_wire.status import ServiceUnreachable
 from tests.support.push import GroupArrays, SampleArrays
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.policy import Policy
@@ -51,6 +52,10 @@ class InMemoryRun:
         self.failures: list[TaskFailure] = []
         self.pulls: list[int] = []
         self.broken: Exception | None = None
+        self.away = 0
+        """So many pulls find no service."""
+        self.slow_s = 0.0
+        """How long a pull takes that brings something."""
         self._wanted: list[Callable[[Task], bool]] = []
         self._step = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +105,9 @@ class InMemoryRun:
         if self.broken is not None:
             raise self.broken
         assert step == self._step
+        if self.away:
+            self.away -= 1
+            raise ServiceUnreachable("nobody answers", status="UNAVAILABLE")
         deadline = time.monotonic() + min(timeout_s, 0.1)
         while True:
             self._make()
@@ -115,6 +123,8 @@ class InMemoryRun:
                     waits_on="the test",
                 )
             await asyncio.sleep(0.002)
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
         groups, self.queued = self.queued[:batch_groups], self.queued[batch_groups:]
         self._step += 1
         self.pulls.append(batch_groups)

@@ -23,10 +23,10 @@ def named(name: str, written: str) -> Candidate:
 DROP = named("drop", "queue_drop")
 
 
-def compared(*candidates: Candidate, rho: float = 1.1, steps: int = 120) -> list[Trial]:
+def compared(*candidates: Candidate, rho: float = 1.1, steps: int = 120, processes: int = 1) -> list[Trial]:
     workload = Workload(concurrency=64, group_size=8, rho=rho, lengths=Lognormal.with_mean(500, 0.8))
     comparison = Comparison(candidates=candidates, workload=workload, steps=steps, warmup=30)
-    return compare(comparison, processes=1)
+    return compare(comparison, processes=processes)
 
 
 def test_a_policy_that_throws_work_away_gets_the_engines_that_keep_the_pace() -> None:
@@ -75,11 +75,12 @@ def test_what_cannot_be_compared_is_refused(candidates: tuple[Candidate, ...], l
         compared(*candidates)
 
 
-def test_what_is_not_simulated_is_refused_with_the_policys_name() -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_not_simulated_is_refused_with_the_policys_name(processes: int) -> None:
     budgeted = Candidate("budgeted", queue_policy("queue_drop", N, batch_tokens=5))
     with pytest.raises(InvalidField, match="batch_tokens") as refused:
-        compared(DROP, budgeted)
-    assert refused.value.__notes__ == ["policy 'budgeted'"]
+        compared(DROP, named("drop 2", "queue_drop(2)"), budgeted, processes=processes)
+    assert "policy 'budgeted'" in refused.value.__notes__
 
 
 # --- as it is typed ---------------------------------------------------------------------------------------------------
@@ -117,3 +118,10 @@ def test_a_policy_that_is_none_is_refused_by_name(policy: str, said: str) -> Non
     result = typed("--policy", "queue_drop", "--policy", policy)
     assert result.exit_code != 0
     assert said in result.output
+
+
+def test_a_refusal_says_which_policy_it_is_about() -> None:
+    result = typed("--policy", "queue_drop", "--policy", "queue_drop(2)", "--policy", "streaming(1) batch_tokens=5")
+    assert result.exit_code == 1
+    assert "error: policy.batch_tokens is" in result.output
+    assert "policy 'streaming(1) batch_tokens=5'" in result.output

@@ -42,7 +42,7 @@ def record() -> None:
             "--launch", str(base), "--sglang-python", str(sglang_python()), "--engine-flag=--dtype",
             "--engine-flag=float32", "--ready-timeout-s", "500", "--groups-per-engine", "16", "--pause-mode", "retract",
             # The last one counts.
-            "--reward", "tests.support.recorded_groups:even_share",
+            "--reward", "examples.plain.reward:even_share",
         )  # fmt: skip
         policy = Policy(batch_groups=64, max_queued_groups=128, overflow_action="block", lease_ttl_ms=600_000)
         options = SessionOptions(pull_timeout_s=TIMEOUT_S)

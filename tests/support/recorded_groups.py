@@ -98,12 +98,6 @@ def recorded_groups() -> Mapping[str, Group]:
     return MappingProxyType({group.task_id: group for group in _recorded().values()})
 
 
-def even_share(sample: object) -> float:
-    """The recording worker's reward: the share of even token ids in the response."""
-    ids = sample.response_ids  # type: ignore[attr-defined]  # a RewardInput of the worker's environment
-    return float(np.mean(np.asarray(ids) % 2 == 0))
-
-
 class ReplayWorker(PushingWorker):
     """Threads that answer every lease with what was recorded for its prompt, until the block ends.
 

@@ -58,3 +58,10 @@ def test_the_service_knows_better_but_never_less() -> None:
     assert clock.version == 5
     clock.correct(8)
     assert clock.train_version(0) == 8
+
+
+def test_another_cadence_counts_from_now_on() -> None:
+    clock = TrainClock(version=0, next_step=0, batches_per_publish=2)
+    assert [clock.train_version(step) for step in range(4)] == [0, 0, 1, 1]
+    clock.pace(1)
+    assert [clock.train_version(step) for step in range(4)] == [0, 1, 2, 3]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from buffer_wire.errors import InvalidField
 from tests.fsdp.ranks import Ranks, running_ranks
 from tests.fsdp.scenarios import BIG_SHAPE, BIG_TENSORS, model, publication
+from tests.support.service import ServiceProcess
 from trainer_client.publish import FilesPublisher, ShardedWeights, TensorsPublisher
 from trainer_client.publish.sharded import published_by
 
@@ -125,9 +126,19 @@ def test_the_projects_own_errors_are_the_same_on_all_ranks(ranks: Ranks) -> None
     assert zero.message == one.message
 
 
+def test_engines_that_lag_are_rank_0s_business_and_the_version_is_everybodys(
+    ranks: Ranks, service: ServiceProcess, run_id: str, tmp_path: Path
+) -> None:
+    outcomes = ranks.call(
+        SCENARIOS + "lagging_engines", address=service.address, run_id=run_id, directory=str(tmp_path)
+    )
+    assert [outcome.result for outcome in outcomes] == [[1, "NotReady"], [1, ""]]
+
+
 def test_ranks_that_hold_other_tensors_are_told_so(ranks: Ranks) -> None:
     for outcome in ranks.call(SCENARIOS + "different_models"):
         assert outcome.error == "InvalidField"
+        assert "on ranks [1] as on rank 0" in outcome.message
 
 
 def test_a_rank_that_cannot_read_its_part_is_named_on_the_others(ranks: Ranks) -> None:

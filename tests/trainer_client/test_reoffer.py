@@ -208,6 +208,23 @@ def test_versions_with_files_are_not_kept(engines: Fleet, tmp_path: Path) -> Non
         assert not publisher.repeats(publication.version)
 
 
+@pytest.mark.parametrize("why", ["its timeline was abandoned", "its number has files now"])
+def test_a_copy_is_forgotten_when(engines: Fleet, tmp_path: Path, why: str) -> None:
+    for one in engines.engines:
+        one.state = "ready"
+    fleet = Fleet(*engines.engines)
+    with CollectivePublisher(timeout_s=20, keep_copy=True) as publisher, FilesPublisher(tmp_path) as files:
+        publication = fleet.publication()
+        publisher.offer(weights(1.0), publication)
+        assert publisher.repeats(publication.version)
+        if why == "its timeline was abandoned":
+            publisher.resumed(0)
+        else:
+            others = files.write(lambda d: (d / "w").write_bytes(b"other"), epoch=2, version=publication.version)
+            publisher.published(others, committed_steps=0)
+        assert not publisher.repeats(publication.version)
+
+
 def test_a_copy_outlives_a_repetition_that_failed(engines: Fleet) -> None:
     for one in engines.engines:
         one.state, one.mute = "ready", False

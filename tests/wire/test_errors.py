@@ -1,5 +1,6 @@
 """One error tree: unique reasons, valid status codes, and a round trip over the wire for each."""
 
+import pickle
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,15 @@ def test_every_error_survives_the_wire(reason: str) -> None:
     back = status.error_of(code, details, trailing)
     assert type(back) is cls
     assert (back.message, dict(back.attributes)) == ("what happened", {"run_id": "r", "limit": "3"})
+
+
+def test_an_error_of_another_process_comes_whole() -> None:
+    error = InvalidField("steps", 0, "at least 1")
+    error.add_note("of the third run")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is InvalidField
+    assert (str(back), back.message, back.attributes) == (str(error), error.message, error.attributes)
+    assert back.__notes__ == ["of the third run"]
 
 
 def test_errors_carry_their_data() -> None:

@@ -20,7 +20,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -200,27 +200,36 @@ class BufferGRPOTrainer(GRPOTrainer):
         """Rank 0 takes the run over, feeds it and publishes; the others join where it begins."""
         source, accelerator = self._source, self.accelerator
         shard = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
-        if accelerator.is_main_process:
-            session = source.client.session(
-                source.run_id,
-                policy=_policy(source.policy, self.args, accelerator.num_processes),
-                tasks=self._tasks(),
-                publisher=source.publisher,
-                next_step=next_step,
-                prefetch=source.prefetch,
-                options=source.options,
-                **shard,
-            )
-            with session as held:
-                broadcast_object_list([held.start])
-                yield held
-            return
-        start: list[Resumed | None] = [None]
-        broadcast_object_list(start)
-        joined = source.client.session(
-            source.run_id, start=start[0], prefetch=source.prefetch, options=source.options, **shard
-        )
-        with joined as held:
+        begun: list[Resumed | Exception | None] = [None]
+        with ExitStack() as stack:
+            if accelerator.is_main_process:
+                try:
+                    session = source.client.session(
+                        source.run_id,
+                        policy=_policy(source.policy, self.args, accelerator.num_processes),
+                        tasks=self._tasks(),
+                        publisher=source.publisher,
+                        next_step=next_step,
+                        prefetch=source.prefetch,
+                        options=source.options,
+                        **shard,
+                    )
+                    held = stack.enter_context(session)
+                    begun[0] = held.start
+                except Exception as error:
+                    begun[0] = RuntimeError(f"rank 0: {error}")
+                    raise
+                finally:
+                    # Also when it failed, for the others wait here.
+                    broadcast_object_list(begun)
+            else:
+                broadcast_object_list(begun)
+                if isinstance(begun[0], Exception):
+                    raise begun[0]
+                joined = source.client.session(
+                    source.run_id, start=begun[0], prefetch=source.prefetch, options=source.options, **shard
+                )
+                held = stack.enter_context(joined)
             yield held
 
     def _tasks(self) -> RowTasks:

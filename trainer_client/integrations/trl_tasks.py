@@ -73,16 +73,25 @@ class RowTasks:
         self._rows = rows
         self._encode = encode
         self._options = options
+        self._drawn = 0
+
+    def state(self) -> bytes:
+        """Where the stream stands, for the feeder."""
+        return str(self._drawn).encode()
+
+    def load_state(self, state: bytes) -> None:
+        """Go on where `state` was taken."""
+        self._drawn = int(state)
 
     def __iter__(self) -> Iterator[Task]:
-        passes = 0
         while True:
+            passes, at = divmod(self._drawn, len(self._rows))
             order = np.arange(len(self._rows))
             if self._options.shuffle:
                 order = np.random.default_rng([self._options.seed, passes]).permutation(order)
-            for index in order.tolist():
+            for index in order[at:].tolist():
+                self._drawn += 1
                 yield self._task(index)
-            passes += 1
 
     def _task(self, index: int) -> Task:
         row, options = self._rows[index], self._options

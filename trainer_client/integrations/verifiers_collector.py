@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from buffer_wire.errors import BatchNotReady, CursorConflict, InvalidField, InvalidRequest
+from buffer_wire.errors import CursorConflict, InvalidField, InvalidRequest, RolloutBufferError
+from buffer_wire.limits import MAX_TASKS_PER_SUBMIT
 from trainer_client.aio import AsyncBufferClient
 from trainer_client.batch import Batch, Group
-from trainer_client.driver import ClientOptions
+from trainer_client.driver import ClientOptions, worth_repeating
 from trainer_client.integrations.verifiers_progress import Progress
 from trainer_client.integrations.verifiers_requests import BatchRequest, TaskPlan, plan_tasks
 from trainer_client.policy import Policy
@@ -29,7 +30,6 @@ PULL_S = 1.0
 """Longest wait of one pull; between two, failures are looked for."""
 MAX_STEP_GROUPS = 256
 """Most groups that are pulled at once."""
-MAX_SUBMIT_TASKS = 4_096
 DEFAULT_POLICY = Policy(batch_groups=1, max_queued_groups=1_024, overflow_action="block")
 
 
@@ -138,8 +138,12 @@ class Collector:
             self._submitted += 1
             try:
                 submitted.plans = plan_tasks(submitted.request, self._sampling, name)
-                self._owner |= dict.fromkeys((plan.task.task_id for plan in submitted.plans), submitted)
-                self._woken.set()
+            except Exception as error:  # noqa: BLE001 - a tokenizer's; raised in get_batch
+                self._end(submitted, error)
+                continue
+            self._owner |= dict.fromkeys((plan.task.task_id for plan in submitted.plans), submitted)
+            self._woken.set()
+            try:
                 await self._send(client, epoch, submitted)
             except CursorConflict:
                 raise
@@ -149,8 +153,8 @@ class Collector:
 
     async def _send(self, client: AsyncBufferClient, epoch: int, submitted: OpenRequest) -> None:
         tasks = [plan.task for plan in submitted.plans]
-        for first in range(0, len(tasks), MAX_SUBMIT_TASKS):
-            chunk = tasks[first : first + MAX_SUBMIT_TASKS]
+        for first in range(0, len(tasks), MAX_TASKS_PER_SUBMIT):
+            chunk = tasks[first : first + MAX_TASKS_PER_SUBMIT]
             submission = Submission(
                 epoch=epoch, expected_cursor=self._cursor, cursor=self._cursor + len(chunk), tasks=chunk
             )
@@ -168,16 +172,16 @@ class Collector:
                 await self._woken.wait()
                 continue
             batch = await self._pull(client, PullSpec(epoch=start.epoch, step=step, batch_groups=groups))
+            groups = 1
+            if batch is not None:
+                self._sort(batch)
+                # As many as are there already: few pulls when groups come fast, no wait when they do not.
+                groups = max(1, min(batch.info.queued_groups, MAX_STEP_GROUPS))
+                step += 1
+            # After the sorting, for what was pulled is on its way to nobody any more as the service sees it.
             if batch is None or time.monotonic() - looked_s > PULL_S:
                 await self._look_for_failures(client)
                 looked_s = time.monotonic()
-            if batch is None:
-                groups = 1
-                continue
-            self._sort(batch)
-            # As many as are there already: few pulls when groups come fast, no wait when they do not.
-            groups = max(1, min(batch.info.queued_groups, MAX_STEP_GROUPS))
-            step += 1
 
     async def _pull(self, client: AsyncBufferClient, spec: PullSpec) -> Batch | None:
         try:
@@ -188,7 +192,9 @@ class Collector:
                 batch_groups=spec.batch_groups,
                 timeout_s=PULL_S,
             )
-        except BatchNotReady:
+        except RolloutBufferError as error:
+            if not worth_repeating(error):
+                raise
             return None
 
     def _sort(self, batch: Batch) -> None:

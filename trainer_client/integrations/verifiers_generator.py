@@ -18,17 +18,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from buffer_wire.errors import InvalidField
 from trainer_client.aio import AsyncBufferClient
 from trainer_client.client import BufferClient
 from trainer_client.integrations.verifiers_collector import BufferConfig, Collector, OpenRequest, Outcome
 from trainer_client.integrations.verifiers_requests import BatchRequest, sampling_of
 from trainer_client.integrations.verifiers_results import BatchResult, result_of
-from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
 from trainer_client.publication import Publication, WeightSource
+from trainer_client.publishing import manifest_for
 from trainer_client.state import Resumed
 
 JOIN_S = 10.0
@@ -68,7 +66,7 @@ class AsyncBatchGenerator:
         self.max_queue_size = max_queue_size or max(num_batches_ahead * 2, 4)
         self.generation_timeout = generation_timeout
         self.pending_batches: set[int] = set()
-        """OpenRequest, and not seen to be complete by a `get_batch` yet."""
+        """Submitted, and not seen to be complete by a `get_batch` yet."""
         self.completed_batches: dict[int, _Ready] = {}
         """Seen by a `get_batch` that asked for another one."""
         self.generation_times: deque[float] = deque(maxlen=100)
@@ -133,7 +131,7 @@ class AsyncBatchGenerator:
         if not self.started:
             raise RuntimeError("AsyncBatchGenerator not started")
         with self._lock:
-            if request.batch_id in self.pending_batches:
+            if request.batch_id in self.pending_batches or request.batch_id in self.completed_batches:
                 return True
             if len(self.pending_batches) >= self.max_queue_size:
                 return False
@@ -209,7 +207,8 @@ class AsyncBatchGenerator:
         if self._publishing is None:
             self._publishing = BufferClient(config.base_url, config.options)
         epoch, version, through = self._epoch, self._version + 1, progress.uncommitted()
-        manifest = self._manifest(source, Publication(self._publishing, config.run_id, epoch, version))
+        publication = Publication(self._publishing, config.run_id, epoch, version)
+        manifest = manifest_for(source, config.publisher, publication)
         done = self._publishing.publish(
             config.run_id, epoch=epoch, version=version, manifest=manifest, commit_through=through
         )
@@ -220,15 +219,6 @@ class AsyncBatchGenerator:
             config.publisher.published(manifest, committed_steps=done.committed_steps)
             config.publisher.checkpointed(done.committed_steps)
         return version
-
-    def _manifest(self, source: WeightSource, publication: Publication) -> Manifest | None:
-        if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
-            return source
-        if self.client_config.publisher is not None:
-            return self.client_config.publisher.offer(source, publication)
-        if not isinstance(source, Path | str):
-            raise InvalidField("source", type(source).__name__, "a directory or a manifest, as there is no publisher")
-        return manifest_of(Path(source))
 
     # ── inside ───────────────────────────────────────────────────────────────
 
@@ -276,9 +266,6 @@ class AsyncBatchGenerator:
                 ready = error
             self.generation_times.append(taken_s)
         with self._lock:
-            # OpenRequest again before the first result was taken: that one is not trained any more.
-            if (replaced := self._open.get(submitted.request.batch_id)) is not None:
-                self._handed_out.append(replaced)
             self._open[submitted.request.batch_id] = submitted
         self._arrived.put((submitted.request.batch_id, ready))
 

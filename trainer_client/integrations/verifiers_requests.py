@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.limits import MAX_SAMPLES
 from trainer_client.tasks import SamplingParams, Task
-
-MAX_GROUP_SIZE = 1_024
 
 _IGNORED = frozenset({"logprobs", "top_logprobs"})
 """The engine always gives log-probabilities."""
@@ -89,7 +88,7 @@ def _runs(columns: Mapping[str, Sequence[Any]], rows: int) -> Iterator[tuple[int
     """[start, end) of neighbours that are equal in every column."""
     start = 0
     for i in range(1, rows + 1):
-        same = i < rows and i - start < MAX_GROUP_SIZE and all(v[i] == v[start] for v in columns.values())
+        same = i < rows and i - start < MAX_SAMPLES and all(v[i] == v[start] for v in columns.values())
         if not same:
             yield start, i
             start = i

@@ -187,6 +187,8 @@ class CollectivePublisher:
     def published(self, manifest: Manifest, *, committed_steps: int) -> None:
         """The service offers `manifest` now."""
         files = manifest.fallback if isinstance(manifest, CollectiveManifest) else manifest
+        if self._copy is not None and files is not None:
+            self._copy.version = None  # That of an earlier version, or of an abandoned one of this number.
         if self._files is not None and files is not None:
             self._files.published(files, committed_steps=committed_steps)
 
@@ -198,6 +200,8 @@ class CollectivePublisher:
     def resumed(self, next_step: int) -> None:
         """What was published after more than `next_step` steps is abandoned; the next publish has files."""
         self._without_files = self._files_every
+        if self._copy is not None:
+            self._copy.version = None
         if self._files is not None:
             self._files.resumed(next_step)
 

@@ -97,7 +97,7 @@ class Converter:
             metadata={
                 "label": first.label,
                 "metadata": first.metadata,
-                "prompt": first.prompt if ids else None,
+                "prompt": first.prompt,
                 "group_index": first.group_index,
                 "indices": [sample.index for sample in group],
             },
@@ -123,7 +123,7 @@ class Converter:
         sample = self.framework.sample(
             group_index=facts["group_index"],
             index=indices[i],
-            prompt=cast("Prompt", facts["prompt"] or ""),
+            prompt=cast("Prompt", facts["prompt"]),
             tokens=made.token_ids.tolist(),
             response=self.tokenizer.decode(response),
             response_length=len(response),

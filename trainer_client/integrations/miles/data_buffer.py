@@ -10,7 +10,7 @@ here are ours.
 Each group that is handed out is one step of the run, so staleness is judged anew for every group, at the version that
 `get` names. Invariants: what `put` has accepted survives this process; a group is handed out once, or again in the same
 order after a restart that goes back; a group beyond --max-weight-staleness is never handed out, and its prompts go to
-the handler of unused samples once.
+the handler of unused samples once, unless another process put it.
 """
 
 import asyncio

@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import cast
 
 from buffer_wire.errors import UnknownEvaluation
+from buffer_wire.limits import MAX_TASKS_PER_SUBMIT
 from trainer_client.client import BufferClient
 from trainer_client.integrations.miles.contract import Args, DatasetOf, EvalDataset, Sample
 from trainer_client.integrations.miles.conversion import Converter, eval_sampling_of
@@ -17,7 +18,6 @@ from trainer_client.tasks import Task
 
 logger = logging.getLogger("trainer_client.integrations.miles")
 
-MOST_TASKS = 4_096
 """Of one submit."""
 
 _PREFIX = "miles-"
@@ -60,9 +60,9 @@ class Evaluator:
         for number, config in enumerate(cast("Sequence[EvalDataset]", getattr(args, "eval_datasets", None) or ())):
             tasks = self._tasks(config, number)
             samples: list[Sample] = []
-            for first in range(0, len(tasks), MOST_TASKS):
+            for first in range(0, len(tasks), MAX_TASKS_PER_SUBMIT):
                 eval_id = f"{_PREFIX}{self._epoch}-{rollout_id}-{number}-{first}"
-                samples += self._generated(eval_id, tasks[first : first + MOST_TASKS])
+                samples += self._generated(eval_id, tasks[first : first + MAX_TASKS_PER_SUBMIT])
             if tasks and not samples:
                 what = f"all {len(tasks)} prompts of {config.name!r} at rollout {rollout_id}"
                 raise EvaluationFailed(f"{what} failed, the last with: {self._error}")

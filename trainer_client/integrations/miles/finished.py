@@ -81,11 +81,15 @@ class Versions:
         start = end - sample.response_length
         calls = [call.spans for call in cast("list[object]", sample.weight_versions) if hasattr(call, "spans")]
         if calls:
-            return _tiled([(int(s.version) + self.offset, s.abs_start) for call in calls for s in call], start, end)
+            begins = [(self._version_of(s.version), s.abs_start) for call in calls for s in call]
+            return _tiled(begins, start, end)
         named = sorted({int(label) + self.offset for label in labels(sample)}) or [self.published]
         named = [max(0, version) for version in named[-max(1, sample.response_length) :]]
         places = [start, *range(end - len(named) + 1, end)]
         return _tiled(list(zip(named, places, strict=True)), start, end)
+
+    def _version_of(self, label: str) -> int:
+        return int(label) + self.offset if label.isdigit() else self.published
 
     def label(self, version: int) -> str:
         """Miles' name for a version of the run."""

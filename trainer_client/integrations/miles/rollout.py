@@ -14,20 +14,23 @@ import atexit
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from buffer_wire.errors import BatchNotReady, PendingFull
+from buffer_wire.errors import BatchNotReady
 from trainer_client.batch import Batch
 from trainer_client.client import BufferClient
-from trainer_client.feeder import FeederOptions, TaskFeeder
+from trainer_client.feeding import feeder_of
 from trainer_client.integrations.miles.contract import Args, DatasetOf, DataSource, Framework, Sample, load_function
 from trainer_client.integrations.miles.conversion import Converter, first_index
 from trainer_client.integrations.miles.evaluation import Evaluator
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, rollout_policy
-from trainer_client.requests import Submission
-from trainer_client.state import GroupLedger, RunState, Submitted
+from trainer_client.session_plan import SessionPlan
+from trainer_client.state import GroupLedger, RunState
 from trainer_client.waiting import Waiting
+
+if TYPE_CHECKING:
+    from trainer_client.feeder import TaskFeeder
 
 logger = logging.getLogger("trainer_client.integrations.miles")
 
@@ -43,25 +46,6 @@ class WeightsNotPublished(RuntimeError):
             f"versions were published for {committed_steps} only: call publish_weights(args, rollout_id, …) after each "
             "update, or set ROLLOUT_BUFFER_PUBLISH=rollout if somebody else writes the engines' weights"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
-
-    client: BufferClient
-    run_id: str
-    stopped: threading.Event
-
-    def submit(self, submission: Submission) -> Submitted:
-        return self.client.submit_tasks(self.run_id, submission, on_wait=self._on_wait)
-
-    def pending(self) -> int:
-        return self.client.run(self.run_id).ledger.tasks.pending
-
-    def _on_wait(self, waiting: Waiting) -> None:
-        if self.stopped.is_set() or isinstance(waiting.error, PendingFull):
-            raise waiting.error
 
 
 class AsyncRolloutWorker:
@@ -90,19 +74,8 @@ class AsyncRolloutWorker:
         run = self.client.create_run(run_id, self._policy)
         resumed = self.client.resume(run_id, next_step=self.settings.step_of(start_rollout_id))
         self._epoch, self._start_step = resumed.epoch, resumed.next_step
-        self._feeder = TaskFeeder(
-            PromptTasks(self.args, self._source, self.converter.task),
-            _Target(self.client, run_id, self._stopped),
-            FeederOptions(
-                max_pending_tasks=min(
-                    run.policy.max_pending_tasks or 10_000, max(256, 4 * (run.policy.batch_groups or 1))
-                )
-            ),
-            epoch=resumed.epoch,
-            cursor=resumed.cursor,
-            feeder_state=resumed.feeder_state,
-        )
-        self._feeder.start()
+        tasks = PromptTasks(self.args, self._source, self.converter.task)
+        self._feeder = feeder_of(self.client, SessionPlan(run_id=run_id, tasks=tasks), run.policy, resumed)
         logger.info("Continuous async rollout worker started")
 
     def stop(self) -> None:

@@ -67,7 +67,7 @@ local function pick_pending(count)
   for environment in pairs(pending_names()) do
     sources[#sources + 1] = {at = pending_key(environment), environment = environment, rank = pending_rank}
   end
-  local _, members, picking = pick_many(sources, 'lease_stride', count)
+  local members, picking = pick_many(sources, 'lease_stride', count)
   close_picking(picking, #members)
   return members
 end

@@ -171,7 +171,7 @@ local function settle(heap, stays, before)
   end
 end
 
--- The next source to pick from and its member; nil when there is none.
+-- The next member; nil when there is none.
 local function pick(picking)
   local lane = picking.lanes[1] or picking.rest
   local source = lane.sources[1]
@@ -185,7 +185,7 @@ local function pick(picking)
     settle(picking.lanes, lane.sources[1], lane_before)
   end
   picking.picked[#picking.picked + 1] = lane
-  return source, member
+  return member
 end
 
 -- Ends picking with the first `kept` picks: the others never were.
@@ -208,25 +208,20 @@ local function close_picking(picking, kept)
   call('HSET', RUN, picking.stride, pack({picking.virtual, picking.passes}))
 end
 
--- Picks up to `count` members. Returns their sources and the members, and what close_picking ends.
+-- Picks up to `count` members. Returns them, and what close_picking ends.
 local function pick_many(sources, stride, count)
   if #sources == 1 and not shares_on() then
     local source = sources[1]
-    local members = call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1)
-    local picked = {}
-    for index = 1, #members do
-      picked[index] = source
-    end
-    return picked, members, {}
+    return call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1), {}
   end
   local picking = open_picking(sources, stride, math.min(64, floor(count / math.max(1, #sources)) + 2))
-  local picked, members = {}, {}
+  local members = {}
   for index = 1, count do
-    local source, member = pick(picking)
-    if not source then
+    local member = pick(picking)
+    if not member then
       break
     end
-    picked[index], members[index] = source, member
+    members[index] = member
   end
-  return picked, members, picking
+  return members, picking
 end

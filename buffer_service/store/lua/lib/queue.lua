@@ -165,7 +165,7 @@ end
 -- their records in the order in which they were picked; the ledger is the caller's to move.
 local function take(count, budget_tokens, multiple)
   local order = policy.order
-  local _, members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
+  local members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
   local groups = load_groups(members)
   local kept, tokens = #groups, 0
   if budget_tokens > 0 then
@@ -202,8 +202,7 @@ local function stalest(below, limit)
     if not first or first.first >= below then
       break
     end
-    local _, member = pick(picking)
-    members[#members + 1] = member
+    members[#members + 1] = pick(picking)
   end
   return load_groups(members), members
 end

@@ -54,14 +54,17 @@ end
 
 -- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.
 local function sort_groups(groups)
-  local sequences, by_sequence, in_order = {}, {}, true
-  for index, group in ipairs(groups) do
-    local sequence = group[G_SEQUENCE]
-    in_order = in_order and (index == 1 or sequences[index - 1] < sequence)
-    sequences[index], by_sequence[sequence] = sequence, group
+  local in_order = true
+  for index = 2, #groups do
+    in_order = in_order and groups[index - 1][G_SEQUENCE] < groups[index][G_SEQUENCE]
   end
   if in_order then
     return
+  end
+  local sequences, by_sequence = {}, {}
+  for index, group in ipairs(groups) do
+    local sequence = group[G_SEQUENCE]
+    sequences[index], by_sequence[sequence] = sequence, group
   end
   table.sort(sequences)
   for index, sequence in ipairs(sequences) do
