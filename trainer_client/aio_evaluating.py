@@ -22,6 +22,7 @@ from trainer_client import evaluations, requests
 from trainer_client.batch import Group
 from trainer_client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.evaluations import EvaluationState, Reading
+from trainer_client.forks import Holder
 from trainer_client.requests import Call
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 class _Client(Protocol):
     """What is used here of the client."""
+
+    _holder: Holder
 
     @property
     def target(self) -> str: ...
@@ -146,6 +149,7 @@ class AsyncEvaluationCalls:
         self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None
     ) -> AsyncIterator[Group]:
         """The groups that a reading has not had yet, as they come."""
+        self._holder.check()
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,
             request_serializer=requests.serialize,

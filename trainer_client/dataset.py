@@ -30,7 +30,7 @@ from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client import BufferClient
 from trainer_client.clock import TrainClock
-from trainer_client.driver import ClientOptions
+from trainer_client.driver import PULL_SLICE_S, ClientOptions
 from trainer_client.puller import Puller, PullSource
 from trainer_client.rounds import Place, gathered
 from trainer_client.session import TrainerSession
@@ -52,7 +52,8 @@ T = TypeVar("T")
 NOTICE_S = 0.2
 """How soon a loader hears that the tasks are used up, or could not be fed."""
 
-_POSITION, _ITERATION, _EXHAUSTED = range(3)
+_POSITION, _ITERATION, _EXHAUSTED, _BEGINS = range(4)
+"""_BEGINS: the iteration that `seek` announced, which a worker may begin much later."""
 _TAKEN = -1
 
 
@@ -135,12 +136,13 @@ class BufferDataset(IterableDataset[T], Generic[T]):
         self.pull_timeout_s = pull_timeout_s
         self.options = options
         # In memory that all processes of a loader share, and a word each: none is ever half written.
-        self._shared = torch.tensor([start.next_step, 0, 0], dtype=torch.int64)
+        self._shared = torch.tensor([start.next_step, 0, 0, 0], dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     def seek(self, step: int) -> None:
         """Let the next iteration begin at `step`, and end one that is under way."""
         self.stop()
+        self._shared[_BEGINS] = self._shared[_ITERATION]
         self._shared[_POSITION] = step
 
     def stop(self) -> None:
@@ -168,11 +170,11 @@ class BufferDataset(IterableDataset[T], Generic[T]):
         self._shared[_POSITION] = _TAKEN
         if worker is not None and worker.num_workers > 1:
             logger.info("one of %d workers pulls rank %d; the others have nothing to do", worker.num_workers, self.rank)
-        return self._items(step, int(self._shared[_ITERATION]))
+        return self._items(step, int(self._shared[_BEGINS]))
 
     def _items(self, step: int, iteration: int) -> Iterator[T]:
         with BufferClient(self.address, self.options) as client:
-            clock = ServiceClock(lambda: client.run(self.run_id), self.start)
+            clock = ServiceClock(lambda: client.run(self.run_id, timeout_s=PULL_SLICE_S), self.start)
             puller = Puller(self._source(client, iteration), clock, self.pull_timeout_s)
             while self.stop_step is None or step < self.stop_step:
                 try:
@@ -210,7 +212,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
 
         return PullSource(
             pull=pull,
-            published=lambda: client.run(self.run_id).published.version,
+            published=lambda: client.run(self.run_id, timeout_s=PULL_SLICE_S).published.version,
             exhausted=lambda: bool(self._shared[_EXHAUSTED]),
             check=check,
             service=self.address,
@@ -267,7 +269,7 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
                 dataset.end()
             try:
                 session.check()
-            except Exception:  # noqa: BLE001 - raised again in the trainer's thread, by `follow`
+            except BaseException:  # noqa: BLE001 - raised again in the trainer's thread, by `follow`
                 dataset.stop()
                 return
 

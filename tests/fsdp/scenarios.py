@@ -234,9 +234,10 @@ def lagging_engines(rank: int, *, address: str, run_id: str, directory: str) -> 
             policy = Policy(batch_groups=2)
             session = stack.enter_context(client.session(run_id, policy=policy, publisher=publisher, world_size=2))
             started[0] = session.start
-        dist.broadcast_object_list(started)
-        if rank == 1:
-            session = stack.enter_context(client.session(run_id, rank=1, world_size=2, start=started[0]))
+            dist.broadcast_object_list(started)
+        else:
+            dist.broadcast_object_list(started)
+            session = stack.enter_context(client.session(run_id, rank=rank, world_size=2, start=started[0]))
         raised = ""
         try:
             session.publish(sharded_model(), wait_for=1, timeout_s=0.5)

@@ -23,7 +23,7 @@ from tests.workers.process import worker_process
 from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
 from trainer_client.batch import Batch
 from trainer_client.collate import PackedBatch, PaddedBatch, collate, pack
-from trainer_client.dataset import BufferDataset, StepSample, follow
+from trainer_client.dataset import NOTICE_S, BufferDataset, StepSample, follow
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -92,7 +92,14 @@ def test_tasks_are_fed_generated_and_trained_through_a_worker_of_the_loader(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
     """The whole loop with a worker process; ends by itself when the tasks are used up."""
-    policy = Policy(batch_groups=4, max_queued_groups=16, max_staleness=4, prefetch_batches=2, stale_action="recycle")
+    policy = Policy(
+        batch_groups=4,
+        max_queued_groups=16,
+        overflow_action="block",
+        max_staleness=4,
+        prefetch_batches=2,
+        stale_action="recycle",
+    )
     seen: list[str] = []
     with (
         client.session(run_id, policy=policy, tasks=tasks(24), options=QUICK) as session,
@@ -120,10 +127,14 @@ def test_a_killed_worker_loses_nothing(service: ServiceProcess, client: BufferCl
         items = follow(session, loader)
         first = next(items)
         session.publish()
-        # It has pulled the next step or is about to; either way nobody has it.
-        os.kill(int(Path(os.environ["PID_FILE"]).read_text()), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"killed|exited unexpectedly"):
+
+        def go_on_without_the_worker() -> None:
+            # It has pulled the next step or is about to; either way nobody has it. torch may raise at any moment now.
+            os.kill(int(Path(os.environ["PID_FILE"]).read_text()), signal.SIGKILL)
             list(items)
+
+        with pytest.raises(RuntimeError, match=r"killed|exited unexpectedly"):
+            go_on_without_the_worker()
         assert session.next_step < 5
 
         fresh = loader_of(dataset, 1)
@@ -302,8 +313,14 @@ def test_samples_come_one_by_one_and_say_which_is_the_steps_last(
     assert client.run(run_id).committed_steps == 2
 
 
+def _late(worker: int) -> None:
+    """The loader's worker begins after its loop was told to end."""
+    time.sleep(5 * NOTICE_S)
+
+
+@pytest.mark.parametrize("worker_init_fn", [None, _late], ids=["early", "late"])
 def test_what_the_iterable_of_tasks_raises_ends_the_loop(
-    service: ServiceProcess, client: BufferClient, run_id: str
+    service: ServiceProcess, client: BufferClient, run_id: str, worker_init_fn: Callable[[int], None] | None
 ) -> None:
     def broken() -> Iterator[object]:
         yield from tasks(2)
@@ -314,7 +331,7 @@ def test_what_the_iterable_of_tasks_raises_ends_the_loop(
         dataset = BufferDataset[object](service.address, run_id, start=session.start, pull_timeout_s=DEADLINE_S)
         started = time.monotonic()
         with pytest.raises(ValueError, match="no more prompts"):
-            list(follow(session, loader_of(dataset, 1)))
+            list(follow(session, loader_of(dataset, 1, worker_init_fn=worker_init_fn)))
         assert time.monotonic() - started < DEADLINE_S / 2
 
 

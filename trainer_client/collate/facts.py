@@ -224,6 +224,8 @@ def _advantages(
     """Those of samples or those of tokens."""
     if given is None:
         return None, None
+    if hasattr(given, "detach"):
+        given = _numbers(given)  # At once: a transfer from a device for each sample would be slow.
     if len(given) != len(samples):
         raise InvalidField("advantages", f"{len(given)} of them", f"{len(samples)}, one for each sample")
     arrays = [_numbers(each) for each in given]

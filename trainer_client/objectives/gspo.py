@@ -47,7 +47,8 @@ def gspo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
     The clips are the paper's, two to three orders of magnitude below PPO's. `token_counts`, int64 [B], is needed for
-    packed tokens. `total_samples`: S, the samples of the whole batch; default: those of this call. With `loss_tokens`
+    packed tokens. `total_samples`: S, the samples of the whole batch; default: those of this call, the padding of
+    `pack(multiple_of=…)` among them. With `loss_tokens`
     every token weighs the same, so that long samples weigh more than in the paper. `weights` multiply the tokens'
     terms.
     """
