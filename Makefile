@@ -97,6 +97,8 @@ MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults
+# Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
+PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
 ENGINE_UPDATES ?= 8
 MATRIX := bench/results/engine_matrix.json
@@ -105,10 +107,10 @@ RECOVERY := bench/results/engine_recovery.json
 .PHONY: test test-fast test-engine test-engine-full test-faults test-model test-redis test-trl test-verifiers test-protobuf-matrix
 test: ## all tests but test-faults and test-engine, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
-	@$(BIN)/python -m pytest $(APART) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 test-fast: install ## the tests that need no SGLang
-	@$(BIN)/python -m pytest -m "not engine" $(APART) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not engine" $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 test-engine: ## two SGLang servers: every pause mode and manifest kind, kills and refusals in the middle of updates
 	@$(MAKE) -j2 install install-sglang
@@ -131,7 +133,7 @@ test-model: install ## the store beside the reference model, over ten times as m
 test-redis: install ## the store's other tests on the redis-server that is on PATH
 	@command -v redis-server >/dev/null || { echo "test-redis: there is no redis-server on PATH" >&2; exit 1; }
 	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store \
-		tests/model/test_large_operations.py $(PYTEST_ARGS)
+		tests/model/test_large_operations.py $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)

@@ -263,7 +263,7 @@ def test_a_directory_is_published_without_a_publisher(client: BufferClient, run_
     (tmp_path / "model").write_bytes(b"x")
     with client.session(run_id, policy=Policy(batch_groups=2)) as session:
         assert session.publish(tmp_path) == 1
-        with pytest.raises(InvalidField, match="unless the session has a publisher"):
+        with pytest.raises(InvalidField, match="where there is no publisher"):
             session.publish(lambda _: None)
         assert session.state().published == WeightVersion(session.epoch, 1)
 

@@ -1,0 +1,89 @@
+"""The window over which a run is measured: its running totals as they were at publishes.
+
+A run's totals only grow. Every publish of a new version keeps a snapshot of those in TOTALS, `WINDOW_VERSIONS`
+intervals at most; what happened in between is a difference. A resume and a change of the policy forget the snapshots:
+before and after are not one regime.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+WINDOW_VERSIONS = 32
+"""Intervals between publishes that are kept."""
+
+LENGTH_BUCKETS = 23
+"""Of response lengths: bucket i counts samples of more than 2**(i-1) and at most 2**i response tokens, bucket 0 those
+of at most 1."""
+
+ACCEPTED = (
+    "accepted_groups",
+    "accepted_samples",
+    "accepted_response_tokens",
+    "accepted_longest_tokens",
+    "accepted_reward_milli",
+    "accepted_turns",
+    "accepted_truncated_samples",
+)
+"""Over accepted groups, whatever became of them: groups, samples, response tokens, the sum of each group's longest
+response in tokens, the sum of the samples' rewards in thousandths (rounded for each sample, may be negative), turns of
+role assistant (a sample without turns has one), samples with finish reason LENGTH."""
+
+ASSEMBLED = (
+    "assembled_groups",
+    "assembled_samples",
+    "assembled_response_tokens",
+    "assembled_longest_tokens",
+    "assembled_reward_milli",
+    "assembled_turns",
+    "assembled_truncated_samples",
+)
+"""The same over the groups of assembled steps."""
+
+STALENESS = (
+    "staleness_sum",
+    "pre_queue_staleness_sum",
+    "in_queue_staleness_sum",
+    "token_staleness_milli_sum",
+)
+"""Over groups of assembled steps, in versions: train - head, tail - head, train - tail; and over their response tokens
+train version minus the version that made the token, at least 0 for a group, in thousandths."""
+
+GENERATION = ("generated_groups", "generation_ms")
+"""Accepted groups that had a lease, and the sum of the time from that lease to the acceptance."""
+
+ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
+"""Of all engines, by their workers: tokens decoded, time with at least one request in progress (summed over engines),
+time of each request in progress (summed over requests)."""
+
+TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
+"""By the trainer's word at its publishes: time that it worked, time that it waited for a batch."""
+
+TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
+"""In the order in which the store keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The totals at a publish. `time_ms`: milliseconds since 1970, by the store's clock."""
+
+    time_ms: int
+    version: int
+    totals: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From one publish to a later one. `publishes`: how many came after the first, at least 1."""
+
+    first: Snapshot
+    last: Snapshot
+    publishes: int
+
+    @property
+    def seconds(self) -> float:
+        """Between both publishes."""
+        return (self.last.time_ms - self.first.time_ms) / 1000
+
+    def grown(self, name: str) -> int:
+        """What a total of TOTALS grew by."""
+        return self.last.totals[name] - self.first.totals[name]
