@@ -4,12 +4,13 @@ They are what the RPC side hands to a store and what the reference model underst
 milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are (epoch, version) pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.window import Window
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -477,3 +478,10 @@ class RunView:
     statistics: dict[str, int]
     engines: Sequence[EngineReport]
     failures: Sequence[TaskFailure]
+    window: Window | None = None
+    """Between the oldest and the newest publish that are kept; None before the second one."""
+    response_lengths: Sequence[int] = ()
+    """Accepted samples by response length, LENGTH_BUCKETS counts."""
+    environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
+    `accepted_response_tokens` and `assembled_response_tokens`."""
