@@ -98,7 +98,7 @@ MODEL_TIMES ?= 10
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
-PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
 ENGINE_UPDATES ?= 8
 MATRIX := bench/results/engine_matrix.json

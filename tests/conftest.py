@@ -1,20 +1,35 @@
 """How tests are spread over processes (`pytest -n`, `make test`): file by file, those with engines in one process.
 
-A file keeps its servers to itself that way. Two SGLang servers of different tests at a time would take a small
-machine's cores from each other and run into deadlines that are meant for one.
+A file keeps its servers to itself that way. SGLang servers of different tests at a time would take a small machine's
+cores from each other and run into deadlines that are meant for one.
 """
+
+import functools
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-ENGINES = "engines"
+
+@functools.cache
+def _group_of(file: Path) -> str:
+    """By its text, because the process that hands out tests imports none."""
+    return "engines" if "pytest.mark.engine" in file.read_text() else str(file)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        group = ENGINES if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # They are the longest piece of work and so the first to begin.
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    items.sort(key=lambda item: _group_of(item.path) != "engines")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_of(config.rootpath / nodeid.partition("::")[0])
+
+    return ByGroup(config, log)

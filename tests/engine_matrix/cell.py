@@ -29,11 +29,12 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is generated. Lengths go round, so that samples begin and end at all times."""
+    """How much is generated. Lengths go round, so that samples begin and end at all times; a batch of them takes about
+    as long as two engines need for an update, so that most samples live through one or two."""
 
     group_size: int = 4
     groups_per_engine: int = 4
-    lengths: tuple[int, ...] = (40, 400, 120, 250, 320)
+    lengths: tuple[int, ...] = (15, 130, 40, 80, 105)
     """max_new_tokens of one task after another; a constant model never stops by itself."""
 
 
