@@ -27,13 +27,13 @@ TARGET = ROOT / "deploy/helm/rollout-buffer/values.schema.json"
 
 CHART_SETTINGS = {
     *("listen", "admin", "insecure", "data_dir", "store", "store_binary", "durability"),
-    *("tls_cert", "tls_key", "tls_client_ca", "tokens_file"),
+    *("tls_cert", "tls_key", "tls_client_ca", "admin_client_ca", "tokens_file"),
 }
-"""Settings that the chart gives itself."""
+"""Settings that the chart gives itself; admin_client_ca it never gives, because probes have no certificate."""
 
 CHART_OPTIONS = {
     *("address", "run_id", "worker_id", "engine_urls", "router", "launch", "simulated"),
-    *("weights_dir", "weights_serve", "weights_advertise", "tls_ca", "tls_cert", "tls_key", "token_file"),
+    *("access", "weights_dir", "weights_serve", "weights_advertise"),
 }
 """Worker options that the chart gives itself."""
 
@@ -74,7 +74,7 @@ def values_schema() -> Schema:
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_closed(source, pool)}
 
 
-def _closed(node: Any, pool: Schema) -> Any:
+def _closed(node: Any, pool: Schema) -> Any:  # noqa: ANN401 - any JSON value
     """The schema with `$extends: pool` resolved and every object refusing what it does not list."""
     if isinstance(node, list):
         return [_closed(item, pool) for item in node]
@@ -111,7 +111,9 @@ def _launch_with(values: Mapping[str, Any]) -> object:
     return LaunchOptions(**{"model_path": Path("model"), **values})
 
 
-def _options(options: type, make: Callable[[Mapping[str, Any]], object], *, leave_out: typing.Container[str] = ()) -> Schema:
+def _options(
+    options: type, make: Callable[[Mapping[str, Any]], object], *, leave_out: typing.Container[str] = ()
+) -> Schema:
     properties = {}
     documented = _docstrings(options)
     for name, hint in typing.get_type_hints(options).items():

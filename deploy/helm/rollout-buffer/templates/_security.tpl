@@ -33,23 +33,32 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The name under which clients reach the service, and which its certificate has to bear. */}}
+{{- define "rb.host" -}}
+{{ include "rb.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end -}}
+
 {{/* Where a client (a worker, the test) finds the authority, its certificate and its token. dict root, token */}}
 {{- define "rb.clientEnv" -}}
 - name: RB_ADDRESS
-  value: {{ include "rb.fullname" .root }}.{{ .root.Release.Namespace }}.svc:{{ .root.Values.service.ports.grpc }}
+  value: {{ include "rb.host" .root }}:{{ .root.Values.service.ports.grpc }}
 {{- if include "rb.tlsOn" .root }}
 - name: RB_TLS_CA
   value: /etc/rollout-buffer/ca/ca.crt
 {{- if .root.Values.security.tls.mutual }}
-- name: RB_TLS_CERT
+- name: RB_TLS_CLIENT_CERT
   value: /etc/rollout-buffer/client-tls/tls.crt
-- name: RB_TLS_KEY
+- name: RB_TLS_CLIENT_KEY
   value: /etc/rollout-buffer/client-tls/tls.key
 {{- end }}
 {{- end }}
 {{- if .token.secret }}
 - name: RB_TOKEN_FILE
   value: /etc/rollout-buffer/token/token
+{{- if .root.Values.security.insecure }}
+- name: RB_INSECURE
+  value: "true"
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -93,7 +102,7 @@
 
 {{/* How probes and Prometheus speak with the admin page. */}}
 {{- define "rb.adminScheme" -}}
-HTTP
+{{- ternary "HTTPS" "HTTP" (ne (include "rb.tlsOn" .) "") -}}
 {{- end -}}
 
 {{- define "rb.issuer" -}}
