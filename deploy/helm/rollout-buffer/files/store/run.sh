@@ -1,0 +1,113 @@
+#!/bin/sh
+# Runs one program of the bundled store. usage: run.sh server | replicated | sentinel
+#
+#   server      a Valkey alone
+#   replicated  one of several: primary or replica, as a majority of the Sentinels says
+#   sentinel    the Sentinel beside it
+#
+# Who is primary is known by the Sentinels and nobody else: they keep it on the volume, so that after a restart of
+# everything the newest data stay primary. Only Sentinels that have never run begin with the first host.
+#
+# Environment: APPENDFSYNC, MAXMEMORY; SELF (this pod's host name), HOSTS (all of them, separated by blanks), SERVICE,
+# DOWN_AFTER_MS and FAILOVER_TIMEOUT_MS where there are Sentinels; STORE_PASSWORD if there is one; DATA (default /data),
+# CONFIG (/run/valkey), PORT (6379), SENTINEL_PORT (26379), BIND (every address), WAIT_S (120).
+set -eu
+umask 077
+data=${DATA:-/data} config=${CONFIG:-/run/valkey} port=${PORT:-6379} sentinel_port=${SENTINEL_PORT:-26379}
+password=${STORE_PASSWORD:-}
+
+quorum() {
+    set -- $HOSTS
+    echo $(($# / 2 + 1))
+}
+
+# Prints "epoch host port" of the primary that the Sentinel at a host knows; nothing if it does not answer.
+ask_sentinel() {
+    REDISCLI_AUTH=$password timeout 3 valkey-cli -h "$1" -p "$sentinel_port" --raw \
+        sentinel master "$SERVICE" 2> /dev/null |
+        awk '/^config-epoch$/ { getline; epoch = $0 } /^ip$/ { getline; ip = $0 } /^port$/ { getline; port = $0 }
+            END { if (ip != "" && epoch != "") print epoch, ip, port }' || true
+}
+
+# Prints "host port" of the primary, by the newest word of a majority.
+find_primary() {
+    deadline=$(($(date +%s) + ${WAIT_S:-120}))
+    while :; do
+        answers=$(for host in $HOSTS; do ask_sentinel "$host"; done)
+        count=$(printf '%s' "$answers" | grep -c . || true)
+        if [ "$count" -ge "$(quorum)" ]; then
+            printf '%s\n' "$answers" | sort -n | tail -n 1 | cut -d ' ' -f 2,3
+            return
+        fi
+        if [ "$(date +%s)" -ge "$deadline" ]; then
+            echo "store: waited ${WAIT_S:-120} s for $(quorum) Sentinels of: $HOSTS; $count answered" >&2
+            return 1
+        fi
+        echo "store: waiting for $(quorum) Sentinels of: $HOSTS; $count answered" >&2
+        sleep 1
+    done
+}
+
+server_config() {
+    cat << END
+port $port
+bind ${BIND:-* -::*}
+dir $data
+protected-mode no
+save ""
+appendonly yes
+appendfsync $APPENDFSYNC
+maxmemory $MAXMEMORY
+maxmemory-policy noeviction
+END
+    [ -z "$password" ] || printf 'requirepass %s\nmasterauth %s\n' "$password" "$password"
+}
+
+case $1 in
+server)
+    server_config > "$config/server.conf"
+    exec valkey-server "$config/server.conf"
+    ;;
+replicated)
+    primary=$(find_primary)
+    {
+        server_config
+        echo "replica-announce-ip $SELF"
+        [ "$primary" = "$SELF $port" ] || echo "replicaof $primary"
+    } > "$config/server.conf"
+    echo "store: the primary is $primary" >&2
+    exec valkey-server "$config/server.conf"
+    ;;
+sentinel)
+    # Sentinels rewrite their file: what they have learnt stays, the password is today's.
+    file=$data/sentinel.conf
+    if [ ! -s "$file" ]; then
+        set -- $HOSTS
+        cat > "$file.new" << END
+port $sentinel_port
+bind ${BIND:-* -::*}
+dir $data
+protected-mode no
+sentinel resolve-hostnames yes
+sentinel announce-hostnames yes
+sentinel announce-ip $SELF
+sentinel monitor $SERVICE $1 $port $(quorum)
+sentinel parallel-syncs $SERVICE 1
+END
+        mv "$file.new" "$file"
+    fi
+    {
+        grep -vE '^(requirepass|sentinel (auth-pass|sentinel-pass|down-after-milliseconds|failover-timeout)) ' "$file"
+        echo "sentinel down-after-milliseconds $SERVICE $DOWN_AFTER_MS"
+        echo "sentinel failover-timeout $SERVICE $FAILOVER_TIMEOUT_MS"
+        [ -z "$password" ] || printf 'requirepass %s\nsentinel sentinel-pass %s\nsentinel auth-pass %s %s\n' \
+            "$password" "$password" "$SERVICE" "$password"
+    } > "$file.new"
+    mv "$file.new" "$file"
+    exec valkey-server "$file" --sentinel
+    ;;
+*)
+    echo "usage: run.sh server | replicated | sentinel" >&2
+    exit 2
+    ;;
+esac

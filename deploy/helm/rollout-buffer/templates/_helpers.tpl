@@ -1,0 +1,103 @@
+{{/* Names, labels, and pieces that several objects share. A template named x takes the root context unless it says otherwise. */}}
+
+{{- define "rb.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rb.storeName" -}}
+{{ include "rb.fullname" . }}-store
+{{- end -}}
+
+{{/* dict root, pool */}}
+{{- define "rb.poolName" -}}
+{{ include "rb.fullname" .root }}-{{ .pool.name }}
+{{- end -}}
+
+{{/* What never changes: selectors. dict root, component; pool for workers. */}}
+{{- define "rb.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+rollout-buffer/pool: {{ .name }}
+{{- end }}
+{{- end -}}
+
+{{- define "rb.labels" -}}
+{{ include "rb.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "rb.serviceAccountName" -}}
+{{- default (ternary (include "rb.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{/* dict root, image */}}
+{{- define "rb.image" -}}
+{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{- end -}}
+
+{{/* A value as a program reads it. Helm's numbers are floats: 64 MiB would be printed as 6.7108864e+07. */}}
+{{- define "rb.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{/* Start of every pod's spec. dict root, scheduling (values with nodeSelector, tolerations, affinity) */}}
+{{- define "rb.pod" -}}
+serviceAccountName: {{ include "rb.serviceAccountName" .root }}
+automountServiceAccountToken: false
+# The variables of Services would collide with settings: a Service named rb gives RB_PORT.
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .scheduling }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A pod's securityContext. dict user */}}
+{{- define "rb.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "rb.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Pods of a set on different nodes and zones where possible. The labels of the set. */}}
+{{- define "rb.spread" -}}
+{{- $labels := . -}}
+{{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- topologyKey: {{ . }}
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- $labels | nindent 6 }}
+{{- end }}
+{{- end -}}

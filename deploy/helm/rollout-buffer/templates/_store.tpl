@@ -1,0 +1,76 @@
+{{/* The address of the store, as environment variables. */}}
+
+{{- define "rb.storeEnv" -}}
+{{- $store := .Values.store -}}
+{{- if eq $store.mode "external" -}}
+{{- if and $store.external.url $store.external.secret -}}
+{{- fail "store.external: give url or secret, not both" -}}
+{{- end -}}
+- name: RB_STORE
+{{- if $store.external.secret }}
+  valueFrom:
+    secretKeyRef: {name: {{ $store.external.secret }}, key: {{ $store.external.key }}}
+{{- else }}
+  value: {{ required "store.external: mode external needs url, or secret with the URL" $store.external.url | quote }}
+{{- end }}
+{{- else -}}
+{{- include "rb.storePasswordEnv" . }}
+- name: RB_STORE
+  value: {{ include "rb.storeUrl" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "rb.storePasswordEnv" -}}
+{{- with .Values.store.auth -}}
+{{- if .secret -}}
+- name: STORE_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of the bundled store; Kubernetes puts the password in. */}}
+{{- define "rb.storeUrl" -}}
+{{- $store := .Values.store -}}
+{{- $user := ternary ":$(STORE_PASSWORD)@" "" (ne $store.auth.secret "") -}}
+{{- if eq $store.mode "sentinel" -}}
+redis+sentinel://{{ $user }}{{ include "rb.storeHosts" . | replace " " ":26379," }}:26379/{{ $store.sentinel.service }}/0
+{{- if $store.auth.secret }}?sentinel_password=$(STORE_PASSWORD){{ end -}}
+{{- else -}}
+redis://{{ $user }}{{ include "rb.storeName" . }}.{{ .Release.Namespace }}.svc:6379/0
+{{- end -}}
+{{- end -}}
+
+{{/* Host names of the servers of mode sentinel, the first one first, separated by blanks. */}}
+{{- define "rb.storeHosts" -}}
+{{- $root := . -}}
+{{- $name := include "rb.storeName" . -}}
+{{- range $i, $_ := until (int .Values.store.sentinel.replicas) -}}
+{{- if $i }} {{ end -}}
+{{ $name }}-{{ $i }}.{{ $name }}.{{ $root.Release.Namespace }}.svc
+{{- end -}}
+{{- end -}}
+
+{{/* Environment of both programs of the bundled store; see files/store/run.sh. */}}
+{{- define "rb.storeProgramEnv" -}}
+{{- $sentinel := .Values.store.sentinel -}}
+{{- with include "rb.storePasswordEnv" . }}
+{{- . }}
+{{ end -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef: {fieldPath: metadata.name}
+{{- if eq .Values.store.mode "sentinel" }}
+- name: SELF
+  value: $(POD_NAME).{{ include "rb.storeName" . }}.{{ .Release.Namespace }}.svc
+- name: HOSTS
+  value: {{ include "rb.storeHosts" . }}
+- name: SERVICE
+  value: {{ $sentinel.service }}
+- name: DOWN_AFTER_MS
+  value: {{ include "rb.text" $sentinel.downAfterMs | quote }}
+- name: FAILOVER_TIMEOUT_MS
+  value: {{ include "rb.text" $sentinel.failoverTimeoutMs | quote }}
+{{- end }}
+{{- end -}}

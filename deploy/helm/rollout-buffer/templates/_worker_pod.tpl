@@ -1,0 +1,113 @@
+{{/* The pod of a pool. Its labels name no version, here and in the other pods: a new chart alone restarts nothing. dict root, pool, id */}}
+{{- define "rb.workerPod" -}}
+{{- $pool := .pool -}}
+{{- $client := dict "root" .root "token" $pool.token -}}
+{{- $holdsEngine := eq $pool.engine.source "launch" -}}
+{{- $hasEngine := or $holdsEngine (eq $pool.engine.source "sidecar") -}}
+{{- $hostNetwork := and $pool.collective.enabled $pool.collective.hostNetwork -}}
+{{- $drain := get $pool.options "drain_grace_s" | default 20 | int -}}
+metadata:
+  labels: {{- include "rb.selector" .id | nindent 4 }}
+  {{- with $pool.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "rb.pod" (dict "root" .root "scheduling" $pool) | nindent 2 }}
+  {{- with $pool.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $pool.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- if $hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  securityContext:
+    {{- include "rb.podSecurity" (dict "user" 10001) | nindent 4 }}
+    {{- if and $pool.collective.enabled (not $hostNetwork) }}
+    sysctls:
+      - name: net.ipv4.ip_local_port_range
+        value: {{ printf "%v %v" $pool.collective.portRange.from $pool.collective.portRange.to | quote }}
+    {{- end }}
+  terminationGracePeriodSeconds: {{ default (add $drain 40) $pool.terminationGracePeriodSeconds }}
+  {{- if eq $pool.engine.source "sidecar" }}
+  initContainers:
+    {{- include "rb.sidecar" . | nindent 4 }}
+  {{- end }}
+  containers:
+    # No preStop: nobody connects to a worker but for weights, and a worker that drains still serves them.
+    - name: worker
+      image: {{ include "rb.image" (dict "root" .root "image" $pool.image) }}
+      imagePullPolicy: {{ $pool.image.pullPolicy }}
+      {{- if $pool.codeConfigMap }}
+      workingDir: /code
+      {{- end }}
+      args: {{- include "rb.workerArgs" . | nindent 8 }}
+      env:
+        - name: POD_NAME
+          valueFrom:
+            fieldRef: {fieldPath: metadata.name}
+        - name: POD_IP
+          valueFrom:
+            fieldRef: {fieldPath: status.podIP}
+        - {name: HOME, value: /tmp}
+        - {name: RB_LOG_FORMAT, value: json}
+        {{- include "rb.clientEnv" $client | nindent 8 }}
+        {{- if $holdsEngine }}
+        {{- include "rb.engineEnv" . | trim | nindent 8 }}
+        {{- end }}
+        {{- with $pool.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- if $pool.weights.servePort }}
+      ports:
+        - {name: weights, containerPort: {{ $pool.weights.servePort }}}
+      {{- end }}
+      {{- if $holdsEngine }}
+      resources: {{- include "rb.gpuResources" (dict "pool" $pool "resources" $pool.resources) | nindent 8 }}
+      {{- else }}
+      resources: {{- toYaml $pool.resources | nindent 8 }}
+      {{- end }}
+      securityContext: {{- include "rb.containerSecurity" .root | nindent 8 }}
+      volumeMounts:
+        {{- include "rb.sharedMounts" $pool | nindent 8 }}
+        - {name: tmp, mountPath: /tmp}
+        {{- if $holdsEngine }}
+        - {name: shm, mountPath: /dev/shm}
+        {{- end }}
+        {{- if $pool.codeConfigMap }}
+        - {name: code, mountPath: /code, readOnly: true}
+        {{- end }}
+        {{- include "rb.clientMounts" $client | nindent 8 }}
+  volumes:
+    - name: tmp
+      emptyDir: {}
+    {{- if eq $pool.engine.source "sidecar" }}
+    - name: engine-tmp
+      emptyDir: {}
+    {{- end }}
+    {{- if $hasEngine }}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $pool.engine.shmSize }}}
+    {{- end }}
+    {{- if eq $pool.weights.volume "emptyDir" }}
+    - name: weights
+      emptyDir: {sizeLimit: {{ $pool.weights.size }}}
+    {{- else if eq $pool.weights.volume "claim" }}
+    - name: weights
+      persistentVolumeClaim: {claimName: {{ $pool.weights.claim }}}
+    {{- end }}
+    {{- with $pool.models.claim }}
+    - name: models
+      persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+    {{- end }}
+    {{- with $pool.codeConfigMap }}
+    - name: code
+      configMap: {name: {{ . }}}
+    {{- end }}
+    {{- include "rb.clientVolumes" $client | nindent 4 }}
+    {{- with $pool.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,165 @@
+{{/* Pools: an entry of workers, laid over workerDefaults, and the pieces of its pods. */}}
+
+{{/* The pools as YAML: a map by name. */}}
+{{- define "rb.pools" -}}
+{{- $pools := dict -}}
+{{- range .Values.workers -}}
+{{- if hasKey $pools .name -}}{{- fail (printf "workers: two pools have the name %s" .name) -}}{{- end -}}
+{{- if has .name (list "store" "client" "test") -}}{{- fail (printf "workers: the name %s is taken by the chart" .name) -}}{{- end -}}
+{{- $pool := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy .) -}}
+{{- $_ := set $pools .name $pool -}}
+{{- end -}}
+{{- toYaml $pools -}}
+{{- end -}}
+
+{{/* Refuses what the schema cannot. dict root, pool */}}
+{{- define "rb.checkPool" -}}
+{{- $pool := .pool -}}
+{{- $engine := $pool.engine -}}
+{{- $where := printf "workers (%s)" $pool.name -}}
+{{- if and (eq $engine.source "sidecar") (not $engine.sidecar.model) -}}
+{{- fail (printf "%s: engine.sidecar.model: name the model that SGLang serves" $where) -}}
+{{- else if and (eq $engine.source "urls") (not $engine.urls) -}}
+{{- fail (printf "%s: engine.urls: name the SGLang servers" $where) -}}
+{{- else if and (eq $engine.source "router") (not $engine.router) -}}
+{{- fail (printf "%s: engine.router: name the sglang-router" $where) -}}
+{{- else if and (eq $engine.source "launch") (not (hasKey $engine.launch "model_path")) -}}
+{{- fail (printf "%s: engine.launch.model_path: name the model's directory" $where) -}}
+{{- end -}}
+{{- if and (has $engine.source (list "urls" "router")) (or (gt (int $pool.replicas) 1) $pool.autoscaling.enabled) -}}
+{{- fail (printf "%s: a server has one worker: with engine.source=%s replicas has to be 1; divide the servers over pools instead" $where $engine.source) -}}
+{{- end -}}
+{{- if and (eq $pool.weights.volume "claim") (not $pool.weights.claim) -}}
+{{- fail (printf "%s: weights.claim: name the PersistentVolumeClaim" $where) -}}
+{{- else if and (eq $pool.weights.volume "template") (ne $pool.kind "StatefulSet") -}}
+{{- fail (printf "%s: weights.volume=template needs kind=StatefulSet" $where) -}}
+{{- end -}}
+{{- if not (or $pool.options.reward $pool.options.rollout $pool.options.environment) -}}
+{{- fail (printf "%s: options: give reward, rollout or environment (module:function)" $where) -}}
+{{- end -}}
+{{- if and .root.Values.security.tokens.secret (not $pool.token.secret) -}}
+{{- fail (printf "%s: token.secret: the service asks for tokens; name the Secret with this worker's" $where) -}}
+{{- end -}}
+{{- if and $pool.collective.enabled (gt (int $pool.collective.portRange.from) (int $pool.collective.portRange.to)) -}}
+{{- fail (printf "%s: collective.portRange: from is above to" $where) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Options of the command line by their names in Python. The map. */}}
+{{- define "rb.flags" -}}
+{{- range $name, $value := . }}
+{{- $flag := replace "_" "-" $name }}
+{{- if kindIs "bool" $value }}
+- --{{ if not $value }}no-{{ end }}{{ $flag }}
+{{- else }}
+- {{ printf "--%s=%s" $flag (include "rb.text" $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* dict root, pool */}}
+{{- define "rb.workerArgs" -}}
+{{- $pool := .pool -}}
+{{- $engine := $pool.engine -}}
+- worker
+- {{ printf "--run=%s" $pool.run | quote }}
+- --worker-id=$(POD_NAME)
+- --weights-dir={{ $pool.weights.mountPath }}
+{{- if $pool.weights.servePort }}
+- {{ printf "--weights-serve=%s:%v" .root.Values.service.bind $pool.weights.servePort | quote }}
+- --weights-advertise=$(POD_IP)
+{{- end }}
+{{- if eq $engine.source "sidecar" }}
+- --engine=http://127.0.0.1:{{ $engine.sidecar.port }}
+{{- if not (hasKey $pool.options "engine_timeout_s") }}
+- --engine-timeout-s={{ $engine.sidecar.startupSeconds }}
+{{- end }}
+{{- else if eq $engine.source "urls" }}
+{{- range $engine.urls }}
+- {{ printf "--engine=%s" . | quote }}
+{{- end }}
+{{- else if eq $engine.source "router" }}
+- {{ printf "--router=%s" $engine.router | quote }}
+{{- else if eq $engine.source "launch" }}
+- {{ printf "--launch=%s" $engine.launch.model_path | quote }}
+{{- include "rb.flags" (omit $engine.launch "model_path" "extra_flags") }}
+{{- range $engine.launch.extra_flags }}
+- {{ printf "--engine-flag=%s" . | quote }}
+{{- end }}
+{{- else }}
+- --simulate
+{{- include "rb.flags" $engine.simulate }}
+{{- end }}
+{{- include "rb.flags" $pool.options }}
+{{- end -}}
+
+{{/* Environment of the process that holds the engine. dict root, pool */}}
+{{- define "rb.engineEnv" -}}
+{{- with .pool.collective }}
+{{- if and .enabled .interface }}
+- {name: NCCL_SOCKET_IFNAME, value: {{ .interface | quote }}}
+- {name: GLOO_SOCKET_IFNAME, value: {{ .interface | quote }}}
+{{- end }}
+{{- end }}
+{{- with .pool.engine.env }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{/* Mounts of the worker and of its engine: both see models and weights under the same paths. The pool. */}}
+{{- define "rb.sharedMounts" -}}
+- {name: weights, mountPath: {{ .weights.mountPath }}}
+{{- if .models.claim }}
+- {name: models, mountPath: {{ .models.mountPath }}, readOnly: true}
+{{- end }}
+{{- with .extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{/* The SGLang container: it starts before the worker and ends after it, so that a worker that drains still has it. dict root, pool */}}
+{{- define "rb.sidecar" -}}
+{{- $pool := .pool -}}
+{{- $sidecar := $pool.engine.sidecar -}}
+{{- $probe := printf "import urllib.request as u; u.urlopen('http://127.0.0.1:%v/ready', timeout=4)" $sidecar.port -}}
+- name: engine
+  image: {{ include "rb.image" (dict "root" .root "image" $sidecar.image) }}
+  imagePullPolicy: {{ $sidecar.image.pullPolicy }}
+  restartPolicy: Always
+  command: [python3, -m, sglang.launch_server]
+  args:
+    - {{ printf "--model-path=%s" $sidecar.model | quote }}
+    - --host=127.0.0.1
+    - --port={{ $sidecar.port }}
+    - --incremental-streaming-output
+    {{- range $sidecar.args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    # Compiled kernels and downloads; the root file system is read-only.
+    - {name: HOME, value: /tmp}
+    {{- include "rb.engineEnv" . | trim | nindent 4 }}
+  # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: a server
+  # that hangs is left alone by its worker until it answers, one that has ended is started again.
+  startupProbe:
+    exec: {command: [python3, -c, {{ $probe | quote }}]}
+    periodSeconds: 5
+    timeoutSeconds: 10
+    failureThreshold: {{ div $sidecar.startupSeconds 5 | max 1 }}
+  resources: {{- include "rb.gpuResources" (dict "pool" $pool "resources" $sidecar.resources) | nindent 4 }}
+  securityContext: {{- toYaml (default (include "rb.containerSecurity" .root | fromYaml) $sidecar.securityContext) | nindent 4 }}
+  volumeMounts:
+    {{- include "rb.sharedMounts" $pool | nindent 4 }}
+    - {name: engine-tmp, mountPath: /tmp}
+    - {name: shm, mountPath: /dev/shm}
+{{- end -}}
+
+{{/* Resources of the container with the engine. dict pool, resources */}}
+{{- define "rb.gpuResources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if .pool.engine.gpus -}}
+{{- $gpus := dict .pool.engine.gpuResource (int .pool.engine.gpus) -}}
+{{- $_ := set $resources "limits" (merge (dict) (default dict $resources.limits) $gpus) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}

@@ -1,0 +1,116 @@
+"""Pods: nobody is root, nothing is written outside of volumes, ends leave time, and no secret is readable."""
+
+from pathlib import Path
+
+from tests.chart.helm import documents, environment, every_value_set, load, pods, pods_of, strings
+
+
+@every_value_set
+def test_no_pod_is_root_or_holds_a_token_of_kubernetes(values: Path) -> None:
+    for pod in pods(values):
+        security = pod.spec["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert pod.spec["enableServiceLinks"] is False
+    for account in documents(values, "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+@every_value_set
+def test_containers_have_no_privileges_and_a_read_only_root(values: Path) -> None:
+    for pod in pods(values):
+        for container in pod.containers:
+            security = container["securityContext"]
+            if container["name"] == "engine" and "add" in security["capabilities"]:
+                continue  # given by the values
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+@every_value_set
+def test_containers_say_what_they_need_and_images_are_pinned(values: Path) -> None:
+    for pod in pods(values):
+        for container in pod.containers:
+            assert container["resources"]["requests"], pod.name
+            assert "memory" in container["resources"]["limits"], pod.name
+            tag = container["image"].rpartition(":")[2]
+            assert tag
+            assert tag != "latest"
+
+
+@every_value_set
+def test_pods_have_longer_to_end_than_their_programs_take(values: Path) -> None:
+    for pod in pods_of(values, "service"):
+        container = pod.container("service")
+        drain_s = float(environment(container).get("RB_DRAIN_GRACE_S", "10"))
+        stop_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        assert pod.spec["terminationGracePeriodSeconds"] >= stop_s + drain_s + 10
+    for pod in pods_of(values, "worker"):
+        flags = [flag for flag in pod.container("worker")["args"] if flag.startswith("--drain-grace-s=")]
+        drain_s = float(flags[0].partition("=")[2]) if flags else 20.0
+        assert pod.spec["terminationGracePeriodSeconds"] >= drain_s + 30
+
+
+@every_value_set
+def test_upgrades_take_no_replica_of_the_service_away_first(values: Path) -> None:
+    for deployment in documents(values, "Deployment"):
+        if deployment["metadata"]["labels"]["app.kubernetes.io/component"] == "service":
+            assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+@every_value_set
+def test_engines_outlive_their_workers_and_share_weights_and_models_with_them(values: Path) -> None:
+    for pod in pods_of(values, "worker"):
+        if "engine" not in {container["name"] for container in pod.containers}:
+            continue
+        engine, worker = pod.container("engine"), pod.container("worker")
+        assert engine in pod.spec["initContainers"]
+        assert engine["restartPolicy"] == "Always"
+        shared = {(m["name"], m["mountPath"]) for m in worker["volumeMounts"] if m["name"] in {"weights", "models"}}
+        assert shared <= {(m["name"], m["mountPath"]) for m in engine["volumeMounts"]}
+        port = next(flag for flag in engine["args"] if flag.startswith("--port=")).partition("=")[2]
+        assert f"--engine=http://127.0.0.1:{port}" in worker["args"]
+        # Whoever reaches SGLang can run code in it.
+        assert "--host=127.0.0.1" in engine["args"]
+        assert pod.volumes["shm"]["emptyDir"]["medium"] == "Memory"
+
+
+@every_value_set
+def test_gpus_are_asked_for_where_the_engine_runs(values: Path) -> None:
+    pools = {pool["name"]: pool for pool in load(values.read_text()).get("workers", [])}
+    for pod in pods_of(values, "worker"):
+        engine = pools[pod.labels["rollout-buffer/pool"]].get("engine", {})
+        source = engine.get("source", "sidecar")
+        holder = {"sidecar": "engine", "launch": "worker"}.get(source)
+        for container in pod.containers:
+            gpus = container["resources"]["limits"].get("nvidia.com/gpu", 0)
+            assert gpus == (engine.get("gpus", 1) if container["name"] == holder else 0)
+
+
+@every_value_set
+def test_ports_of_collective_updates_are_bounded_unless_they_are_the_nodes(values: Path) -> None:
+    pools = {pool["name"]: pool for pool in load(values.read_text()).get("workers", [])}
+    for pod in pods_of(values, "worker"):
+        collective = pools[pod.labels["rollout-buffer/pool"]].get("collective", {})
+        sysctls = pod.spec["securityContext"].get("sysctls", [])
+        # Kubernetes refuses the sysctl together with the node's network.
+        assert bool(sysctls) == (collective.get("enabled", False) and not collective.get("hostNetwork", False))
+        assert pod.spec.get("hostNetwork", False) == collective.get("hostNetwork", False)
+
+
+@every_value_set
+def test_no_secret_is_made_or_readable(values: Path) -> None:
+    assert documents(values, "Secret") == []
+    for document in documents(values, "ConfigMap"):
+        assert not any("://" in text and "@" in text for text in strings(document["data"]))
+    for pod in pods(values):
+        for container in pod.containers:
+            secrets = {v["name"] for v in container.get("env", []) if "secretKeyRef" in v.get("valueFrom", {})}
+            for argument in [*container.get("args", []), *container.get("command", [])]:
+                assert not any(f"$({name})" in argument for name in secrets), "arguments are readable in /proc"
+            for variable in container.get("env", []):
+                if variable["name"] == "RB_STORE" and "@" in variable.get("value", ""):
+                    assert ":$(STORE_PASSWORD)@" in variable["value"]

@@ -1,0 +1,122 @@
+"""What pods are told is what the programs understand: variables are settings, flags are options, values are taken."""
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer
+
+from buffer_cli.main import app
+from buffer_cli.worker import to_options
+from buffer_service.settings import Settings
+from buffer_service.store.address import Address
+from rollout_workers.options import WorkerOptions
+from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of
+
+CLIENT = {
+    *("RB_ADDRESS", "RB_LOG_FORMAT", "RB_INSECURE"),
+    *("RB_TLS_CA", "RB_TLS_CLIENT_CERT", "RB_TLS_CLIENT_KEY", "RB_TOKEN_FILE"),
+}
+"""What a client may be told by its environment."""
+
+
+def _settings_of(pod: Pod) -> dict[str, str]:
+    variables = environment(pod.container("service"))
+    return {name.removeprefix("RB_").lower(): value for name, value in variables.items() if name.startswith("RB_")}
+
+
+@every_value_set
+def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(values: Path, tmp_path: Path) -> None:
+    (pod,) = pods_of(values, "service")
+    given = _settings_of(pod)
+    if given["store"].startswith("<"):
+        given["store"] = "redis://in-a-secret:6379/0"
+    for name in ("tls_cert", "tls_key", "tls_client_ca", "tokens_file"):
+        if name in given:
+            if name not in Settings.model_fields:
+                pytest.skip(f"this service has no setting {name}")
+            given[name] = str(tmp_path / name)
+            (tmp_path / name).touch()
+
+    assert set(given) <= set(Settings.model_fields)
+    with mock.patch.dict(os.environ, {f"RB_{name.upper()}": value for name, value in given.items()}, clear=True):
+        settings = Settings()
+
+    assert Address.parse(settings.store)
+    assert settings.insecure == ("tokens_file" not in given)
+
+
+def test_numbers_arrive_whole() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "settings-values.yaml"]
+    given = _settings_of(pods_of(values, "service")[0])
+
+    assert given["max_message_bytes"] == "1073741824"
+    assert given["blocked_bytes"] == "1099511627776"
+    assert given["max_run_tokens"] == "123456789012"
+    assert given["drain_grace_s"] == "30.5"
+
+
+def _parsed(container: Document) -> dict[str, Any]:
+    """What the real command line makes of the arguments."""
+    variables = environment(container)
+    arguments = list(container["args"])
+    for name, value in variables.items():
+        arguments = [argument.replace(f"$({name})", value.strip("<>")) for argument in arguments]
+    command = typer.main.get_command(app)
+    assert hasattr(command, "commands")
+    chosen = command.commands[arguments[0]]
+    with mock.patch.dict(os.environ, variables, clear=True):
+        context = chosen.make_context("worker", arguments[1:])
+    return {name: value for name, value in context.params.items() if value not in (None, [], ())}
+
+
+@every_value_set
+def test_every_argument_of_a_worker_is_an_option_and_its_value_is_taken(values: Path) -> None:
+    for pod in pods_of(values, "worker"):
+        container = pod.container("worker")
+        assert {name for name in environment(container) if name.startswith("RB_")} <= CLIENT
+
+        options = to_options(_parsed(container))
+
+        assert isinstance(options, WorkerOptions)
+        assert options.worker_id == "POD_NAME"
+        assert options.address == environment(container)["RB_ADDRESS"]
+        assert options.weights_dir in {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+
+
+def test_options_of_values_reach_the_worker() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "workers-simulated-values.yaml"]
+    (pod,) = pods_of(values, "worker")
+
+    options = to_options(_parsed(pod.container("worker")))
+
+    assert options.bundle_bytes == 8_388_608
+    assert options.bundle_wait_s == 0.05
+    assert options.simulated is not None
+    assert (options.simulated.engines, options.simulated.tokens_per_s, options.simulated.seed) == (64, 90.5, 7)
+
+
+def test_launched_engines_get_their_flags_in_order() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "workers-launch-values.yaml"]
+    (pod,) = pods_of(values, "worker")
+
+    options = to_options(_parsed(pod.container("worker")))
+
+    assert options.launch is not None
+    assert options.launch.extra_flags == ("--tp", "2")
+    assert options.launch.engines == 2
+    assert options.launch.ready_timeout_s == 1200.0
+
+
+@every_value_set
+def test_the_test_runs_a_command_that_exists(values: Path) -> None:
+    (pod,) = pods_of(values, "test")
+    (container,) = pod.containers
+    assert {name for name in environment(container) if name.startswith("RB_")} <= CLIENT
+    group, name, *arguments = container["args"]
+    command = typer.main.get_command(app)
+    assert hasattr(command, "commands")
+    context = command.commands[group].commands[name].make_context(name, arguments)
+    assert context.params["timeout_s"] == 30.0

@@ -1,0 +1,115 @@
+"""Wrong values are refused before anything reaches a cluster, and the message says what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chart.helm import MAJORS, render_with
+
+OPEN = "security: {insecure: true}\n"
+BARE_POOL = OPEN + "workers: [{name: w, run: r, %s}]\n"
+POOL = OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {sidecar: {model: m}}, %s}]\n"
+
+BY_SCHEMA = {
+    "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
+    "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
+    "a setting that the chart gives": (OPEN + "service: {settings: {store: 'redis://x'}}", "store"),
+    "a setting out of bounds": (OPEN + "service: {settings: {rpc_processes: 65}}", "64"),
+    "a setting of another type": (OPEN + "service: {settings: {drain_grace_s: soon}}", "drain_grace_s"),
+    "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "RB_"),
+    "no replica": (OPEN + "service: {replicas: 0}", "replicas"),
+    "a password in a URL": (OPEN + "store: {mode: external, external: {url: 'redis://:pw@h:6379/0'}}", "url"),
+    "another store": (OPEN + "store: {mode: cluster}", "mode"),
+    "two Sentinels": (OPEN + "store: {mode: sentinel, sentinel: {replicas: 2}}", "replicas"),
+    "hasty Sentinels": (OPEN + "store: {sentinel: {downAfterMs: 1000}}", "downAfterMs"),
+    "memory without a unit": (OPEN + "store: {maxmemory: '2000000'}", "maxmemory"),
+    "fsync every second": (OPEN + "store: {durability: everysec}", "durability"),
+    "an image that moves": (OPEN + "service: {image: {tag: latest}}", "tag"),
+    "a pool without a run": (OPEN + "workers: [{name: w}]", "run"),
+    "a pool with a long name": (OPEN + "workers: [{name: a-name-of-more-than-20, run: r}]", "name"),
+    "an unknown option": (BARE_POOL % "options: {group_per_engine: 4}", "group_per_engine"),
+    "an option out of bounds": (BARE_POOL % "options: {groups_per_engine: 257}", "256"),
+    "an option that the chart gives": (BARE_POOL % "options: {worker_id: x}", "worker_id"),
+    "another pause mode": (BARE_POOL % "options: {pause_mode: retry}", "pause_mode"),
+    "an engine of another kind": (BARE_POOL % "engine: {source: vllm}", "source"),
+    "half a GPU": (BARE_POOL % "engine: {gpus: 0.5}", "gpus"),
+    "a port out of range": (BARE_POOL % "weights: {servePort: 70000}", "servePort"),
+}
+
+BY_TEMPLATE = {
+    "nobody is asked for a token": ("{}", "security.insecure=true"),
+    "a certificate without tokens": ("security: {tls: {source: secret, secret: s}}", "security.tokens.secret"),
+    "tokens without a certificate": ("security: {tokens: {secret: s}}", "security.tls.source"),
+    "both secured and not": (
+        "security: {insecure: true, tls: {source: secret, secret: s}, tokens: {secret: t}}",
+        "contradicts",
+    ),
+    "TLS without its Secret": ("security: {tls: {source: secret}, tokens: {secret: t}}", "security.tls.secret"),
+    "cert-manager without an issuer": (
+        "security: {tls: {source: cert-manager}, tokens: {secret: t}}",
+        "security.tls.issuer.name",
+    ),
+    "mutual TLS without the workers' Secret": (
+        "security: {tls: {source: secret, secret: s, mutual: true}, tokens: {secret: t}}\n"
+        "workers: [{name: w, run: r, token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        "security.tls.clientSecret",
+    ),
+    "a worker without a token": (
+        "security: {tls: {source: secret, secret: s}, tokens: {secret: t}}\n"
+        "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        "token.secret",
+    ),
+    "an external store without address": (OPEN + "store: {mode: external}", "store.external"),
+    "an external store with two addresses": (
+        OPEN + "store: {mode: external, external: {url: 'redis://h', secret: s}}",
+        "not both",
+    ),
+    "two pools of one name": (
+        OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}, {name: w, run: b, options: {reward: 'm:f'}}]",
+        "two pools",
+    ),
+    "a pool named as the store": (OPEN + "workers: [{name: store, run: a}]", "taken by the chart"),
+    "a worker without reward": (OPEN + "workers: [{name: w, run: a, engine: {source: simulate}}]", "reward"),
+    "no model": (OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}]", "engine.sidecar.model"),
+    "two workers for one server": (
+        OPEN + "workers: [{name: w, run: a, replicas: 2, options: {reward: 'm:f'}, "
+        "engine: {source: urls, urls: ['http://a:1']}}]",
+        "a server has one worker",
+    ),
+    "volumes for pods without names": (POOL % "kind: Deployment, weights: {volume: template}", "kind=StatefulSet"),
+    "a claim without name": (POOL % "weights: {volume: claim}", "weights.claim"),
+    "ports the wrong way round": (POOL % "collective: {enabled: true, portRange: {from: 3000, to: 2000}}", "from"),
+    "an autoscaler without metric": (
+        OPEN + "service: {autoscaling: {enabled: true, cpuUtilization: null}}",
+        "service.autoscaling",
+    ),
+    "dashboards that are not there": (OPEN + "metrics: {dashboards: {enabled: true}}", "files/dashboards"),
+}
+
+
+@pytest.mark.parametrize(("values", "named"), BY_SCHEMA.values(), ids=BY_SCHEMA)
+def test_the_schema_refuses(tmp_path: Path, values: str, named: str) -> None:
+    done = render_with(tmp_path, values)
+
+    assert done.returncode != 0
+    assert "schema" in done.stderr
+    assert named in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("values", "named"), BY_TEMPLATE.values(), ids=BY_TEMPLATE)
+def test_the_templates_refuse(tmp_path: Path, values: str, named: str) -> None:
+    done = render_with(tmp_path, values)
+
+    assert done.returncode != 0
+    assert "schema" not in done.stderr
+    assert named in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_both_majors_name_the_value_that_the_schema_refuses(tmp_path: Path, major: int) -> None:
+    done = render_with(tmp_path, OPEN + "service: {settings: {rpc_processes: 65}}", major)
+
+    assert done.returncode != 0
+    assert "rpc_processes" in done.stderr

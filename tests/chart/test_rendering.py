@@ -1,0 +1,60 @@
+"""Every value set is accepted by Helm 3 and 4, which agree, and by the schemas of Kubernetes."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.chart import helm
+from tests.chart.helm import CHART, MAJORS, VALUE_SETS, every_value_set
+
+KUBERNETES = ("1.30.0", "1.37.0")
+"""The oldest that Chart.yaml accepts, and the newest that the validator knows."""
+
+WITHOUT_SCHEMA = {"Certificate", "PrometheusRule", "ServiceMonitor"}
+"""Kinds of operators, which are no part of Kubernetes."""
+
+
+def test_there_are_at_least_a_dozen_value_sets_beside_the_three_examples() -> None:
+    assert len(list((CHART / "ci").glob("*-values.yaml"))) >= 12
+    assert {path.name for path in (CHART / "examples").iterdir()} == {
+        "one-node.yaml",
+        "8-engines.yaml",
+        "100-engines.yaml",
+    }
+
+
+@pytest.mark.parametrize("major", MAJORS)
+@every_value_set
+def test_lint_finds_nothing(values: Path, major: int) -> None:
+    done = helm.helm(major, "lint", "--strict", CHART, "--values", values)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+    assert "[ERROR]" not in done.stdout
+
+
+@every_value_set
+def test_both_majors_render_the_same(values: Path) -> None:
+    assert helm.rendered(values, 3) == helm.rendered(values, 4)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_valid(tmp_path: Path, version: str) -> None:
+    python = helm.tool("venv/bin/python")
+    files = []
+    for values in VALUE_SETS:
+        files.append(tmp_path / values.name)
+        files[-1].write_text(helm.rendered(values))
+
+    command = [python, "-m", "kubernetes_validate", "--strict", "-k", version, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590)
+
+    complaints = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if not line.startswith("INFO") and not any(f"schema for kind {kind} " in line for kind in WITHOUT_SCHEMA)
+    ]
+    assert complaints == []
+    assert done.returncode == 0
