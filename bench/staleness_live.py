@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,79 +136,98 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.staleness_live", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120, help="measured train steps of a setting (default 120)")
     parser.add_argument("--warmup", type=int, default=15, help="train steps before them (default 15)")
-    parser.add_argument("--only", metavar="WORD", default="", help="only settings with this in their name; no results")
+    parser.add_argument("--only", metavar="WORD", default="", help="only settings with this in their name")
+    parser.add_argument("--tries", type=int, default=1, help="runs of a setting until one is undisturbed (default 1)")
     options = parser.parse_args()
-    parts: dict[str, list[Comparison]] = {}
-    for part, settings in (("agreement", AGREEMENT), ("whole_groups", WHOLE_GROUPS), ("sync", SYNC)):
-        parts[part] = []
-        for setting in settings:
-            if options.only in setting.name:
-                found = compared(setting, steps=options.steps, warmup=options.warmup)
-                print(found, flush=True)
-                parts[part].append(found)
-    if not options.only:
-        report = {
-            "steps": options.steps,
-            "warmup": options.warmup,
-            "cores": os.cpu_count(),
-            "load_average_at_the_end": os.getloadavg()[0],
-            **{part: [_values(one) for one in found] for part, found in parts.items()},
+    rows: dict[str, Row] = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    off = []
+    for setting in (*AGREEMENT, *WHOLE_GROUPS, *SYNC):
+        if options.only not in setting.name:
+            continue
+        found = compared(setting, steps=options.steps, warmup=options.warmup)
+        print(found, flush=True)
+        disturbed = 0
+        while found.live.disturbed and disturbed + 1 < options.tries:
+            disturbed += 1
+            found = compared(setting, steps=options.steps, warmup=options.warmup)
+            print(found, flush=True)
+        rows[setting.name] = {
+            **_values(found),
+            "disturbed_runs_before": disturbed,
+            "load_average": os.getloadavg()[0],
         }
-        _RESULTS.write_text(json.dumps(report, indent=1) + "\n")
-        put("staleness_live", staleness_table([*parts["agreement"], *parts["whole_groups"]]))
-        put("sync_live", sync_table(parts["sync"]))
-        print(f"\nwritten to {_RESULTS}")
-    off = [one.setting.name for found in parts.values() for one in found if abs(one.difference) > TOLERANCE]
+        _RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+        if abs(found.difference) > TOLERANCE:
+            off.append(setting.name)
+    put("staleness_live", staleness_table(rows))
+    put("sync_live", sync_table(rows))
+    print(f"\nwritten to {_RESULTS}")
     if off:
         print(f"further off than {TOLERANCE} versions: {', '.join(off)}")
     return bool(off)
 
 
-def staleness_table(found: Sequence[Comparison]) -> list[str]:
-    """Staleness by its parts, live and simulated."""
+Row = dict[str, Any]
+"""A Comparison as JSON values."""
+
+
+def staleness_table(rows: Mapping[str, Row]) -> list[str]:
+    """Staleness by its parts, live / simulated, of the settings that have been run."""
     head = (
-        *("setting", "ρ", "pre-queue: live", "simulated", "in queue: live", "simulated"),
-        *("staleness: live", "simulated", "difference", "standard errors", "period s: live", "simulated"),
+        "setting",
+        "pre-queue",
+        "in queue",
+        "staleness",
+        "difference",
+        "standard errors",
+        "period, s",
+        "undisturbed",
     )
-    rows = [
+    lines = [
         (
-            *(one.setting.name, f"{one.setting.rho:g}"),
-            *(f"{one.live.pqs:.2f}", f"{one.simulated.pqs:.2f}", f"{one.live.iqs:.2f}", f"{one.simulated.iqs:.2f}"),
-            *(f"{one.live.staleness:.2f}", f"{one.simulated.staleness:.2f}"),
-            *(_signed(one.difference, 2), _signed(one.standard_errors, 1)),
-            *(f"{one.live.period_s:.3f}", f"{one.simulated.period_s:.3f}"),
+            f"{setting.name}, ρ {setting.rho:g}",
+            *(_both(rows[setting.name], name, ".2f") for name in ("pqs", "iqs", "staleness")),
+            _signed(rows[setting.name]["difference"], ".2f"),
+            _signed(rows[setting.name]["standard_errors"], ".1f"),
+            _both(rows[setting.name], "period_s", ".3f"),
+            "no" if rows[setting.name]["live"]["disturbed"] else "yes",
         )
-        for one in found
+        for setting in (*AGREEMENT, *WHOLE_GROUPS)
+        if setting.name in rows
     ]
-    return table(head, rows)
+    return table(head, lines)
 
 
-def sync_table(found: Sequence[Comparison]) -> list[str]:
-    """Period, idle shares and staleness, live and simulated; speeds over the first one's."""
-    head = (
-        *("the same loop", "period s: live", "simulated", "times as fast: live", "simulated"),
-        *("trainer idle: live", "simulated", "slots idle: live", "simulated", "staleness: live", "simulated"),
-    )
-    first = found[0]
-    rows = [
+def sync_table(rows: Mapping[str, Row]) -> list[str]:
+    """Period, idle shares and staleness, live / simulated; speeds over the first one's."""
+    head = ("the same loop", "period, s", "times as fast", "trainer idle", "slots idle", "staleness", "undisturbed")
+    found = [(setting.name, rows[setting.name]) for setting in SYNC if setting.name in rows]
+    lines = [
         (
-            *(one.setting.name, f"{one.live.period_s:.3f}", f"{one.simulated.period_s:.3f}"),
-            f"{first.live.period_s / one.live.period_s:.2f}",
-            f"{first.simulated.period_s / one.simulated.period_s:.2f}",
-            *(f"{one.live.trainer_idle_share:.0%}", f"{one.simulated.trainer_idle_share:.0%}"),
-            *(f"{one.live.slot_idle_share:.0%}", f"{one.simulated.slot_idle_share:.0%}"),
-            *(f"{one.live.staleness:.2f}", f"{one.simulated.staleness:.2f}"),
+            name,
+            _both(row, "period_s", ".3f"),
+            " / ".join(f"{found[0][1][side]['period_s'] / row[side]['period_s']:.2f}" for side in _SIDES),
+            *(_both(row, share, ".0%") for share in ("trainer_idle_share", "slot_idle_share")),
+            _both(row, "staleness", ".2f"),
+            "no" if row["live"]["disturbed"] else "yes",
         )
-        for one in found
+        for name, row in found
     ]
-    return table(head, rows)
+    return table(head, lines)
 
 
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")
+_SIDES = ("live", "simulated")
 
 
-def _values(one: Comparison) -> dict[str, Any]:
+def _both(row: Row, name: str, form: str) -> str:
+    return " / ".join(format(row[side][name], form) for side in _SIDES)
+
+
+def _signed(value: float, form: str) -> str:
+    return f"{value:+{form}}".replace("-", "−")
+
+
+def _values(one: Comparison) -> Row:
     return {
         "setting": asdict(one.setting),
         "live": {**asdict(one.live), "disturbed": one.live.disturbed},

@@ -73,7 +73,8 @@ def test_turns_wait_for_the_longest_response_and_a_queue_does_not() -> None:
     shared, drop = asked(SHARED, DROP, lengths=lengths, split=Split(8, 8), concurrency=8)
     assert shared.useful_gpu_share is not None
     assert drop.useful_gpu_share is not None
-    assert shared.useful_gpu_share < 0.6 < 0.8 < drop.useful_gpu_share <= 1.0
+    assert shared.useful_gpu_share < 0.6
+    assert 0.8 < drop.useful_gpu_share <= 1
     assert drop.speed > 1.3
 
 
@@ -168,5 +169,5 @@ def test_without_gpus_there_is_no_shared_row() -> None:
 )
 def test_a_refusal_names_the_option(words: tuple[str, ...], said: str) -> None:
     result = typed(*words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"error: {said}" in result.output
