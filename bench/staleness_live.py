@@ -40,10 +40,10 @@ WHOLE_GROUPS = (
     Setting(name="whole groups in slots, train-bound", preset="queue_drop(1)", rho=1.4, whole_groups=True),
 )
 SYNC = (
-    Setting(name="synchronous", preset="sync", rho=1.0),
-    Setting(name="one step off", preset="one_step_off", rho=1.0),
-    Setting(name="asynchronous, whole batches", preset="queue_drop(1)", rho=1.0),
-    Setting(name="asynchronous, streamed rounds", preset="streaming(2)", rho=1.0),
+    Setting(name="sync", preset="sync", rho=1.0),
+    Setting(name="one_step_off", preset="one_step_off", rho=1.0),
+    Setting(name="queue_drop(1)", preset="queue_drop(1)", rho=1.0),
+    Setting(name="streaming(2)", preset="streaming(2)", rho=1.0),
 )
 
 

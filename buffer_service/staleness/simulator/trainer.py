@@ -1,8 +1,8 @@
 """The trainer: pulls a batch, or its next micro-batch, when it is free, and publishes when a step is trained.
 
 With prefetch it pulls up to so many steps ahead of the one that it trains on, as the trainer client does: whole
-batches, or their rounds as soon as these are there. A step takes B·L̄/T whatever its batch holds; a micro-batch its share
-of that.
+batches, or their rounds as soon as these are there. A step takes B·L̄/T whatever its batch holds; a micro-batch its
+share of that.
 """
 
 from collections import deque
