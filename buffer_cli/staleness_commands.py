@@ -1,4 +1,4 @@
-"""`rollout-buffer plan`, `simulate` and `lab` and their options. What they run is imported when they run."""
+"""`rollout-buffer plan`, `simulate`, `lab` and `worth` and their options. What they run is imported when they run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,6 +74,14 @@ ReloadPause = Annotated[
         metavar="TOKENS", help="Pause at a publish, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
     ),
 ]
+GroupsInFlight = Annotated[
+    int,
+    typer.Option(
+        metavar="GROUPS",
+        help="Generated at once, groups_per_engine over all engines; 0: as many as the slots need.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
 Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_help_panel=_SIMULATION)]
 Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
 Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
@@ -85,6 +93,7 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
     app.command()(simulate)
     app.command()(lab)
+    app.command()(worth)
 
 
 def plan(
@@ -158,6 +167,7 @@ def simulate(
     turn_tokens: TurnTokens = 0,
     turn_latency: TurnLatency = 0.0,
     reload_pause: ReloadPause = 0.0,
+    groups_in_flight: GroupsInFlight = 0,
     policy: Annotated[
         str,
         typer.Option(
@@ -203,6 +213,7 @@ def lab(
     turn_tokens: TurnTokens = 0,
     turn_latency: TurnLatency = 0.0,
     reload_pause: ReloadPause = 0.0,
+    groups_in_flight: GroupsInFlight = 0,
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,5 +238,63 @@ def lab(
     """
     given: dict[str, Any] = dict(locals())
     from buffer_cli.lab import run
+
+    raise typer.Exit(run(given))
+
+
+def worth(
+    concurrency: Concurrency = 128,
+    groups_per_batch: GroupsPerBatch = 16,
+    group_size: GroupSize = 8,
+    rho: Rho = 0.8,
+    length_mean: LengthMean = 1_000.0,
+    length_sigma: LengthSigma = 0.5,
+    length_cap: LengthCap = 0,
+    lengths: LengthsFile = None,
+    turn_tokens: TurnTokens = 0,
+    turn_latency: TurnLatency = 0.0,
+    reload_pause: ReloadPause = 0.0,
+    groups_in_flight: GroupsInFlight = 0,
+    rollout_gpus: Annotated[
+        int | None, typer.Option(metavar="n_r", help="GPUs that generate, with ρ and C.", rich_help_panel=_BUDGET)
+    ] = None,
+    train_gpus: Annotated[
+        int | None, typer.Option(metavar="n_t", help="GPUs that train.", rich_help_panel=_BUDGET)
+    ] = None,
+    switch_pause: Annotated[
+        float,
+        typer.Option(
+            metavar="TOKENS",
+            help="Of shared GPUs: time a step to change roles, there and back, in tokens a slot decodes meanwhile.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = 0.0,
+    slot_tps: Annotated[
+        float | None,
+        typer.Option(metavar="v", help="Tokens/s of one slot, for seconds.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="A preset as it is written, and fields to set, 'streaming(4) order=lifo'; repeatable. "
+            "Default: one_step_off, queue_drop and streaming.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    steps: Steps = 400,
+    warmup: Warmup = 100,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Is asynchrony worth it? The same loop synchronous and asynchronous: period, idle shares, staleness.
+
+    With --rollout-gpus and --train-gpus also on shared GPUs, all of which generate and then train.
+
+    Example: rollout-buffer worth --rho 0.9 --rollout-gpus 12 --train-gpus 4 --switch-pause 500 --length-sigma 0.8
+    """
+    given: dict[str, Any] = dict(locals())
+    from buffer_cli.worth import run
 
     raise typer.Exit(run(given))

@@ -1,4 +1,4 @@
-"""Options of `simulate` and `lab` as what is simulated: lengths, a workload, policies by name."""
+"""Options of `simulate`, `lab` and `worth` as what is simulated: lengths, a workload, policies by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +20,7 @@ def workload_of(given: Mapping[str, Any]) -> Workload:
         turn_tokens=given["turn_tokens"],
         turn_latency=given["turn_latency"],
         reload_pause=given["reload_pause"],
+        groups_in_flight=given["groups_in_flight"],
     )
 
 

@@ -72,8 +72,8 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
             "reserve_queue_space": dice.random() < 0.2,
             "micro_batch_groups": dice.choice([0, 0, dice.randint(1, batch)]),
             "batches_per_publish": dice.choice([1, 1, 2]),
+            "prefetch_batches": dice.choice([0, 0, 1, 2]),
         }
-        fields["prefetch_batches"] = 0 if fields["micro_batch_groups"] else dice.choice([0, 0, 1, 2])
         try:
             policy = RunPolicy(**fields)  # type: ignore[arg-type]
         except RolloutBufferError:

@@ -74,6 +74,43 @@ def test_prefetched_batches_are_trained_by_later_versions() -> None:
     assert ahead.staleness == pytest.approx(plain.staleness + 2, abs=0.25)
 
 
+def test_rounds_pulled_ahead_keep_the_trainer_busy_where_room_is_short_and_are_a_version_older() -> None:
+    """Train-bound rounds of one group over room for one: between pulls, groups that find it full are dropped."""
+    streamed = {"micro_batch": 1, "queue_factor": 1 / 8}
+    workload = Workload(64, 8, 1.3, LENGTHS)
+    plain = run(queue_policy("streaming", 8, **streamed), workload)  # type: ignore[arg-type]
+    ahead = run(queue_policy("streaming", 8, prefetch_batches=1, **streamed), workload)  # type: ignore[arg-type]
+    assert plain.trainer_idle_share > 0.05
+    assert ahead.trainer_idle_share < 0.01
+    # All rounds of the next step are there before this one is trained.
+    assert ahead.iqs > plain.iqs + 0.8
+
+
+def test_with_prefetch_every_round_of_a_step_is_trained_by_the_same_version() -> None:
+    """Equal lengths, eight slots, rounds of half a batch; rollouts take twice as long as training."""
+    policy = queue_policy("streaming", 4, micro_batch=2, prefetch_batches=1)
+    result = run(policy, Workload(8, 2, 0.5, Fixed(100)), steps=20, warmup=2)
+    # Four groups end together at the end of a wave, 50 token times after the last update: the next one trains on them.
+    assert (result.iqs, result.pqs) == (0, 1)
+    assert result.train_period_ratio == pytest.approx(1.0)
+
+
+def test_a_worker_of_whole_groups_leaves_slots_to_wait_for_the_longest_response() -> None:
+    """Groups of two with 100 and 200 tokens, one in flight: a slot waits a quarter of the time."""
+    workload = Workload(2, 2, 0.1, Empirical(((100, 200),)), groups_in_flight=1)
+    result = run(queue_policy("queue_drop", 4), workload, steps=40, warmup=5)
+    assert result.slot_idle_share == pytest.approx(0.25, abs=0.01)
+    assert result.train_period_ratio == pytest.approx(4 / 3, rel=0.01)
+    # As many as slots need: the next group starts as soon as one is free.
+    free = run(queue_policy("queue_drop", 4), Workload(2, 2, 0.1, workload.lengths), steps=40, warmup=5)
+    assert free.slot_idle_share == 0
+
+
+def test_groups_in_flight_that_slots_never_reach_change_nothing() -> None:
+    plain = run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS))
+    assert run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS, groups_in_flight=64)) == plain
+
+
 def test_in_flight_cap_limits_the_slots_in_use() -> None:
     workload = Workload(64, 8, 0.6, LENGTHS)
     result = run(queue_policy("queue_drop", 8, max_inflight_groups=4), workload)

@@ -62,5 +62,3 @@ def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
     for name, (limit, simulated) in only.items():
         if not simulated:
             raise InvalidField(f"policy.{name}", str(getattr(policy, name)), f"{limit}, to be simulated")
-    if policy.prefetch_batches and policy.micro_batch_groups:
-        raise InvalidField("policy.prefetch_batches", policy.prefetch_batches, "0 with micro-batches, to be simulated")

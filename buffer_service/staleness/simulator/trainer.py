@@ -1,7 +1,8 @@
 """The trainer: pulls a batch, or its next micro-batch, when it is free, and publishes when a step is trained.
 
-With prefetch it holds up to so many batches ahead of the one that it trains on. A step takes B·L̄/T whatever its batch
-holds; a micro-batch its share of that.
+With prefetch it pulls up to so many steps ahead of the one that it trains on, as the trainer client does: whole
+batches, or their rounds as soon as these are there. A step takes B·L̄/T whatever its batch holds; a micro-batch its
+share of that.
 """
 
 from collections import deque
@@ -28,8 +29,10 @@ class Trainer:
         self._step_time = step_time
         self._buffer = buffer
         self._taken = taken
-        self._ahead: deque[tuple[int, bool]] = deque()
-        """Pulled and not begun: groups, and whether they end their step."""
+        self._ahead: deque[tuple[int, int, bool]] = deque()
+        """Pulled and not begun: step, groups, and whether they end their step."""
+        self._begun_step = -1
+        """The newest step of which a part was begun."""
         self._step = 0
         self._round = 0
         """Of the next pull."""
@@ -45,7 +48,7 @@ class Trainer:
     def pull(self, wall: float) -> bool:
         """Pull what may be pulled at that time; whether anything was."""
         pulled = False
-        while self.done_at == inf or len(self._ahead) < self._policy.prefetch_batches:
+        while self.done_at == inf or self._pulls_ahead():
             if self.done_at == inf and self._ahead:
                 self._begin(wall)
                 continue
@@ -56,7 +59,7 @@ class Trainer:
             groups, last = got
             for group in sorted(groups, key=_number):
                 self._taken(group, self._step, train_version)
-            self._ahead.append((len(groups), last))
+            self._ahead.append((self._step, len(groups), last))
             self._step, self._round = (self._step + 1, 0) if last else (self._step, self._round + 1)
             pulled = True
         if self.done_at == inf and self._ahead:
@@ -76,7 +79,11 @@ class Trainer:
         self._buffer.finish(step, self.version if published else None)
         return published
 
+    def _pulls_ahead(self) -> bool:
+        ahead = self._policy.prefetch_batches
+        return ahead > 0 and self._step <= self._begun_step + ahead
+
     def _begin(self, wall: float) -> None:
-        groups, self._ends_step = self._ahead.popleft()
+        self._begun_step, groups, self._ends_step = self._ahead.popleft()
         self.idle_time += wall - self._idle_since
         self.done_at = wall + self._step_time * groups / self._policy.batch_groups
