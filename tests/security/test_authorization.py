@@ -85,6 +85,5 @@ def test_the_page_of_roles_says_what_the_table_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     for path, rule in RULES.items():
         _, service, method = path.rsplit("/", 2)
-        cells = " | ".join("yes" if role in rule.roles else "" for role in Role)
-        line = f"| `{service.rpartition('.')[2]}.{method}` | {cells} |"
-        assert line.replace("|  |", "| |").replace("|  |", "| |") in page, line
+        cells = " | ".join("yes" if role in rule.roles else "–" for role in Role)
+        assert f"| `{service.rpartition('.')[2]}.{method}` | {cells} |" in page
