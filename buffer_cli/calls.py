@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from buffer_wire.channel import client_options
+from buffer_cli.access import access
+from buffer_wire.connect import Connector
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.status import error_of
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
@@ -94,5 +95,5 @@ def _ref(run_id: str, seen_revision: int = 0) -> common_pb2.RunRef:
 @contextmanager
 def calls(address: str, timeout_s: float) -> Iterator[RunCalls]:
     """RunService at an address; each call waits at most `timeout_s`."""
-    with grpc.insecure_channel(address, client_options()) as channel:
+    with Connector(address, access()).blocking() as channel:
         yield RunCalls(channel, address, timeout_s)

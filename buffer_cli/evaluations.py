@@ -9,8 +9,9 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from buffer_cli.access import access
 from buffer_cli.exits import exit_code
-from buffer_wire.channel import client_options
+from buffer_wire.connect import Connector
 from buffer_wire.status import error_of
 from rollout_buffer.v1 import common_pb2, evaluations_pb2, evaluations_pb2_grpc
 
@@ -33,7 +34,7 @@ def list_evaluations(address: str, timeout_s: float, run_id: str, *, as_json: bo
 
 def _listed(address: str, timeout_s: float, run_id: str) -> Sequence[evaluations_pb2.Evaluation]:
     request = evaluations_pb2.ListEvaluationsRequest(run=common_pb2.RunRef(run_id=run_id))
-    with grpc.insecure_channel(address, client_options()) as channel:
+    with Connector(address, access()).blocking() as channel:
         stub = evaluations_pb2_grpc.EvaluationServiceStub(channel)
         try:
             return stub.ListEvaluations(request, timeout=timeout_s).evaluations

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from buffer_cli.access import with_access
 from buffer_cli.conformance_commands import conformance_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
 from buffer_cli.staleness_commands import register
+from buffer_cli.token_commands import token_app
 
 app = typer.Typer(
     name="rollout-buffer",
@@ -19,6 +21,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")
+app.add_typer(token_app, name="token")
 register(app)
 app.add_typer(conformance_app, name="conformance")
 
@@ -26,7 +29,13 @@ app.add_typer(conformance_app, name="conformance")
 
 _LISTEN = "host:port of gRPC; port 0 picks a free one."
 _ADMIN = "host:port of metrics, probes and the JSON index; port 0 picks a free one."
-_INSECURE = "Allow addresses that are not loopback although nobody is asked for a token."
+_INSECURE = "Allow addresses that are not loopback although nobody is asked for a token, or tokens come in plain text."
+_TOKENS = "File of hashed tokens (rollout-buffer token create); every call then needs a token."
+_CERT = "PEM file of the certificate chain of gRPC and of the admin page."
+_KEY = "PEM file of its private key."
+_CLIENT_CA = "PEM file of the authorities of clients' certificates: gRPC clients then need one."
+_ADMIN_CA = "The same for clients of the admin page."
+_DOORS = "Who gets in"
 _DATA_DIR = "Embedded store, metrics and service.json. Default: ~/.local/share/rollout-buffer."
 _STORE = (
     "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
@@ -39,6 +48,7 @@ _DURABILITY = (
 _PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
 _MESSAGE = "Largest payload of a group, in bytes."
 _STREAMS = "Push, pull and export streams that one process serves at once."
+_CONNECTIONS = "Connections that one process holds at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
 _QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
 _QUOTAS = "Bounds of every run"
@@ -50,7 +60,12 @@ _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 def serve(
     listen: Annotated[str | None, typer.Option(help=_LISTEN)] = None,
     admin: Annotated[str | None, typer.Option(help=_ADMIN)] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help=_INSECURE)] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help=_INSECURE, rich_help_panel=_DOORS)] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help=_TOKENS, rich_help_panel=_DOORS)] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help=_CERT, rich_help_panel=_DOORS)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_DOORS)] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help=_CLIENT_CA, rich_help_panel=_DOORS)] = None,
+    admin_client_ca: Annotated[Path | None, typer.Option(help=_ADMIN_CA, rich_help_panel=_DOORS)] = None,
     data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR)] = None,
     store: Annotated[str | None, typer.Option(help=_STORE)] = None,
     store_binary: Annotated[str | None, typer.Option(help=_BINARY)] = None,
@@ -58,6 +73,7 @@ def serve(
     rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
     max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
     max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
+    max_connections: Annotated[int | None, typer.Option(help=_CONNECTIONS)] = None,
     blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
     max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,
     max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,
@@ -101,6 +117,7 @@ def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> N
 
 
 @app.command()
+@with_access
 def status(
     run_id: Annotated[str | None, typer.Option("--run", help="May be left out where there is only one.")] = None,
     address: AddressOption = SERVICE,
@@ -121,6 +138,7 @@ _TIMES = "Times, in seconds"
 
 
 @app.command()
+@with_access
 def worker(
     run_id: Annotated[str, typer.Option("--run", help="The run to work for; the worker waits until it exists.")],
     reward: Annotated[

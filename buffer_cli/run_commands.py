@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from buffer_cli.access import with_access
+
 run_app = typer.Typer(
     help="Create, watch, change, hold and end the runs of a service.\n\nA run is one training job: a policy, a queue, "
     "counters and ledgers of its own.",
@@ -38,6 +40,7 @@ SetOption = Annotated[
 
 
 @run_app.command("list")
+@with_access
 def list_(address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0) -> None:
     """List the runs: step, version, queue, tasks, and on whom each one waits."""
     from buffer_cli import runs
@@ -46,6 +49,7 @@ def list_(address: AddressOption = SERVICE, as_json: JsonOption = False, timeout
 
 
 @run_app.command()
+@with_access
 def show(
     name: Name, address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0
 ) -> None:
@@ -56,6 +60,7 @@ def show(
 
 
 @run_app.command()
+@with_access
 def create(
     name: Name,
     preset: PresetOption = "",
@@ -80,6 +85,7 @@ def create(
 
 
 @run_app.command()
+@with_access
 def policy(
     name: Name,
     preset: PresetOption = "",
@@ -104,6 +110,7 @@ def policy(
 
 
 @run_app.command()
+@with_access
 def record(
     name: Name,
     folder: Annotated[
@@ -126,6 +133,7 @@ def record(
 
 
 @run_app.command()
+@with_access
 def evaluations(
     name: Name, address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0
 ) -> None:
@@ -139,6 +147,7 @@ def evaluations(
 
 
 @run_app.command()
+@with_access
 def pause(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Hold a run: no leases, no submits, no new batches. What is in flight may still land."""
     from buffer_cli import runs
@@ -147,6 +156,7 @@ def pause(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption
 
 
 @run_app.command()
+@with_access
 def drain(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Let a run end: no leases and no submits any more; what is queued or being generated is still trained.
 
@@ -158,6 +168,7 @@ def drain(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption
 
 
 @run_app.command("continue")
+@with_access
 def continue_(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Undo `pause` and `drain`."""
     from buffer_cli import runs
@@ -166,6 +177,7 @@ def continue_(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOp
 
 
 @run_app.command()
+@with_access
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -21,8 +21,12 @@ from rollout_buffer.v1 import runs_pb2
 
 def perform(address: str, timeout_s: float, command: Callable[[RunCalls], int]) -> int:
     """Run a command against the service at an address; returns the exit code."""
-    with calls(address, timeout_s) as runs:
-        return exit_code(lambda: command(runs))
+
+    def connected() -> int:
+        with calls(address, timeout_s) as runs:
+            return command(runs)
+
+    return exit_code(connected)
 
 
 def list_runs(runs: RunCalls, *, as_json: bool) -> int:

@@ -8,6 +8,8 @@ from pydantic import ValidationError
 
 from buffer_cli.config import explained
 from buffer_service.observability import logs
+from buffer_service.security.certificates import TlsRefused
+from buffer_service.security.tokens import TokensRefused
 from buffer_service.settings import Settings
 from buffer_service.supervisor.address import AddressRefused
 from buffer_service.supervisor.data_dir import DataDirRefused
@@ -29,7 +31,7 @@ def run(given: dict[str, Any]) -> int:
     status = 0
     try:
         asyncio.run(serve(settings))
-    except* (AddressRefused, DataDirRefused, StartFailed, StoreFault) as refusals:
+    except* (AddressRefused, DataDirRefused, StartFailed, StoreFault, TlsRefused, TokensRefused) as refusals:
         for refusal in _leaves(refusals):
             sys.stderr.write(f"error: {refusal}\n")
         status = EXIT_REFUSED

@@ -17,8 +17,12 @@ from rollout_buffer.v1 import runs_pb2
 
 def show(address: str, run_id: str | None, *, as_json: bool, timeout_s: float) -> int:
     """Print where a run stands; returns the exit code."""
-    with calls(address, timeout_s) as runs:
-        return exit_code(lambda: _show(runs, run_id, as_json=as_json))
+
+    def command() -> int:
+        with calls(address, timeout_s) as runs:
+            return _show(runs, run_id, as_json=as_json)
+
+    return exit_code(command)
 
 
 def _show(runs: RunCalls, run_id: str | None, *, as_json: bool) -> int:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from buffer_cli.access import access
 from buffer_service.observability import logs
 from buffer_wire.errors import InvalidField
 from rollout_workers.main import EXIT_OPTIONS, run_worker
@@ -40,6 +41,7 @@ def to_options(given: dict[str, Any]) -> WorkerOptions:
     if engines != 1:
         _refuse_stray({"engines": engines}, needs="--launch or --simulate", there=bool(model) or simulate)
     return WorkerOptions(
+        access=access(),
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
         simulated=SimulatedOptions(engines=engines, **simulated_values) if simulate else None,

@@ -6,7 +6,8 @@ from typing import Any, Self
 import grpc
 
 from buffer_conformance.methods import METHODS
-from buffer_wire.channel import client_options
+from buffer_wire.access import Access
+from buffer_wire.connect import Connector
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.retry import retry_async, rpc_error
 from buffer_wire.revisions import Revisions
@@ -22,7 +23,7 @@ class Direct:
     def __init__(self, service: str, run_id: str) -> None:
         self.run_id = run_id
         self._revisions = Revisions()
-        self._channel = grpc.aio.insecure_channel(service, options=client_options())
+        self._channel = Connector(service, Access()).asyncio()
 
     async def __aenter__(self) -> Self:
         """Raises RolloutBufferError when there is no service."""

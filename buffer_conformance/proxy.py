@@ -1,7 +1,8 @@
 """A transparent gRPC proxy between the candidate and the service: bytes in, bytes out, every method, all recorded.
 
 Every call is carried as a stream in both directions, which on the wire is what a unary call is too. Metadata,
-deadlines, status and trailing metadata pass through. While the service is `away` every call ends with UNAVAILABLE.
+deadlines, status and trailing metadata pass through; the token is the kit's own. While the service is `away`
+every call ends with UNAVAILABLE.
 """
 
 import asyncio
@@ -14,11 +15,13 @@ import grpc
 
 from buffer_conformance.faults import Broken, Faults
 from buffer_conformance.record import Exchange, Record
-from buffer_wire.channel import client_options, server_options
+from buffer_wire.access import Access
+from buffer_wire.channel import server_options
+from buffer_wire.connect import Connector
 from buffer_wire.status import DETAIL_KEY
 from rollout_buffer.v1 import common_pb2
 
-_OF_THE_TRANSPORT = ("grpc-", ":", "user-agent", "te", "content-type")
+_NOT_CARRIED = ("grpc-", ":", "user-agent", "te", "content-type", "authorization")
 _FIRST_REQUEST_S = 1.0
 AWAY = "the service was away"
 
@@ -38,7 +41,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
         self._away = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._service, options=client_options())
+        self._channel = Connector(self._service, Access()).asyncio()
         self._server = grpc.aio.server(options=server_options())
         self._server.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -103,7 +106,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
         context: Any,  # noqa: ANN401
     ) -> None:
         metadata = [
-            (key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_OF_THE_TRANSPORT)
+            (key, value) for key, value in context.invocation_metadata() or () if not key.startswith(_NOT_CARRIED)
         ]
         rpc: Any = self._channel.stream_stream(path, None, None)
         call = rpc(timeout=context.time_remaining(), metadata=metadata)

@@ -68,7 +68,17 @@ class Settings(BaseSettings):
     admin: AddressText = "127.0.0.1:8080"
     """host:port of the admin page, metrics and probes; port 0 picks a free one."""
     insecure: bool = False
-    """Allow addresses that are not loopback although nobody is asked for a token."""
+    """Allow addresses that are not loopback although nobody is asked for a token, or tokens come in plain text."""
+    tokens_file: Path | None = None
+    """File of hashed tokens (rollout-buffer token); every call then needs one. Read again when it changes."""
+    tls_cert: Path | None = None
+    """PEM file of the certificate chain of gRPC and of the admin page. Read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of its private key, without a passphrase."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities of clients' certificates: gRPC clients then need one (mutual TLS)."""
+    admin_client_ca: Path | None = None
+    """The same for clients of the admin page. Probes of Kubernetes have no certificate."""
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store, metrics and service.json; locked while the service runs."""
     store: str = ""
@@ -87,6 +97,8 @@ class Settings(BaseSettings):
     """Largest payload of a group, and largest message less 2 MiB."""
     max_streams: int = Field(default=256, ge=1, le=65_536)
     """Push, pull and export streams that one process serves at once."""
+    max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
+    """Connections that one process holds at once; more are closed as they come."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
     """Bytes of unacknowledged pushes that one process reads ahead; one bundle per stream is always read."""
     max_run_groups: int = Field(default=0, ge=0, le=100_000_000)
@@ -106,11 +118,27 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _refuse_open_doors(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: set both, or none")
+        for name in ("tls_client_ca", "admin_client_ca"):
+            if getattr(self, name) is not None and self.tls_cert is None:
+                raise ValueError(f"{name} asks clients for certificates, which needs tls_cert and tls_key")
+        if self.insecure or (self.tokens_file is not None and self.tls_cert is not None):
+            return self
+        if self.tokens_file is None:
+            danger, remedy = (
+                "nobody would be asked for a token",
+                "give it tokens and TLS (tokens_file, tls_cert, tls_key)",
+            )
+        else:
+            danger, remedy = "tokens would travel in plain text", "give it TLS (tls_cert, tls_key)"
         for name in ("listen", "admin"):
             address = Address.parse(getattr(self, name))
-            if not address.is_loopback and not self.insecure:
-                message = f"{name} {address} is reachable from other machines and nobody would be asked for a token"
-                raise ValueError(f"{message}; bind a loopback address, or set insecure (RB_INSECURE=1, --insecure)")
+            if not address.is_loopback:
+                raise ValueError(
+                    f"{name} {address} is reachable from other machines and {danger}; {remedy}, bind a loopback "
+                    "address, or accept it with insecure (RB_INSECURE=1, --insecure)"
+                )
         return self
 
     def redacted(self) -> dict[str, object]:

@@ -6,6 +6,15 @@ message waits 13 ms behind 4 x 8 MB on a shared channel.
 
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 
+MAX_METADATA_BYTES = 16 << 10
+"""Of the header fields of one request, names and values."""
+
+MAX_RPCS_PER_CONNECTION = 4_096
+"""At once; more wait at the client."""
+
+HANDSHAKE_TIMEOUT_MS = 20_000
+"""For TLS and the first frames of a connection."""
+
 Options = list[tuple[str, int | str]]
 
 
@@ -31,10 +40,19 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
-    """A server's: tolerates the clients' keepalive, shares its port, bounds what a stalled peer can hold."""
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_connections: int = 0) -> Options:
+    """A server's: tolerates the clients' keepalive, shares its port, bounds what a peer can hold.
+
+    `max_connections`: connections at once, more are closed as they come; 0: no bound.
+    """
     return [
         *message_options(max_message_bytes),
+        # The first is a soft limit, which refuses at random up to the second, unless they are the same.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_RPCS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
         ("grpc.so_reuseport", 1),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

@@ -11,11 +11,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import grpc
 
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import RolloutBufferError, Unauthenticated
 from buffer_wire.status import error_of
 
 T = TypeVar("T")
@@ -42,6 +42,19 @@ class Backoff:
 DEFAULT_BACKOFF = Backoff()
 
 
+class Tokens(Protocol):
+    """Where a caller's token comes from."""
+
+    @property
+    def current(self) -> str:
+        """The token that the next attempt carries."""
+        ...
+
+    def renew(self, refused: str) -> bool:
+        """True when there is another one than this."""
+        ...
+
+
 def is_retryable(error: RolloutBufferError) -> bool:
     """True when the same request can succeed later."""
     return error.retryable
@@ -63,7 +76,10 @@ class _Attempts:
         backoff: Backoff,
         retry_on: Callable[[RolloutBufferError], bool],
         on_retry: OnRetry | None,
+        tokens: Tokens | None,
     ) -> None:
+        self._tokens = tokens
+        self._token = ""
         self._started = time.monotonic()
         self._deadline_s = deadline_s
         self._waiting_on = waiting_on
@@ -72,12 +88,19 @@ class _Attempts:
         self._on_retry = on_retry
         self._attempts = 0
 
+    def begin(self) -> None:
+        """An attempt begins."""
+        if self._tokens is not None:
+            self._token = self._tokens.current
+
     def next_wait(self, raised: Exception) -> float:
         """Seconds to wait before the next attempt."""
         error = rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
         if not isinstance(error, RolloutBufferError):
             raise raised
         self._attempts += 1
+        if isinstance(error, Unauthenticated) and self._tokens is not None and self._tokens.renew(self._token):
+            return 0.0
         if not self._retry_on(error):
             raise error from raised
         spent, wait = time.monotonic() - self._started, next(self._delays)
@@ -97,14 +120,17 @@ async def retry_async(
     backoff: Backoff = DEFAULT_BACKOFF,
     retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
     on_retry: OnRetry | None = None,
+    tokens: Tokens | None = None,
 ) -> T:
     """Result of `call()`, repeated on errors for which `retry_on` holds.
 
-    No attempt begins later than `deadline_s` after the first; give each attempt a timeout of its own. Raises the last
-    RolloutBufferError; gRPC's errors are translated, all others pass through.
+    No attempt begins later than `deadline_s` after the first; give each attempt a timeout of its own. A refused
+    token is replaced where `tokens` has another one by then. Raises the last RolloutBufferError;
+    gRPC's errors are translated, all others pass through.
     """
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry)
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens)
     while True:
+        attempts.begin()
         try:
             return await call()
         except (grpc.RpcError, RolloutBufferError) as raised:
@@ -120,10 +146,12 @@ def retry_sync(
     backoff: Backoff = DEFAULT_BACKOFF,
     retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
     on_retry: OnRetry | None = None,
+    tokens: Tokens | None = None,
 ) -> T:
     """`retry_async` for blocking stubs."""
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry)
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens)
     while True:
+        attempts.begin()
         try:
             return call()
         except (grpc.RpcError, RolloutBufferError) as raised:

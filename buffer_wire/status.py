@@ -1,14 +1,14 @@
 """Errors on the wire: an ErrorDetail in the trailing metadata of the failed RPC, and back.
 
 One table, derived from the error tree: the gRPC status code is each class's `code`. An error that carries no detail
-(a proxy's, or gRPC's own) becomes a ServiceUnreachable or plain RolloutBufferError that keeps the status.
+(a proxy's, or gRPC's own) becomes a ServiceUnreachable, a refusal, or a plain RolloutBufferError, and keeps the status.
 """
 
 from collections.abc import Iterable
 
 import grpc
 
-from buffer_wire.errors import RolloutBufferError, by_reason
+from buffer_wire.errors import PermissionDenied, RolloutBufferError, Unauthenticated, by_reason
 from rollout_buffer.v1 import common_pb2
 
 DETAIL_KEY = "rollout-buffer-error-bin"
@@ -22,15 +22,11 @@ class ServiceUnreachable(RolloutBufferError):
     retryable = True
 
 
-class Unauthorized(RolloutBufferError):
-    """Refused before the service's rules were asked. Attributes: status."""
-
-    reason = "unauthorized"
-    code = "PERMISSION_DENIED"
-
-
 _TRANSPORT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-_AUTHORIZATION = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_REFUSALS = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
 
 
 def to_detail(error: RolloutBufferError) -> common_pb2.ErrorDetail:
@@ -68,6 +64,6 @@ def error_of(
     message = f"{code.name}: {details or 'no details'}"
     if code in _TRANSPORT:
         return ServiceUnreachable(message, status=code.name)
-    if code in _AUTHORIZATION:
-        return Unauthorized(message, status=code.name)
+    if code in _REFUSALS:
+        return _REFUSALS[code].from_wire(message, {"status": code.name})
     return RolloutBufferError(message, status=code.name)

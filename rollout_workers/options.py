@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buffer_wire import limits
+from buffer_wire.access import Access
 from buffer_wire.errors import InvalidField
 
 PAUSE_MODES = ("retract", "in_place", "abort")
@@ -101,6 +102,9 @@ class WorkerOptions:
 
     run_id: str
     """The run to work for; the worker waits until it exists."""
+
+    access: Access = field(default_factory=Access)
+    """Token and TLS; what is unset comes from the environment."""
 
     reward: str = ""
     """`module:function`, loaded once; its signature is documented in rollout_workers.rewards. Required unless a rollout

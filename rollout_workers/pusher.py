@@ -14,10 +14,10 @@ import grpc
 import structlog
 
 from buffer_wire.codec import join_group, join_push
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import AccessRefused, RolloutBufferError
 from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
 from buffer_wire.retry import Backoff, rpc_error
-from buffer_wire.status import Unauthorized, from_detail
+from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import Counters
@@ -89,18 +89,21 @@ class Pusher:
         while True:
             await self._changes.until(lambda: len(self._waiting) > 0)
             answered = sum(self._counters.pushed.values())
+            token = self._service.tokens.current
             error = await self._stream()
             self._requeue()
             if sum(self._counters.pushed.values()) > answered:
                 delays, trouble_since = BACKOFF.delays(), float("inf")
             if error is not None:
                 self._service.met(error)
+                if self._service.renewed(error, token):
+                    continue
                 if worth_waiting(error):
                     trouble_since = min(trouble_since, time.monotonic())
                     if time.monotonic() - trouble_since > self._service.timeout_s:
                         raise error
                     log.say(on_whom(error, self._service.address), str(error))
-                elif isinstance(error, Unauthorized):
+                elif isinstance(error, AccessRefused):
                     raise error
                 else:
                     self._counters.failed(error)

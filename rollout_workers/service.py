@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 import structlog
 
-from buffer_wire.channel import client_options
-from buffer_wire.errors import RolloutBufferError, RunPaused, UnknownRun
+from buffer_wire.access import Access
+from buffer_wire.connect import Connector
+from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
 from buffer_wire.retry import Backoff, retry_async
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import (
@@ -82,14 +83,18 @@ class WaitLog:
 class ServiceClient:
     """One worker's connection to one run of the service."""
 
-    def __init__(self, address: str, run_id: str, *, instance_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, run_id: str, *, instance_id: str, timeout_s: float, access: Access | None = None
+    ) -> None:
         self.address = address
         self.run_id = run_id
         self.instance_id = instance_id
         self.timeout_s = timeout_s
         self.revisions = Revisions()
-        self._control = grpc.aio.insecure_channel(address, options=client_options())
-        self._bulk = grpc.aio.insecure_channel(address, options=client_options())
+        connector = Connector(address, access or Access())
+        self.tokens = connector.tokens
+        self._control = connector.asyncio()
+        self._bulk = connector.asyncio()
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._control)
         self._bulk_tasks = tasks_pb2_grpc.TaskServiceStub(self._bulk)
         self._runs = runs_pb2_grpc.RunServiceStub(self._control)
@@ -115,6 +120,10 @@ class ServiceClient:
         """Take an error into account: a run that is made anew under a deleted one's name has no past."""
         if isinstance(error, UnknownRun):
             self.revisions.forget(self.run_id)
+
+    def renewed(self, error: RolloutBufferError, token: str) -> bool:
+        """True when the service has refused `token` and there is another one by now."""
+        return isinstance(error, Unauthenticated) and self.tokens.renew(token)
 
     def wait_log(self, what: str) -> WaitLog:
         """The log of waits to `what`."""
@@ -212,6 +221,7 @@ class ServiceClient:
             backoff=BACKOFF,
             retry_on=worth_waiting,
             on_retry=waiting,
+            tokens=self.tokens,
         )
         self.note(reply)
         return cast("R", reply)

@@ -108,7 +108,11 @@ class Worker:
         """Work until `stop`. Raises the error of the part that could not go on, in an ExceptionGroup."""
         options = self.options
         service = ServiceClient(
-            options.address, options.run_id, instance_id=uuid.uuid4().hex, timeout_s=options.service_timeout_s
+            options.address,
+            options.run_id,
+            instance_id=uuid.uuid4().hex,
+            timeout_s=options.service_timeout_s,
+            access=options.access,
         )
         peers = ReportedPeers(service)
         fetcher = WeightFetcher(

@@ -10,10 +10,9 @@ import random
 from types import TracebackType
 from typing import Self, TypeVar
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
+from buffer_wire.connect import Connector
 from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
@@ -55,16 +54,14 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """The highest revision that was seen of each run."""
         self._holder = Holder("an AsyncBufferClient")
         CALLS.note_asyncio(self)
-        self._control = self._channel()
-        self._bulk = self._channel()
+        connector = Connector(target, self.options, self.options.channel_options())
+        self.tokens = connector.tokens
+        """The token that calls carry, as it is now."""
+        self._control = connector.asyncio()
+        self._bulk = connector.asyncio()
         self._pull = self._bulk.unary_stream(
             requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
         )
-
-    def _channel(self) -> grpc.aio.Channel:
-        if self.options.credentials is not None:
-            return grpc.aio.secure_channel(self.target, self.options.credentials, self.options.channel_options())
-        return grpc.aio.insecure_channel(self.target, self.options.channel_options())
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""
@@ -93,6 +90,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
                 waiting_on=f"the service at {self.target}",
                 retry_on=worth_repeating,
                 on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+                tokens=self.tokens,
             )
         except UnknownRun:
             self.revisions.forget(call.run_id)
@@ -203,6 +201,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
                     waiting_on=f"the service at {self.target}",
                     retry_on=worth_repeating_pull,
                     on_retry=notices.on_retry,
+                    tokens=self.tokens,
                 )
             except BatchNotReady as error:
                 if deadline.left_s() <= MIN_PULL_INTERVAL_S:

@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from buffer_wire.errors import UnknownEvaluation
+from buffer_wire.access import TokenSource
+from buffer_wire.errors import Unauthenticated, UnknownEvaluation
 from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import evaluations_pb2 as pb
@@ -47,6 +48,9 @@ class _Client(Protocol):
 
     @property
     def revisions(self) -> Revisions: ...
+
+    @property
+    def tokens(self) -> TokenSource: ...
 
     @property
     def _bulk(self) -> grpc.aio.Channel: ...
@@ -160,6 +164,7 @@ class AsyncEvaluationCalls:
         delays = DEFAULT_BACKOFF.delays()
         while True:
             wait_s = min(deadline.left_s(), PULL_SLICE_S)
+            token = self.tokens.current
             stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
             try:
                 async for message in stream:
@@ -168,6 +173,8 @@ class AsyncEvaluationCalls:
                         yield group
             except grpc.RpcError as raised:
                 error = rpc_error(raised)
+                if isinstance(error, Unauthenticated) and self.tokens.renew(token):
+                    continue
                 if not worth_repeating(error) or deadline.left_s() == 0.0:
                     raise error from None
                 notices.tell(error)

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from buffer_wire.access import TokenSource
 from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_sync
 from buffer_wire.revisions import Revisions
@@ -66,6 +67,11 @@ class BufferClient(EvaluationCalls):
         return self._connections.revisions
 
     @property
+    def tokens(self) -> TokenSource:
+        """The token that calls carry, as it is now."""
+        return self._connections.tokens
+
+    @property
     def _control(self) -> grpc.Channel:
         return self._connections.control
 
@@ -103,6 +109,7 @@ class BufferClient(EvaluationCalls):
                 waiting_on=f"the service at {self.target}",
                 retry_on=worth_repeating,
                 on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+                tokens=self.tokens,
             )
         except UnknownRun:
             self.revisions.forget(call.run_id)
@@ -232,6 +239,7 @@ class BufferClient(EvaluationCalls):
                     waiting_on=f"the service at {self.target}",
                     retry_on=worth_repeating_pull,
                     on_retry=notices.on_retry,
+                    tokens=self.tokens,
                 )
             except BatchNotReady as error:
                 if deadline.left_s() <= MIN_PULL_INTERVAL_S:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from buffer_wire.access import TokenSource
+from buffer_wire.connect import Connector
 from buffer_wire.revisions import Revisions
 from trainer_client.driver import ClientOptions
 from trainer_client.forks import CALLS
@@ -35,8 +37,7 @@ class Connections:
     """Connections to `target`, made at once in this process and at the first use in its children."""
 
     def __init__(self, target: str, options: ClientOptions) -> None:
-        self._target = target
-        self._options = options
+        self._connector = Connector(target, options, options.channel_options())
         self._closed = False
         self._by_pid = {os.getpid(): self._connect()}
 
@@ -49,6 +50,11 @@ class Connections:
     def bulk(self) -> grpc.Channel:
         """For batches. Raises as `control`."""
         return self._mine().bulk
+
+    @property
+    def tokens(self) -> TokenSource:
+        """The token that calls carry."""
+        return self._connector.tokens
 
     @property
     def revisions(self) -> Revisions:
@@ -76,10 +82,5 @@ class Connections:
 
     def _connect(self) -> _OfProcess:
         with CALLS.under_way():
-            return _OfProcess(self._channel(), self._channel(), Revisions())
-
-    def _channel(self) -> grpc.Channel:
-        options = [*self._options.channel_options(), _SINGLE_THREADED]
-        if self._options.credentials is not None:
-            return grpc.secure_channel(self._target, self._options.credentials, options)
-        return grpc.insecure_channel(self._target, options)
+            connect = self._connector.blocking
+            return _OfProcess(connect(_SINGLE_THREADED), connect(_SINGLE_THREADED), Revisions())

@@ -101,7 +101,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
     `start`: rank 0's `session.start`. `collate`: a function of a `Batch` that can be pickled where workers are spawned
     (`collate`, `pack`, a `functools.partial` or a function of a module); None: the `Batch` itself. `samples`: one
     `StepSample` after the other instead. `stop_step`: the first step that is not pulled any more; None: all there are.
-    `batch_groups`, `pull_timeout_s`: as of a session. `options`: of the client; credentials cannot be pickled.
+    `batch_groups`, `pull_timeout_s`: as of a session. `options`: of the client.
 
     Pickles to a spawned worker; holds no connection. Iterating raises what a session's iteration raises; from a
     worker a DataLoader makes a RuntimeError of it that quotes the error.

@@ -3,8 +3,7 @@
 import time
 from dataclasses import dataclass
 
-import grpc
-
+from buffer_wire.access import Access
 from buffer_wire.channel import Options, client_options
 from buffer_wire.errors import BatchNotReady, RolloutBufferError, RunPaused
 from buffer_wire.limits import MAX_MESSAGE_BYTES
@@ -17,8 +16,8 @@ MIN_PULL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """How a client connects and how long it keeps trying."""
+class ClientOptions(Access):
+    """How a client gets in (see Access), connects, and how long it keeps trying."""
 
     timeout_s: float = 300.0
     """How long a call is repeated while the service does not answer or is not ready, unless the call says."""
@@ -26,8 +25,6 @@ class ClientOptions:
     """Longest wait for one answer."""
     transfer_timeout_s: float = 600.0
     """Longest time that the transfer of one shard may take after its wait."""
-    credentials: grpc.ChannelCredentials | None = None
-    """TLS; None: plain text."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """Largest message accepted; at least the service's limit."""
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from buffer_wire.errors import UnknownEvaluation
+from buffer_wire.access import TokenSource
+from buffer_wire.errors import Unauthenticated, UnknownEvaluation
 from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import evaluations_pb2 as pb
@@ -47,6 +48,9 @@ class _Client(Protocol):
 
     @property
     def revisions(self) -> Revisions: ...
+
+    @property
+    def tokens(self) -> TokenSource: ...
 
     @property
     def _bulk(self) -> grpc.Channel: ...
@@ -162,6 +166,7 @@ class EvaluationCalls:
         delays = DEFAULT_BACKOFF.delays()
         while True:
             wait_s = min(deadline.left_s(), PULL_SLICE_S)
+            token = self.tokens.current
             with CALLS.under_way():
                 stream = read(reading.request(wait_s), timeout=wait_s + self.options.transfer_timeout_s)
             try:
@@ -170,6 +175,8 @@ class EvaluationCalls:
                     yield from reading.take(message)
             except grpc.RpcError as raised:
                 error = rpc_error(raised)
+                if isinstance(error, Unauthenticated) and self.tokens.renew(token):
+                    continue
                 if not worth_repeating(error) or deadline.left_s() == 0.0:
                     raise error from None
                 notices.tell(error)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -20,6 +21,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
+from buffer_service.security.gate import caller
 from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
 
 STORE_TIMEOUT_S = 5.0
@@ -34,6 +36,8 @@ class Facts:
     metrics_dir: Path
     not_ready_because: Callable[[], str]
     """Empty when the rpc processes serve."""
+    collectors: Sequence[Collector] = ()
+    """Metrics of the process itself."""
 
 
 class AdminPage:
@@ -64,7 +68,7 @@ class AdminPage:
                 "service": "rollout-buffer",
                 "address": self._facts.address,
                 "store": self._facts.store,
-                "runs": [f"/api/runs/{run_id}" for run_id in await self._store.list_runs()],
+                "runs": [f"/api/runs/{run_id}" for run_id in caller().visible(await self._store.list_runs())],
                 "links": ["/api/runs", "/metrics", "/livez", "/readyz"],
             }
         )
@@ -85,6 +89,8 @@ class AdminPage:
         runs = CollectorRegistry()
         views = await self._views()
         runs.register(RunCollector(views))
+        for collector in self._facts.collectors:
+            runs.register(collector)
         runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
         body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
         return Response(body, media_type=CONTENT_TYPE_LATEST)
@@ -108,7 +114,7 @@ class AdminPage:
 
     async def _views(self) -> list[RunView]:
         views = []
-        for run_id in await self._store.list_runs():
+        for run_id in caller().visible(await self._store.list_runs()):
             try:
                 views.append(await self._store.view(run_id))
             except UnknownRun:

@@ -11,7 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from buffer_service.app.assignment import READY, Assignment, die_with
 from buffer_service.observability import logs
+from buffer_service.rpc.credentials import server_credentials
 from buffer_service.rpc.server import build
+from buffer_service.security.certificates import TlsRefused
+from buffer_service.security.doors import Doors
+from buffer_service.security.tokens import TokensRefused
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
 
@@ -33,6 +37,9 @@ def main() -> None:
     except RolloutBufferError as error:
         log.critical("rpc process cannot serve", reason=error.reason, why=error.message)
         sys.exit(1)
+    except (TokensRefused, TlsRefused) as error:
+        log.critical("rpc process cannot serve", why=str(error))
+        sys.exit(1)
 
 
 async def serve(assignment: Assignment) -> None:
@@ -40,10 +47,14 @@ async def serve(assignment: Assignment) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     settings = assignment.settings
+    doors = Doors.of(settings)
     store = await RedisRunStore.connect(assignment.store, recent_bytes=settings.recent_bytes)
     try:
-        rpc = build(settings, store, CollectorRegistry())
-        rpc.server.add_insecure_port(assignment.address)
+        rpc = build(settings, store, CollectorRegistry(), doors.gate)
+        if doors.certificates is None:
+            rpc.server.add_insecure_port(assignment.address)
+        else:
+            rpc.server.add_secure_port(assignment.address, server_credentials(doors.certificates))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(rpc.janitor.sweep())
             tasks.create_task(rpc.janitor.delete_abandoned())

@@ -75,6 +75,12 @@ class RpcMetrics:
             ["outcome"],
             registry=registry,
         )
+        self._refused = Counter(
+            "rollout_buffer_refused_calls",
+            "Calls that were refused for who made them: unauthenticated or permission_denied.",
+            ["reason"],
+            registry=registry,
+        )
         self._tally = _Tally()
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
@@ -106,6 +112,10 @@ class RpcMetrics:
         self._tally.flush()
         self._rpcs.labels(method, code).inc()
         self._latency.labels(method).observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        """A call was refused for who made it."""
+        self._refused.labels(reason).inc()
 
     def received(self, method: str, size: int) -> None:
         """A message with groups came in."""

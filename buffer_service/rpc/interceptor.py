@@ -1,12 +1,13 @@
-"""What every RPC of the contract goes through: errors become status codes with details, and the RPC is measured.
+"""What every RPC goes through: the caller is let in, errors become status codes with details, the RPC is measured.
 
 Errors of the tree keep their reason; anything else becomes INTERNAL with an id under which the log has the traceback.
+A caller that is refused is refused before its request is read.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -14,12 +15,15 @@ import grpc.aio
 import structlog
 
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_wire.errors import RolloutBufferError
+from buffer_service.security.gate import CALLER, Gate, caller
+from buffer_service.security.roles import REFLECTION, RULES, RunAt
+from buffer_wire.errors import AccessRefused, RolloutBufferError, Unauthenticated
 from buffer_wire.status import status_of
 
 log = structlog.get_logger(__name__)
 
 PREFIX = "/rollout_buffer.v1."
+REFLECTION_PREFIX = "/grpc.reflection."
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Behavior: TypeAlias = Callable[[Any, Any], Any]
@@ -27,10 +31,11 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Translates errors and measures. Health and reflection pass untouched."""
+    """Lets in, translates errors and measures. Health passes untouched, reflection is let in like the contract."""
 
-    def __init__(self, metrics: RpcMetrics) -> None:
+    def __init__(self, metrics: RpcMetrics, gate: Gate) -> None:
         self._metrics = metrics
+        self._gate = gate
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -38,17 +43,40 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - None where nobody serves the method, which the stubs deny
-        """The guarded handler of the method; built once per method."""
+        """The guarded handler of the method, built once per method; or one that refuses the caller."""
         method = handler_call_details.method
-        if not method.startswith(PREFIX):
+        of_contract = method.startswith(PREFIX)
+        if not of_contract and not (self._gate.asks and method.startswith(REFLECTION_PREFIX)):
+            return await continuation(handler_call_details)
+        try:
+            rule = RULES.get(method) if of_contract else REFLECTION
+            # This RPC's task runs the handler too, so that it finds its caller.
+            CALLER.set(self._gate.enter(_authorization(handler_call_details.invocation_metadata), method, rule))
+        except AccessRefused as refusal:
+            return self._refusing(method if of_contract else "reflection", refusal)
+        if not of_contract:
             return await continuation(handler_call_details)
         guarded = self._guarded.get(method)
         if guarded is None:
             handler: Handler | None = await continuation(handler_call_details)
             if handler is None:
                 return None
-            guarded = self._guarded[method] = self._guard(method.rpartition("/")[2], handler)
+            guarded = self._guarded[method] = self._guard(method, handler)
         return guarded
+
+    def _refusing(self, method: str, refusal: AccessRefused) -> Handler:
+        """A handler that reads nothing, whatever the client sends."""
+        name = method.rpartition("/")[2] if method in RULES or method == "reflection" else "unknown"
+
+        async def refuse(_: object, context: Context) -> None:
+            self._metrics.refused(refusal.reason)
+            self._metrics.ended(name, refusal.code, 0.0)
+            told: AccessRefused = refusal
+            if isinstance(refusal, Unauthenticated) and not self._gate.failed(_host(context.peer()), name, refusal):
+                told = Unauthenticated("too many calls from this address were refused")
+            await context.abort(*status_of(told))
+
+        return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[arg-type]  # the stubs know no asyncio
 
     def _guard(self, method: str, handler: Handler) -> Handler:
         codecs = (handler.request_deserializer, handler.response_serializer)
@@ -58,7 +86,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
         ):
             if behavior is not None:
-                return make(self._behavior(method, behavior), *codecs)
+                checked = _checked(behavior, RULES[method].run_at) if method in RULES else behavior
+                return make(self._behavior(method.rpartition("/")[2], checked), *codecs)
         raise TypeError(f"{method} has no behavior that the contract uses")
 
     def _behavior(self, method: str, behavior: Behavior) -> Behavior:
@@ -84,6 +113,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def _failure(self, method: str, error: Exception) -> RolloutBufferError:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
+        if isinstance(error, AccessRefused):
+            self._metrics.refused(error.reason)
         if isinstance(error, RolloutBufferError):
             return error
         error_id = secrets.token_hex(6)
@@ -91,3 +122,34 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return RolloutBufferError(
             f"{method} failed inside the service; its log has the cause under error id {error_id}", error_id=error_id
         )
+
+
+def _checked(behavior: Behavior, run_at: RunAt) -> Behavior:
+    """The behavior after a look at the request's run."""
+    if run_at is RunAt.REF:
+
+        def by_reference(request: Any, context: Context) -> Any:  # noqa: ANN401 - of any method
+            caller().check_run(request.run.run_id)
+            return behavior(request, context)
+
+        return by_reference
+    if run_at is RunAt.FIELD:
+
+        def by_field(request: Any, context: Context) -> Any:  # noqa: ANN401 - of any method
+            caller().check_run(request.run_id)
+            return behavior(request, context)
+
+        return by_field
+    return behavior
+
+
+def _authorization(metadata: Sequence[tuple[str, str | bytes]] | None) -> str | None:
+    for key, value in metadata or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None
+
+
+def _host(peer: str) -> str:
+    """The address of a peer without its port: ipv4:1.2.3.4, ipv6:[::1], unix."""
+    return peer.rpartition(":")[0] or peer

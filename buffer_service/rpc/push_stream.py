@@ -19,6 +19,7 @@ from buffer_service.rpc.budget import ByteBudget
 from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.pushes import Pushes
+from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2 as pb
@@ -114,6 +115,7 @@ class PushStream:
         self._held += 1
         self._parts.metrics.received("PushGroups", size)
         bundle = convert.parsed("PushGroupsRequest", split_push, message)
+        caller().check_run(bundle.run.run_id)
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
         run = bundle.run

@@ -26,6 +26,7 @@ from buffer_service.rpc.push_stream import PushParts
 from buffer_service.rpc.pushes import Pushes
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.security.gate import Gate
 from buffer_service.settings import Settings
 from buffer_wire.channel import server_options
 from rollout_buffer.v1 import (
@@ -82,10 +83,11 @@ class RpcServer:
                 tasks.create_task(self.health.set(name, status))
 
 
-def build(settings: Settings, store: RunStore, registry: CollectorRegistry) -> RpcServer:
+def build(settings: Settings, store: RunStore, registry: CollectorRegistry, gate: Gate) -> RpcServer:
     """Put a server together on a store; its port is added by the caller."""
     metrics = RpcMetrics(registry)
-    server = grpc.aio.server(interceptors=[Guard(metrics)], options=server_options(settings.max_message_bytes))
+    options = server_options(settings.max_message_bytes, max_connections=settings.max_connections)
+    server = grpc.aio.server(interceptors=[Guard(metrics, gate)], options=options)
     drain, janitor = Drain(), Janitor(store)
     lines = Lines(store.notifications, drain)
     slots = StreamSlots(settings.max_streams)

@@ -21,6 +21,7 @@ from buffer_service.rpc.pull_stream import PullStream
 from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push_one
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import (
@@ -68,8 +69,8 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
         return runs_pb2.GetRunResponse(revision=view.revision, run=runs.to_run(view))
 
     async def ListRuns(self, _request: runs_pb2.ListRunsRequest, _: Context) -> runs_pb2.ListRunsResponse:
-        """Ids of all runs."""
-        return runs_pb2.ListRunsResponse(run_ids=await self.store.list_runs())
+        """Ids of all runs that the caller may know of."""
+        return runs_pb2.ListRunsResponse(run_ids=caller().visible(await self.store.list_runs()))
 
     async def UpdatePolicy(self, request: runs_pb2.UpdatePolicyRequest, _: Context) -> runs_pb2.UpdatePolicyResponse:
         """Replace the policy."""
@@ -169,6 +170,7 @@ class GroupServicer:
         """One group."""
         self.parts.metrics.received("PushGroup", len(request))
         bundle = groups.parsed("PushGroupRequest", split_push_one, request)
+        caller().check_run(bundle.run.run_id)
         run_id, seen = fields.run_ref(bundle.run)
         if not bundle.groups:
             raise InvalidField("group", "unset", "set")
@@ -188,6 +190,7 @@ class BatchServicer:
     async def PullBatch(self, message: bytes, context: RawContext) -> None:
         """One rank's shard of a step."""
         request = groups.parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
+        caller().check_run(request.run.run_id)
         with self.slots.slot():
             await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)
 
@@ -235,6 +238,8 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     ) -> None:
         """The present weights, then every newer ones."""
         async for view in self.feed.views(fields.run_id(request.run.run_id)):
+            # It lasts for as long as the run: a token that is revoked meanwhile ends it.
+            caller().check_live()
             await context.write(weights.to_watch(view))
 
     async def PlanCollective(

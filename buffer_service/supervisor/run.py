@@ -11,9 +11,12 @@ from contextlib import AsyncExitStack
 import structlog
 
 from buffer_service.admin.app import AdminPage, Facts
+from buffer_service.admin.door_metrics import DoorCollector
+from buffer_service.admin.entrance import Entrance
 from buffer_service.admin.server import AdminServer
 from buffer_service.app.assignment import Assignment
 from buffer_service.observability.addresses import Address
+from buffer_service.security.doors import Doors
 from buffer_service.settings import Settings, redact_url
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor.address import listening, reserved
@@ -28,11 +31,15 @@ PREDECESSOR_S = 5.0
 
 
 async def serve(settings: Settings) -> None:
-    """Run the service until SIGTERM or Ctrl-C. Raises AddressRefused, DataDirRefused, StoreFault, StartFailed."""
+    """Run the service until SIGTERM or Ctrl-C. Raises AddressRefused, DataDirRefused, StoreFault, StartFailed,
+    TokensRefused, TlsRefused.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("settings", **settings.redacted())
+    # The rpc processes read these files themselves; what they would stumble over is refused here.
+    doors = Doors.of(settings)
     async with AsyncExitStack() as stack:
         data_dir = stack.enter_context(held(settings.data_dir))
         wait_s = PREDECESSOR_S if data_dir.killed_predecessor else 0.0
@@ -41,8 +48,8 @@ async def serve(settings: Settings) -> None:
         kept_store = await stack.enter_async_context(ServiceStore(settings))
         store = await RedisRunStore.connect(kept_store.url)
         stack.push_async_callback(store.close)
-        service = Service(settings, data_dir, address, kept_store, store)
-        admin = AdminServer(service.admin_page().app())
+        service = Service(settings, doors, data_dir, address, kept_store, store)
+        admin = AdminServer(service.admin_app(), doors.admin_certificates)
         admin_address = Address(Address.parse(settings.admin).host, admin_listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(admin.serve_on(admin_listener))
@@ -59,9 +66,16 @@ class Service:
     """The rpc processes of a service, and whether it is ready."""
 
     def __init__(
-        self, settings: Settings, data_dir: DataDir, address: Address, kept_store: ServiceStore, store: RedisRunStore
+        self,
+        settings: Settings,
+        doors: Doors,
+        data_dir: DataDir,
+        address: Address,
+        kept_store: ServiceStore,
+        store: RedisRunStore,
     ) -> None:
         self._settings = settings
+        self._doors = doors
         self._data_dir = data_dir
         self._address = address
         self._store = store
@@ -71,10 +85,11 @@ class Service:
         self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
         self._not_ready = "the service is starting"
 
-    def admin_page(self) -> AdminPage:
-        """The admin page of this service."""
-        facts = Facts(str(self._address), self._store_name, self._metrics_dir, self.not_ready_because)
-        return AdminPage(self._store, facts)
+    def admin_app(self) -> Entrance:
+        """The admin page of this service, behind its door."""
+        collectors = (DoorCollector(self._doors),)
+        facts = Facts(str(self._address), self._store_name, self._metrics_dir, self.not_ready_because, collectors)
+        return Entrance(AdminPage(self._store, facts).app(), self._doors.gate)
 
     def not_ready_because(self) -> str:
         """Empty when every rpc process serves."""
@@ -86,7 +101,14 @@ class Service:
         tasks.create_task(self._processes.keep_running())
         self._not_ready = ""
         with self._data_dir.announced(address=str(self._address), admin=str(admin_address), store=self._store_name):
-            log.info("serving", address=str(self._address), admin=f"http://{admin_address}", pids=self._processes.pids)
+            log.info(
+                "serving",
+                address=str(self._address),
+                admin=f"{'https' if self._doors.admin_certificates else 'http'}://{admin_address}",
+                tls=self._doors.tls,
+                tokens="asked for" if self._doors.gate.asks else "none",
+                pids=self._processes.pids,
+            )
             await stop.wait()
             log.info("draining", grace_s=self._settings.drain_grace_s)
             self._not_ready = "the service is draining"

@@ -71,6 +71,7 @@ class WeightWatcher:
         delays, trouble_since = BACKOFF.delays(), float("inf")
         log = self._service.wait_log("watch the weights")
         while True:
+            token = self._service.tokens.current
             stream = self._service.watch()
             try:
                 async for reply in stream:
@@ -83,6 +84,8 @@ class WeightWatcher:
                 stream.cancel()
             if error is not None:
                 self._service.met(error)
+                if self._service.renewed(error, token):
+                    continue
                 trouble_since = min(trouble_since, time.monotonic())
                 if not worth_waiting(error) or time.monotonic() - trouble_since > self._service.timeout_s:
                     raise error

@@ -56,7 +56,8 @@ def test_long_values_are_shortened_in_messages() -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, "service_unreachable", True),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "service_unreachable", True),
-        (grpc.StatusCode.UNAUTHENTICATED, "unauthorized", False),
+        (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", False),
+        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied", False),
         (grpc.StatusCode.INTERNAL, "internal", False),
     ],
 )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from buffer_wire.errors import RunPaused
-from buffer_wire.status import Unauthorized
+from buffer_wire.errors import RunPaused, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.pusher import Pusher
@@ -139,12 +138,12 @@ async def test_group_that_the_service_cannot_take_is_singled_out(fake: FakeServi
 
 
 async def test_worker_that_is_not_allowed_in_ends(fake: FakeService) -> None:
-    fake.refuse_pushes.append(Unauthorized("no"))
+    fake.refuse_pushes.append(Unauthenticated("no"))
     service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
     pusher = Pusher(service, Counters())
     p = Pushing(fake, pusher, Counters())
     push = p.push("t1")
-    with pytest.raises(Unauthorized):
+    with pytest.raises(Unauthenticated):
         await asyncio.wait_for(pusher.run(), 10)
     push.cancel()
     await service.close()

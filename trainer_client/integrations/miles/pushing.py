@@ -6,9 +6,8 @@ loses nor doubles a group.
 
 import threading
 
-import grpc
-
 from buffer_wire.codec import join_group, join_push
+from buffer_wire.connect import Connector
 from buffer_wire.retry import retry_sync
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2 as pb
@@ -28,7 +27,7 @@ class GroupPusher:
     def __init__(self, client: BufferClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._channel = grpc.insecure_channel(client.target, client.options.channel_options())
+        self._channel = Connector(client.target, client.options, client.options.channel_options()).blocking()
         self._push = self._channel.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
             # Built by buffer_wire.codec: bytes already.
@@ -55,6 +54,7 @@ class GroupPusher:
             deadline_s=PATIENCE_S,
             waiting_on=f"room in the queue of run {self._run_id!r}, which the trainer's pulls make",
             retry_on=lambda error: worth_repeating(error) and not stop.is_set(),
+            tokens=self._client.tokens,
         )
         self._client.revisions.note(self._run_id, reply.revision)
         ack = reply.acks[0]

@@ -1,0 +1,40 @@
+"""The doors of a service as its settings ask for them."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from buffer_service.security.certificates import Certificates, TlsFiles
+from buffer_service.security.gate import Gate
+from buffer_service.security.token_file import TokenFile
+from buffer_service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What calls and connections pass."""
+
+    gate: Gate
+    certificates: Certificates | None
+    """Of gRPC; None: plain text."""
+    admin_certificates: Certificates | None
+    """Of the admin page; None: plain text."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Raises TokensRefused, TlsRefused."""
+        gate = Gate(None if settings.tokens_file is None else TokenFile(settings.tokens_file))
+        if settings.tls_cert is None or settings.tls_key is None:
+            return cls(gate, None, None)
+        cert, key = settings.tls_cert, settings.tls_key
+        return cls(
+            gate,
+            Certificates(TlsFiles(cert, key, settings.tls_client_ca)),
+            Certificates(TlsFiles(cert, key, settings.admin_client_ca)),
+        )
+
+    @property
+    def tls(self) -> str:
+        """Of gRPC, in a word."""
+        if self.certificates is None:
+            return "off"
+        return "mutual" if self.certificates.mutual else "on"

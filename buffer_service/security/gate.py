@@ -1,0 +1,148 @@
+"""What every call passes: whose token it carries, and what that token allows.
+
+Invariants: with no tokens file everybody may do everything; with one, nothing is allowed but by an entry that is in
+the file and has not expired. A stream that lasts asks again with every message, so that revoking a token ends it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from buffer_service.security.failures import FailureLimit
+from buffer_service.security.roles import Rule
+from buffer_service.security.token_file import TokenFile
+from buffer_service.security.tokens import TokenEntry
+from buffer_wire.errors import PermissionDenied, Unauthenticated
+
+log = structlog.get_logger(__name__)
+
+_BEARER = "bearer "
+
+
+class Caller(Protocol):
+    """Whoever a call comes from."""
+
+    def check_run(self, run_id: str) -> None:
+        """Raises PermissionDenied when the run is none of theirs, Unauthenticated when their token is good no more."""
+        ...
+
+    def check_live(self) -> None:
+        """Raises Unauthenticated when their token is good no more."""
+        ...
+
+    def visible(self, run_ids: Iterable[str]) -> list[str]:
+        """Those of the runs that they may know of."""
+        ...
+
+
+class Anybody:
+    """A caller of a service that asks for no token."""
+
+    def check_run(self, run_id: str) -> None:
+        """All runs are theirs."""
+
+    def check_live(self) -> None:
+        """They have no token that could end."""
+
+    def visible(self, run_ids: Iterable[str]) -> list[str]:
+        """All of them."""
+        return list(run_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCaller:
+    """A caller with a token that was good when the call began."""
+
+    entry: TokenEntry
+    method: str
+    gate: "Gate"
+
+    def check_run(self, run_id: str) -> None:
+        """Raises PermissionDenied, the same whether there is such a run or not; Unauthenticated."""
+        self.check_live()
+        if not self.entry.covers(run_id):
+            raise PermissionDenied(
+                self.method, self.entry.token_id, self.entry.role.value, f"do anything to run {run_id[:64]!r}"
+            )
+
+    def check_live(self) -> None:
+        """Raises Unauthenticated when the token has expired, or was revoked or changed since."""
+        self.gate.check_live(self.entry)
+
+    def visible(self, run_ids: Iterable[str]) -> list[str]:
+        """Those that the token covers."""
+        return [run_id for run_id in run_ids if self.entry.covers(run_id)]
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller")
+"""Of the RPC or request that is being served. It has no default: what nobody has let in fails."""
+
+
+def caller() -> Caller:
+    """Who the present call comes from."""
+    return CALLER.get()
+
+
+class Gate:
+    """Lets callers in. `file` None: everybody."""
+
+    def __init__(self, file: TokenFile | None, wall_clock: Callable[[], float] = time.time) -> None:
+        self.file = file
+        self._wall_clock = wall_clock
+        self._failures = FailureLimit()
+        self._anybody = Anybody()
+
+    @property
+    def asks(self) -> bool:
+        """True when callers need a token."""
+        return self.file is not None
+
+    def enter(self, authorization: str | None, method: str, rule: Rule | None) -> Caller:
+        """The caller behind an authorization header. Raises Unauthenticated, PermissionDenied.
+
+        `method` is for messages; `rule` None: nobody may.
+        """
+        if self.file is None:
+            return self._anybody
+        entry = self._entry(self.file, authorization)
+        if rule is None or entry.role not in rule.roles:
+            raise PermissionDenied(method, entry.token_id, entry.role.value, f"call {method.rpartition('/')[2]}")
+        return TokenCaller(entry, method, self)
+
+    def check_live(self, entry: TokenEntry) -> None:
+        """Raises Unauthenticated when the entry is none of the file any more, or has expired."""
+        if self.file is None:
+            return
+        tokens = self.file.look()
+        known = tokens.by_id(entry.token_id)
+        if known is not entry and known != entry:
+            raise Unauthenticated(f"token {entry.token_id!r} was revoked")
+        self._check_time(entry)
+
+    def failed(self, peer: str, method: str, error: Unauthenticated) -> bool:
+        """Note that a call of `peer` (an address without port) was refused; False when it has had too many of them."""
+        allowed = self._failures.allows(peer)
+        if allowed:
+            log.warning("not authenticated", peer=peer, method=method, why=error.attributes.get("why", ""))
+        return allowed
+
+    def _entry(self, file: TokenFile, authorization: str | None) -> TokenEntry:
+        if authorization is None:
+            raise Unauthenticated("the service asks for a token and the call has none (RB_TOKEN_FILE, --token-file)")
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            raise Unauthenticated("the authorization is not 'Bearer TOKEN'")
+        token = authorization[len(_BEARER) :].strip()
+        # A token that is not known may have been made just now.
+        entry = file.look().find(token) or file.look(at_once=True).find(token)
+        if entry is None:
+            raise Unauthenticated("the token is not known to the service")
+        self._check_time(entry)
+        return entry
+
+    def _check_time(self, entry: TokenEntry) -> None:
+        if entry.expired(self._wall_clock()):
+            raise Unauthenticated(f"token {entry.token_id!r} has expired")

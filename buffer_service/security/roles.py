@@ -1,0 +1,115 @@
+"""The table of rights: which roles may call which RPC, and where a request names its run.
+
+Invariant: a method that is not in the table may be called by nobody while tokens are asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a token is for."""
+
+    WORKER = "worker"
+    """Leases tasks, pushes groups, follows the weights."""
+    TRAINER = "trainer"
+    """Creates its runs, feeds, pulls, publishes, evaluates."""
+    READER = "reader"
+    """Looks, at metrics and recordings too."""
+    ADMIN = "admin"
+    """Everything, deletion and reflection included."""
+
+
+class RunAt(StrEnum):
+    """Where the run of a request is found."""
+
+    REF = "run.run_id"
+    """In the reference to a run that nearly every request has."""
+    FIELD = "run_id"
+    """In a field of its own."""
+    BYTES = "bytes"
+    """In a message that the handler parses itself; it asks the caller's rights when it has."""
+    NOWHERE = "nowhere"
+    """The request is about all runs; the handler leaves out those that the caller may not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Of one RPC."""
+
+    roles: frozenset[Role]
+    run_at: RunAt = RunAt.REF
+
+
+def _rule(*roles: Role, run_at: RunAt = RunAt.REF) -> Rule:
+    return Rule(frozenset({*roles, Role.ADMIN}), run_at)
+
+
+_WORKER = _rule(Role.WORKER)
+_TRAINER = _rule(Role.TRAINER)
+_LOOK = _rule(Role.TRAINER, Role.READER)
+_PUSH = _rule(Role.WORKER, Role.TRAINER, run_at=RunAt.BYTES)
+"""Trainers push too: frameworks that generate by themselves have no worker."""
+
+_CONTRACT: Mapping[str, Mapping[str, Rule]] = {
+    "RunService": {
+        "CreateRun": _rule(Role.TRAINER, run_at=RunAt.FIELD),
+        "GetRun": _rule(Role.WORKER, Role.TRAINER, Role.READER),
+        "ListRuns": _rule(Role.TRAINER, Role.READER, run_at=RunAt.NOWHERE),
+        "UpdatePolicy": _TRAINER,
+        "PauseRun": _TRAINER,
+        "DrainRun": _TRAINER,
+        "ContinueRun": _TRAINER,
+        "DeleteRun": _rule(),
+        "ExportRecords": _LOOK,
+    },
+    "TaskService": {
+        "SubmitTasks": _TRAINER,
+        "LeaseTasks": _WORKER,
+        "ExtendLeases": _WORKER,
+        "ReturnLeases": _WORKER,
+    },
+    "GroupService": {"PushGroups": _PUSH, "PushGroup": _PUSH},
+    "BatchService": {
+        "PullBatch": _rule(Role.TRAINER, run_at=RunAt.BYTES),
+        "Commit": _TRAINER,
+        "Checkpoint": _TRAINER,
+        "Resume": _TRAINER,
+    },
+    "WeightService": {
+        "Publish": _TRAINER,
+        "WatchWeights": _rule(Role.WORKER, Role.TRAINER, Role.READER),
+        "PlanCollective": _TRAINER,
+        "ReportEngine": _WORKER,
+    },
+    "EvaluationService": {
+        "SubmitEvaluation": _TRAINER,
+        "GetEvaluation": _LOOK,
+        "ReadEvaluation": _LOOK,
+        "ListEvaluations": _LOOK,
+        "DeleteEvaluation": _TRAINER,
+        "LeaseEvaluation": _WORKER,
+        "ExtendEvaluation": _WORKER,
+        "FinishEvaluation": _WORKER,
+    },
+}
+
+REFLECTION = _rule(run_at=RunAt.NOWHERE)
+"""Of gRPC's reflection service."""
+
+RULES: Mapping[str, Rule] = {
+    f"/rollout_buffer.v1.{service}/{method}": rule
+    for service, methods in _CONTRACT.items()
+    for method, rule in methods.items()
+}
+"""By the full name of the method."""
+
+PAGE = frozenset({Role.TRAINER, Role.READER, Role.ADMIN})
+"""Who may see runs on the admin page."""
+
+METRICS = frozenset({Role.READER, Role.ADMIN})
+"""Who may scrape /metrics."""
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""Of the admin page, for probes, which have no token."""

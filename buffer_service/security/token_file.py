@@ -1,0 +1,129 @@
+"""The tokens file: read, read again when it changes, and written by `rollout-buffer token`.
+
+Invariants: a reader sees the file before a change or after it, never half; a file that cannot be read or parsed leaves
+the last good one in force, with an error in the log and `broken` True until it is mended.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from buffer_service.security.tokens import TokenSet, TokensRefused
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+"""Shortest time between two looks at the file: how long a revoked token may still be good."""
+
+Stamp = tuple[int, int, int]
+
+
+class TokenFile:
+    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._stamp: Stamp | None = None
+        self.broken = False
+        """The file as it is now cannot be used; an earlier one is in force."""
+        self.tokens = self._read()
+        """As they were read last; `look` reads them again."""
+        self._looked = clock()
+
+    def look(self, *, at_once: bool = False) -> TokenSet:
+        """The tokens, read again if the file has changed; looked at once a second, or `at_once`."""
+        now = self._clock()
+        if at_once or now - self._looked >= LOOK_S:
+            self._looked = now
+            self._refresh()
+        return self.tokens
+
+    def _refresh(self) -> None:
+        try:
+            if _stamp(self._path) == self._stamp:
+                return
+            self.tokens = self._read()
+            self.broken = False
+            log.info("tokens read", path=str(self._path), tokens=len(self.tokens.entries))
+        except (OSError, TokensRefused) as error:
+            if isinstance(error, OSError):
+                self._stamp = None
+            if not self.broken:
+                log.error(  # noqa: TRY400 - the traceback says nothing more
+                    "tokens file is broken; the tokens read last stay in force", path=str(self._path), why=str(error)
+                )
+            self.broken = True
+
+    def _read(self) -> TokenSet:
+        try:
+            # Before the content: a change in between is read once more.
+            stamp = _stamp(self._path)
+            tokens = TokenSet.parse(self._path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            self._stamp = None
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise TokensRefused(f"tokens file {self._path} cannot be read: {why}") from None
+        except TokensRefused as refused:
+            # Broken until it changes: the same content is not parsed every second.
+            self._stamp = stamp
+            raise TokensRefused(f"tokens file {self._path}: {refused}") from None
+        self._stamp = stamp
+        return tokens
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[list[TokenSet]]:
+    """Change a tokens file: the list holds what it has, and what it holds at the end is written, atomically.
+
+    Others that change it wait meanwhile. The file is for its owner alone (mode 0600). Raises TokensRefused.
+    """
+    lock = _opened(path.with_name(f"{path.name}.lock"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        present = TokenSet.parse(path.read_text(encoding="utf-8")) if path.exists() else TokenSet(())
+        held = [present]
+        yield held
+        if held[0] is not present:
+            _write(path, "".join(f"{entry.to_line()}\n" for entry in held[0].entries))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokensRefused(f"tokens file {path} cannot be changed: {error}") from None
+    finally:
+        os.close(lock)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise TokensRefused(f"{path} cannot be opened: {error.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    # Where the path is a link, what it points at is replaced and not the link.
+    target = path.resolve()
+    written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        with suppress(FileNotFoundError):
+            written.unlink()

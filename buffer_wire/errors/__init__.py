@@ -1,0 +1,122 @@
+"""The one error tree of the project: raised by the service's rules, carried by gRPC, raised again by the clients.
+
+    RolloutBufferError
+    ├── InvalidRequest                     the caller must change the request
+    │   ├── InvalidField                   a field breaks a bound
+    │   ├── InvalidPolicy                  a policy under which the run could not progress
+    │   ├── UnknownRun / RunExists
+    │   ├── UnknownLease
+    │   ├── UnknownEvaluation / EvaluationExists / EvaluationsFull
+    │   └── StepAhead / WorldSizeMismatch / NotCommitted / VersionConflict / CursorConflict
+    ├── AccessRefused                      who calls is not known, or may not
+    │   └── Unauthenticated / PermissionDenied
+    ├── Fenced                             somebody else has taken over
+    │   └── StaleEpoch
+    ├── NotReady                           the same request can succeed later
+    │   ├── BatchNotReady / EvaluationNotReady
+    │   └── PendingFull / CollectiveFailed
+    ├── RunPaused                          needs an operator or a resume
+    │   └── StoreRolledBack / FailureBudgetExceeded
+    ├── ReplayGap                          replay data is gone
+    └── StoreFault                         the store failed, or is not one we can use
+        └── StoreUnavailable / StoreUnsuitable / NotReplicated / StoreOutOfMemory
+
+Invariants: `reason` is stable and unique; every constructor takes the error's data as keywords and builds the
+message itself; `from_wire` of (`reason`, `message`, `attributes`) gives back an instance of the same class.
+"""
+
+from collections.abc import Iterator
+
+from buffer_wire.errors.access import (
+    AccessRefused,
+    PermissionDenied,
+    Unauthenticated,
+)
+from buffer_wire.errors.base import (
+    RolloutBufferError,
+)
+from buffer_wire.errors.requests import (
+    CursorConflict,
+    EvaluationExists,
+    EvaluationsFull,
+    InvalidField,
+    InvalidPolicy,
+    InvalidRequest,
+    NotCommitted,
+    RunExists,
+    StepAhead,
+    UnknownEvaluation,
+    UnknownLease,
+    UnknownRun,
+    VersionConflict,
+    WorldSizeMismatch,
+)
+from buffer_wire.errors.runs import (
+    BatchNotReady,
+    CollectiveFailed,
+    EvaluationNotReady,
+    FailureBudgetExceeded,
+    Fenced,
+    NotReady,
+    PendingFull,
+    ReplayGap,
+    RunPaused,
+    StaleEpoch,
+    StoreRolledBack,
+)
+from buffer_wire.errors.stores import (
+    NotReplicated,
+    StoreFault,
+    StoreOutOfMemory,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+
+__all__ = [
+    "AccessRefused",
+    "BatchNotReady",
+    "CollectiveFailed",
+    "CursorConflict",
+    "EvaluationExists",
+    "EvaluationNotReady",
+    "EvaluationsFull",
+    "FailureBudgetExceeded",
+    "Fenced",
+    "InvalidField",
+    "InvalidPolicy",
+    "InvalidRequest",
+    "NotCommitted",
+    "NotReady",
+    "NotReplicated",
+    "PendingFull",
+    "PermissionDenied",
+    "ReplayGap",
+    "RolloutBufferError",
+    "RunExists",
+    "RunPaused",
+    "StaleEpoch",
+    "StepAhead",
+    "StoreFault",
+    "StoreOutOfMemory",
+    "StoreRolledBack",
+    "StoreUnavailable",
+    "StoreUnsuitable",
+    "Unauthenticated",
+    "UnknownEvaluation",
+    "UnknownLease",
+    "UnknownRun",
+    "VersionConflict",
+    "WorldSizeMismatch",
+    "by_reason",
+]
+
+
+def _walk(cls: type[RolloutBufferError]) -> Iterator[type[RolloutBufferError]]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _walk(child)
+
+
+def by_reason() -> dict[str, type[RolloutBufferError]]:
+    """Every error of the tree by its reason."""
+    return {cls.reason: cls for cls in _walk(RolloutBufferError)}

@@ -1,0 +1,60 @@
+"""Errors of the store behind the service."""
+
+from buffer_wire.errors.base import RolloutBufferError
+
+
+class StoreFault(RolloutBufferError):
+    """The store failed."""
+
+    reason = "store_fault"
+
+
+class StoreUnavailable(StoreFault):
+    """The store cannot be reached, or is loading. Attributes: store."""
+
+    reason = "store_unavailable"
+    code = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(f"the store at {store} does not answer: {why}", store=store)
+
+
+class StoreUnsuitable(StoreFault):
+    """The store must not be used. Attributes: store, why."""
+
+    reason = "store_unsuitable"
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(f"the store at {store} is refused: {why}", store=store, why=why)
+
+
+class NotReplicated(StoreFault):
+    """The write is done, but too few replicas of the store have it; the same request waits for them again.
+
+    Attributes: wanted, reached, timeout_ms.
+    """
+
+    reason = "not_replicated"
+    code = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, wanted: int, reached: int, timeout_ms: int) -> None:
+        super().__init__(
+            f"{reached} of the {wanted} replicas of policy.wait_replicas have the write after {timeout_ms} ms",
+            wanted=wanted,
+            reached=reached,
+            timeout_ms=timeout_ms,
+        )
+
+
+class StoreOutOfMemory(StoreFault):
+    """The store refused a write for lack of memory; nothing was accepted."""
+
+    reason = "store_out_of_memory"
+    code = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+    def __init__(self, store: str) -> None:
+        super().__init__(f"the store at {store} is out of memory (maxmemory); nothing was accepted", store=store)

@@ -1,0 +1,126 @@
+"""The door of the admin page, and reflection and health beside it."""
+
+import base64
+import json
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from buffer_service.security.failures import BURST
+from buffer_service.security.roles import Role
+from tests.security.contract import call
+from tests.security.guarded import Guarded
+
+CREATE = "/rollout_buffer.v1.RunService/CreateRun"
+
+
+def fetched(guarded: Guarded, path: str, authorization: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(guarded.service.admin + path)
+    if authorization is not None:
+        request.add_header("Authorization", authorization)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(guarded: Guarded, tokens: dict[Role, str]) -> None:
+    root = guarded.add("page-maker", Role.ADMIN, "*")
+    with grpc.insecure_channel(guarded.service.address) as channel:
+        for run in ("math-1", "secret-1"):
+            assert call(channel, CREATE, root, run)[0] is not grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_probes_need_no_token(guarded: Guarded) -> None:
+    assert fetched(guarded, "/livez")[0] == 200
+    assert fetched(guarded, "/readyz")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/runs", "/api/runs/math-1", "/api/runs/absent", "/absent"])
+def test_everything_else_does(guarded: Guarded, path: str) -> None:
+    for authorization in (None, "Bearer garbage", "Basic ???", "Basic Zm9v", "Digest x"):
+        assert fetched(guarded, path, authorization)[0] == 401, authorization
+
+
+@pytest.mark.parametrize(
+    ("path", "roles"),
+    [
+        ("/metrics", {Role.READER, Role.ADMIN}),
+        ("/", {Role.READER, Role.TRAINER, Role.ADMIN}),
+        ("/api/runs", {Role.READER, Role.TRAINER, Role.ADMIN}),
+    ],
+)
+def test_roles_see_what_is_theirs(guarded: Guarded, tokens: dict[Role, str], path: str, roles: set[Role]) -> None:
+    for role, token in tokens.items():
+        status, body = fetched(guarded, path, f"Bearer {token}")
+        assert status == (200 if role in roles else 403), (role, body)
+        assert "secret-1" not in body
+
+
+def test_other_runs_are_refused_whether_they_are_there_or_not(guarded: Guarded, tokens: dict[Role, str]) -> None:
+    reader = f"Bearer {tokens[Role.READER]}"
+    for run in ("secret-1", "secret-2"):
+        for path in (f"/api/runs/{run}", f"/api/runs/{run}/more", f"/api/runs/%73{run[1:]}"):
+            status, body = fetched(guarded, path, reader)
+            assert (status, json.loads(body)["reason"]) == (403, "permission_denied")
+    assert fetched(guarded, "/api/runs/math-absent", reader)[0] == 404
+
+
+def test_a_browser_shows_the_token_as_a_password(guarded: Guarded, tokens: dict[Role, str]) -> None:
+    shown = base64.b64encode(f"anybody:{tokens[Role.READER]}".encode()).decode()
+    assert fetched(guarded, "/api/runs", f"Basic {shown}")[0] == 200
+
+
+def test_the_state_of_the_files_and_refusals_are_measured(guarded: Guarded, channel: grpc.Channel) -> None:
+    root = guarded.add("scraper", Role.READER, "*")
+    call(channel, CREATE, "garbage", "math-1")
+    status, text = fetched(guarded, "/metrics", f"Bearer {root}")
+    assert status == 200
+    assert 'rollout_buffer_security_file_broken{file="tokens"} 0.0' in text
+    assert 'rollout_buffer_refused_calls_total{reason="unauthenticated"}' in text
+    content = guarded.tokens_file.read_text()
+    guarded.tokens_file.write_text(content + "broken\n")
+    try:
+        # Anything that looks at the file at once will do.
+        fetched(guarded, "/metrics", "Bearer rb.nobody.x")
+        text = fetched(guarded, "/metrics", f"Bearer {root}")[1]
+        assert 'rollout_buffer_security_file_broken{file="tokens"} 1.0' in text
+    finally:
+        guarded.tokens_file.write_text(content)
+
+
+def test_health_is_open_and_reflection_is_for_admins(
+    guarded: Guarded, channel: grpc.Channel, tokens: dict[Role, str]
+) -> None:
+    health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    for role in (None, *Role):
+        metadata = () if role is None else (("authorization", f"Bearer {tokens[role]}"),)
+        answers = stub.ServerReflectionInfo(iter([asked]), metadata=metadata, timeout=10)
+        if role is Role.ADMIN:
+            assert len(next(answers).list_services_response.service) > 5
+            continue
+        with pytest.raises(grpc.RpcError) as refused:
+            next(answers)
+        denied = grpc.StatusCode.UNAUTHENTICATED if role is None else grpc.StatusCode.PERMISSION_DENIED
+        assert refused.value.code() is denied  # type: ignore[attr-defined]
+
+
+def test_who_keeps_failing_is_told_less_and_good_tokens_still_pass(
+    channel: grpc.Channel, tokens: dict[Role, str], guarded: Guarded
+) -> None:
+    said = [call(channel, CREATE, "garbage", "math-1")[1] for _ in range(BURST + 5)]
+    assert "too many calls from this address were refused" in said[-1]
+    assert call(channel, CREATE, tokens[Role.READER], "math-1")[0] is grpc.StatusCode.PERMISSION_DENIED
+    log = guarded.service.log.read_text()
+    assert "not authenticated" in log
+    assert tokens[Role.READER].rpartition(".")[2] not in log

@@ -1,0 +1,142 @@
+"""Clients of a service that asks for tokens: who gets what, and tokens that are replaced while they run."""
+
+import asyncio
+import time
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+
+from buffer_service.security.roles import Role
+from buffer_wire.access import Access
+from buffer_wire.codec import join_push
+from buffer_wire.errors import PermissionDenied, RolloutBufferError, Unauthenticated
+from buffer_wire.retry import rpc_error
+from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
+from rollout_workers.service import ServiceClient
+from rollout_workers.versions import Version
+from rollout_workers.weights.watcher import WeightWatcher
+from tests.security.guarded import Guarded
+from trainer_client.aio import AsyncBufferClient
+from trainer_client.client import BufferClient
+from trainer_client.driver import ClientOptions
+
+
+class Rotation:
+    """A token file of a client, whose token can be replaced."""
+
+    def __init__(self, guarded: Guarded, path: Path, name: str, role: Role) -> None:
+        self._guarded, self._name, self._role = guarded, name, role
+        self._generation = 0
+        self.path = path
+        self.path.write_text(guarded.add(f"{name}-0", role) + "\n")
+
+    def replace(self) -> None:
+        """A new token into the client's file, then the old one out of the service's."""
+        self._generation += 1
+        self.path.write_text(self._guarded.add(f"{self._name}-{self._generation}", self._role) + "\n")
+        self.revoke(self._generation - 1)
+
+    def revoke(self, generation: int | None = None) -> None:
+        self._guarded.revoke(f"{self._name}-{self._generation if generation is None else generation}")
+
+
+def until_refused(client: BufferClient, run_id: str) -> RolloutBufferError:
+    """The error of the first call that is refused; a revoked token is good for up to a second."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            client.run(run_id)
+        except RolloutBufferError as error:
+            return error
+    raise AssertionError("never refused")
+
+
+def test_a_trainer_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
+    rotation = Rotation(guarded, tmp_path / "token", "rotating", Role.TRAINER)
+    with BufferClient(guarded.service.address, ClientOptions(token_file=rotation.path, timeout_s=20)) as client:
+        client.create_run("math-rotation")
+        for _ in range(2):
+            rotation.replace()
+            assert client.run("math-rotation").run_id == "math-rotation"
+        rotation.revoke()
+        assert isinstance(until_refused(client, "math-rotation"), Unauthenticated)
+
+
+async def test_an_asyncio_client_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
+    rotation = Rotation(guarded, tmp_path / "token", "aio", Role.TRAINER)
+    options = ClientOptions(token_file=rotation.path, timeout_s=20)
+    async with AsyncBufferClient(guarded.service.address, options) as client:
+        await client.create_run("math-aio")
+        rotation.replace()
+        assert (await client.run("math-aio")).run_id == "math-aio"
+
+
+def test_what_a_token_does_not_allow_is_raised_at_once(guarded: Guarded) -> None:
+    token = guarded.add("limited", Role.TRAINER, "math-limited")
+    with BufferClient(guarded.service.address, ClientOptions(token=token, timeout_s=60)) as client:
+        client.create_run("math-limited")
+        started = time.monotonic()
+        with pytest.raises(PermissionDenied, match="'limited' \\(trainer\\) may not call DeleteRun"):
+            client.delete_run("math-limited")
+        with pytest.raises(PermissionDenied, match="run 'code'"):
+            client.create_run("code")
+        assert time.monotonic() - started < 10
+        assert client.runs() == ("math-limited",)
+
+
+def test_a_token_of_the_environment_is_enough(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RB_TOKEN", guarded.add("of-environment", Role.READER, "none"))
+    with BufferClient(guarded.service.address) as client:
+        assert client.runs() == ()
+
+
+async def test_a_worker_goes_on_watching_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
+    trainer = ClientOptions(token=guarded.add("publisher", Role.TRAINER), timeout_s=20)
+    rotation = Rotation(guarded, tmp_path / "token", "watching", Role.WORKER)
+    access = Access(token_file=rotation.path)
+    service = ServiceClient(guarded.service.address, "math-watch", instance_id="i", timeout_s=20, access=access)
+    async with AsyncBufferClient(guarded.service.address, trainer) as client, asyncio.timeout(60):
+        await client.create_run("math-watch")
+        epoch = (await client.resume("math-watch")).epoch
+        watcher = WeightWatcher(service)
+        watching = asyncio.create_task(watcher.run())
+        await watcher.changes.until(lambda: watcher.latest is not None)
+        rotation.replace()
+        # The service has noticed by the time that it refuses the old one; the next version ends the old stream.
+        await client.publish("math-watch", epoch=epoch, version=1)
+        await watcher.changes.until(lambda: watcher.latest is not None and watcher.latest.version == Version(epoch, 1))
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await service.close()
+
+
+def test_a_stream_whose_token_is_revoked_ends(guarded: Guarded, channel: grpc.Channel) -> None:
+    trainer = ClientOptions(token=guarded.add("other-publisher", Role.TRAINER), timeout_s=20)
+    metadata = (("authorization", f"Bearer {guarded.add('brief', Role.WORKER)}"),)
+    ref = common_pb2.RunRef(run_id="math-brief")
+    push = channel.stream_stream("/rollout_buffer.v1.GroupService/PushGroups")
+    with BufferClient(guarded.service.address, trainer) as client:
+        client.create_run("math-brief")
+        watch = weights_pb2_grpc.WeightServiceStub(channel).WatchWeights(
+            weights_pb2.WatchWeightsRequest(run=ref), metadata=metadata, timeout=30
+        )
+        assert next(watch).published.version == 0
+
+        # Each with a group that is refused, which is an answer too.
+        bundles = (join_push(ref, sequence, [b""]) for sequence in count(1))
+        pushed = push(bundles, metadata=metadata, timeout=30)
+        assert groups_pb2.PushGroupsResponse.FromString(next(pushed)).sequence == 1
+        guarded.revoke("brief")
+        with pytest.raises(grpc.RpcError) as refused:
+            for _ in pushed:
+                pass
+        assert isinstance(rpc_error(refused.value), Unauthenticated)
+        epoch = client.resume("math-brief").epoch
+        client.publish("math-brief", epoch=epoch, version=1)
+        with pytest.raises(grpc.RpcError) as ended:
+            for _ in watch:
+                pass
+        assert isinstance(rpc_error(ended.value), Unauthenticated)
