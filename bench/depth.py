@@ -97,6 +97,10 @@ class Deep:
             rewards=_REWARDS,
             min_response_tokens=270,
             max_response_tokens=270,
+            response_tokens=8 * 270,
+            reward_milli=8_000,
+            turns=8,
+            truncated_samples=1,
         )
         return ops.NewGroup(facts, body)
 

@@ -20,6 +20,8 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_PLAN_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
 MAX_ERROR_CHARS = 2_048
+MAX_COUNTER = (1 << 48) - 1
+"""Of tokens or milliseconds that a worker or trainer counts from its beginning; the store adds them up in doubles."""
 MAX_VERSION = (1 << 43) - 1
 """Of weights: a thousand times it is still an exact integer in a double, which the store computes with."""
 

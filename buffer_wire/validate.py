@@ -34,6 +34,10 @@ class GroupSummary:
     """Reward of each sample."""
     version_tokens: int
     """Sum over all response tokens of the version that made each."""
+    turns: int
+    """Turns of role assistant; a sample without turns counts as one."""
+    truncated_samples: int
+    """Samples with finish reason LENGTH."""
 
 
 def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> GroupSummary:
@@ -66,7 +70,7 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
 
 
 def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> GroupSummary:
-    total = total_loss = version_tokens = 0
+    total = total_loss = version_tokens = turns = truncated = 0
     lengths: list[int] = []
     rewards: list[float] = []
     head: tuple[int, int] | None = None
@@ -75,7 +79,7 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
     shortest_response = 0 if continuation else 1
     for i, sample in enumerate(samples):
         tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
-        response, reward = tokens - prompt_len, sample.reward
+        response, reward, reason, its_turns = tokens - prompt_len, sample.reward, sample.finish_reason, sample.turns
         position, version, first = prompt_len, (1, 0), None
         for span in sample.spans:
             at, end = span.start, span.end
@@ -95,10 +99,12 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
             or response < shortest_response
             or loss_tokens > response
             or not isfinite(reward)
-            or sample.finish_reason not in finished
-            or sample.turns
+            or reason not in finished
+            or its_turns
         ):
             _check_sample(i, sample, continuation=continuation)
+        turns += sum([turn.role == "assistant" for turn in its_turns]) if its_turns else 1
+        truncated += reason == pb.FINISH_REASON_LENGTH
         total += tokens
         total_loss += loss_tokens
         lengths.append(response)
@@ -110,7 +116,7 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
         # Many tokens of a small version, or a version out of bounds.
         for i, sample in enumerate(samples):
             _check_spans(i, sample.spans, sample.prompt_len, sample.tokens)
-    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens)
+    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens, turns, truncated)
 
 
 def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:

@@ -72,7 +72,7 @@ class EngineCalls:
             open_now = set(self.progress.unfinished)
             failed = {i: raised for request in requests if (i := request.sample_index) in open_now} | unusable
         except asyncio.CancelledError:
-            cut_off = self.slot.engine.take_cut_off()
+            cut_off = self.slot.take_cut_off()
             self.progress.received += cut_off
             self.progress.discarded["cut_off"] += cut_off
             raise

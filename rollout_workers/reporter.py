@@ -1,7 +1,8 @@
 """Tells the service where the engines stand: after every change, and once in a while without one.
 
 Changes that come while a report is under way are sent together afterwards; the newest state is what counts. Reports
-also carry the loader's wish for a place among the engines that are out of service, and bring the answer.
+also carry the loader's wish for a place among the engines that are out of service, and bring the answer; and they say
+what the engine has decoded, for which none is sent.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class Reporter:
         while True:
             self._heard = self._watcher.messages
             self._sent, self._sent_wish = slot.report(self._worker_id), slot.wants_load
-            reply = await self._service.report(self._sent, wants_load=self._sent_wish)
+            reply = await self._service.report(slot.full_report(self._worker_id), wants_load=self._sent_wish)
             may_load = self._sent_wish and slot.wants_load and reply.may_load
             if may_load != slot.may_load:
                 slot.may_load = may_load
@@ -60,4 +61,4 @@ class Reporter:
 
 async def report_all(slots: Sequence[EngineSlot], service: ServiceClient, worker_id: str, *, timeout_s: float) -> None:
     """One last report of every engine, at once. Raises RolloutBufferError."""
-    await asyncio.gather(*(service.report(slot.report(worker_id), timeout_s=timeout_s) for slot in slots))
+    await asyncio.gather(*(service.report(slot.full_report(worker_id), timeout_s=timeout_s) for slot in slots))

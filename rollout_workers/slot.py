@@ -14,6 +14,7 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.breaker import Breaker, counts
 from rollout_workers.changes import Changes
 from rollout_workers.counters import describe
+from rollout_workers.decoding import DecodeMeter
 from rollout_workers.engine.errors import EngineError
 from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
 from rollout_workers.loads import LoadView
@@ -83,11 +84,15 @@ class EngineSlot:
         """Open after failed calls in a row: no new work until a trial has succeeded."""
         self.evaluating = 0
         """Groups of evaluations on the engine: the training leaves them room."""
-        self.in_flight = 0
-        """Requests of this worker that the engine has not answered."""
+        self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand)
         self.load = LoadView()
         self.suspect = False
         """True from an error that may mean that the engine is gone until the guard has heard from it."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this worker that the engine has not answered."""
+        return self.decoding.requests
 
     @property
     def leasable(self) -> bool:
@@ -127,21 +132,32 @@ class EngineSlot:
 
     async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
         """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
-        self.in_flight += len(requests)
+        self.decoding.began(len(requests))
         try:
             done = await self.engine.generate(requests, deadline_s=deadline_s)
         except EngineError as error:
+            self._received(error.partial)
             if counts(error) and self.breaker.failed():
                 _log.error("circuit open", engine=self.engine_id, failures=self.breaker.failures, error=str(error))
                 self.changes.notify()
             raise
         else:
+            self._received(done)
             if self.breaker.succeeded():
                 _log.info("circuit closed", engine=self.engine_id)
                 self.changes.notify()
             return done
         finally:
-            self.in_flight -= len(requests)
+            self.decoding.ended(len(requests))
+
+    def take_cut_off(self) -> int:
+        """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""
+        tokens = self.engine.take_cut_off()
+        self.decoding.received(tokens)
+        return tokens
+
+    def _received(self, samples: Sequence[GeneratedSample]) -> None:
+        self.decoding.received(sum(len(sample.output_ids) + sample.unusable_tokens for sample in samples))
 
     async def refresh(self) -> None:
         """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
@@ -155,7 +171,7 @@ class EngineSlot:
         self.changes.notify()
 
     def report(self, worker_id: str) -> weights_pb2.EngineReport:
-        """The engine as a message."""
+        """The engine as a message, without what it has decoded."""
         return weights_pb2.EngineReport(
             engine_id=self.engine_id,
             worker_id=worker_id,
@@ -169,3 +185,10 @@ class EngineSlot:
             prepared=self.prepared.wire() if self.prepared is not None else None,
             weights_url=self.weights_url,
         )
+
+    def full_report(self, worker_id: str) -> weights_pb2.EngineReport:
+        """The same with what the engine has decoded, which is no reason for a report."""
+        report, decoded = self.report(worker_id), self.decoding.show()
+        report.decoded_tokens = decoded.tokens
+        report.decode_busy_ms, report.decode_request_ms = decoded.busy_ms, decoded.request_ms
+        return report

@@ -19,7 +19,7 @@ from trainer_client.publication import Publication, WeightPublisher
 from trainer_client.requests import Submission
 from trainer_client.session import TrainerSession
 from trainer_client.session_plan import SessionOptions
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, WeightVersion
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime, WeightVersion
 from trainer_client.tasks import SamplingParams, Task
 from trainer_client.waiting import Waiting
 
@@ -52,6 +52,7 @@ __all__ = [
     "Task",
     "TensorsManifest",
     "TrainerSession",
+    "TrainerTime",
     "Turn",
     "UsedAfterFork",
     "VersionSpan",

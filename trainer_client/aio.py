@@ -34,7 +34,7 @@ from trainer_client.policy import Policy, changed
 from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -251,10 +251,21 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         version: int,
         manifest: Manifest | None = None,
         commit_through: int | None = None,
+        time_spent: TrainerTime | None = None,
     ) -> Published:
-        """Make (epoch, version) the published weights and commit through a step, in one decision."""
+        """Make (epoch, version) the published weights and commit through a step, in one decision.
+
+        `time_spent`: what the trainer did since it resumed, for the run's statistics; None: unknown.
+        """
         return await self._call(
-            requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+            requests.publish(
+                run_id,
+                epoch=epoch,
+                version=version,
+                manifest=manifest,
+                commit_through=commit_through,
+                time_spent=time_spent,
+            )
         )
 
     async def plan_collective(

@@ -41,7 +41,7 @@ from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
 from trainer_client.session import TrainerSession
 from trainer_client.session_plan import BatchGroups, SessionOptions, SessionPlan
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted
+from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
@@ -299,13 +299,22 @@ class BufferClient(EvaluationCalls):
         version: int,
         manifest: Manifest | None = None,
         commit_through: int | None = None,
+        time_spent: TrainerTime | None = None,
     ) -> Published:
         """Make (epoch, version) the published weights and commit through a step, in one decision.
 
-        `manifest` None: weights that need no loading. Raises VersionConflict, StaleEpoch, StepAhead.
+        `manifest` None: weights that need no loading. `time_spent`: what the trainer did since it resumed, for the
+        run's statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
         """
         return self._call(
-            requests.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+            requests.publish(
+                run_id,
+                epoch=epoch,
+                version=version,
+                manifest=manifest,
+                commit_through=commit_through,
+                time_spent=time_spent,
+            )
         )
 
     def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, SupportsFloat, TypeAlias
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.engines import in_service
-from trainer_client.state import RunState
+from trainer_client.state import RunState, TrainerTime
 
 if TYPE_CHECKING:
     from rollout_buffer.v1.groups_pb2 import GroupHeader
@@ -110,8 +110,13 @@ class StepMeter:
         self._before = before
         """The run at the end of the last step whose figures are known."""
         self._clock = clock
-        self._started = False
-        """True once the training loop has asked for a batch."""
+        self._started_at: float | None = None
+        """When the training loop asked for its first batch."""
+        self._waited = 0.0
+        """For batches, since then."""
+        self._waits_since: float | None = None
+        self._busy_ms = 0
+        """As it was told last: rounding must not make it fall."""
         self._begin()
 
     def _begin(self) -> None:
@@ -130,16 +135,33 @@ class StepMeter:
     def timing(self, doing: Doing) -> Iterator[None]:
         """Count the time of the block as spent on that."""
         began = self._clock()
+        waits = doing == "pull_wait"
+        if waits:
+            self._waits_since = began
         try:
             yield
         finally:
-            self._spent[doing] += self._clock() - began
+            spent = self._clock() - began
+            self._spent[doing] += spent
+            if waits:
+                self._waited, self._waits_since = self._waited + spent, None
+
+    def time_spent(self) -> TrainerTime | None:
+        """Since the training loop asked for its first batch, a wait that goes on included; None before that, and where
+        another process pulls.
+        """
+        if self._started_at is None:
+            return None
+        now = self._clock()
+        waited = self._waited + (now - self._waits_since if self._waits_since is not None else 0.0)
+        self._busy_ms = max(self._busy_ms, int(1_000 * (now - self._started_at - waited)))
+        return TrainerTime(busy_ms=self._busy_ms, wait_ms=int(1_000 * waited))
 
     def next(self) -> None:
         """The training loop asks for more: a step that was complete is over."""
-        if not self._started:
+        if self._started_at is None:
             # What the trainer did before it asked for the first time is of no step.
-            self._started, self._began = True, self._clock()
+            self._started_at = self._began = self._clock()
             self._spent = dict.fromkeys(self._spent, 0.0)
         else:
             self.end()

@@ -15,7 +15,7 @@ from trainer_client.driver import worth_repeating
 from trainer_client.engines import in_service
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
 from trainer_client.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
-from trainer_client.state import Resumed, RunState, WeightVersion
+from trainer_client.state import Resumed, RunState, TrainerTime, WeightVersion
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
@@ -55,8 +55,10 @@ class Publishing:
         run: RunState,
         start: Resumed,
         on_wait: OnWait | None,
+        time_spent: Callable[[], TrainerTime | None],
     ) -> None:
         self._client = client
+        self._time_spent = time_spent
         self._run_id = plan.run_id
         self._publisher = plan.publisher
         self._start = start
@@ -114,7 +116,12 @@ class Publishing:
 
     def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
         done = self._client.publish(
-            self._run_id, epoch=self._start.epoch, version=version, manifest=manifest, commit_through=commit_through
+            self._run_id,
+            epoch=self._start.epoch,
+            version=version,
+            manifest=manifest,
+            commit_through=commit_through,
+            time_spent=self._time_spent(),
         )
         self._committed_steps = done.committed_steps
         if self._publisher is not None and manifest is not None:

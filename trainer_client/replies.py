@@ -93,6 +93,9 @@ def _engine(report: weights_pb2.EngineReport) -> state.Engine:
         prepared=weight_version(report.prepared) if report.HasField("prepared") else None,
         weights_url=report.weights_url,
         silent_ms=report.silent_ms,
+        decoded_tokens=report.decoded_tokens,
+        decode_busy_ms=report.decode_busy_ms,
+        decode_request_ms=report.decode_request_ms,
     )
 
 

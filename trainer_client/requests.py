@@ -19,7 +19,7 @@ from trainer_client.manifest import Manifest
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy
 from trainer_client.rounds import Place
-from trainer_client.state import Published, Resumed, RunState, Submitted
+from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task, tasks_to_wire
 
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -190,7 +190,13 @@ def submit_tasks(run_id: str, submission: Submission) -> Call[tasks_pb2.SubmitTa
 
 
 def publish(
-    run_id: str, *, epoch: int, version: int, manifest: Manifest | None, commit_through: int | None
+    run_id: str,
+    *,
+    epoch: int,
+    version: int,
+    manifest: Manifest | None,
+    commit_through: int | None,
+    time_spent: TrainerTime | None,
 ) -> Call[weights_pb2.PublishResponse, Published]:
     """Publish."""
     wire = manifest.to_wire() if manifest is not None else None
@@ -199,7 +205,13 @@ def publish(
         run_id,
         f"publishing version {version}",
         lambda ref: weights_pb2.PublishRequest(
-            run=ref, epoch=epoch, version=version, manifest=wire, commit_through_step=commit_through
+            run=ref,
+            epoch=epoch,
+            version=version,
+            manifest=wire,
+            commit_through_step=commit_through,
+            trainer_busy_ms=None if time_spent is None else time_spent.busy_ms,
+            trainer_wait_ms=None if time_spent is None else time_spent.wait_ms,
         ),
         weights_pb2.PublishResponse,
         lambda reply: Published(replies.weight_version(reply.published), reply.committed_steps),

@@ -81,13 +81,13 @@ class TrainerSession:
         self._bar = ProgressBar(plan.options.on_wait) if plan.options.progress else None
         self._on_wait = self._bar or plan.options.on_wait
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
-        self._publishing = Publishing(client, plan, run, start, self._on_wait)
         self._feeder = feeder_of(client, plan, run.policy, start) if plan.rank == 0 else None
         self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
         self._puller = self._make_puller(plan)
         self._place = Place(start.next_step)
         look = self._look if plan.rank == 0 else None
         self._meter = StepMeter(plan.options.on_step, look, run)
+        self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
         self._gathered: deque[Batch] = deque()
         """Rounds of a whole batch that is not complete yet."""
 

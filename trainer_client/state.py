@@ -92,6 +92,12 @@ class Engine:
     """Where its worker serves the versions it has fetched to other workers; empty: nowhere."""
     silent_ms: int = 0
     """Time since its worker's last report."""
+    decoded_tokens: int = 0
+    """Tokens that it has sent since its worker began with it."""
+    decode_busy_ms: int = 0
+    """Time in which it had at least one request."""
+    decode_request_ms: int = 0
+    """Time of its requests, summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,16 @@ class Submitted:
     cursor: int
     task_ids: tuple[str, ...]
     pending_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerTime:
+    """What a trainer did since its epoch began, by its own clock."""
+
+    busy_ms: int
+    """Everything but waiting for batches."""
+    wait_ms: int
+    """Waiting for batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,14 @@ class GroupFacts:
     """Reward of each sample, little-endian float32."""
     min_response_tokens: int
     max_response_tokens: int
+    response_tokens: int
+    """Of all samples."""
+    reward_milli: int
+    """Sum of the samples' rewards, each rounded to milli-rewards, within +-NO_REWARD_BOUND."""
+    turns: int
+    """Turns of role assistant; a sample without turns has one."""
+    truncated_samples: int
+    """Samples with finish reason LENGTH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +326,16 @@ class Publish:
     version: int
     manifest: bytes
     commit_through: int | None
+    clock: "TrainerClock | None" = None
+    """The trainer's word on its time; None: it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerClock:
+    """What a trainer did since its epoch began, in ms by its clock."""
+
+    busy_ms: int
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +424,12 @@ class EngineReport:
     """The planned version that it is ready to receive."""
     weights_url: str = ""
     """Where peers get the versions that its worker has fetched; empty: nowhere."""
+    decoded_tokens: int = 0
+    """This and the next two: since the worker began with the engine. Tokens that it was sent."""
+    decode_busy_ms: int = 0
+    """Time with at least one request in progress."""
+    decode_request_ms: int = 0
+    """Time of each request in progress, summed."""
     wants_load: bool = False
     """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
     silent_ms: int = 0
@@ -456,7 +480,8 @@ class RunView:
 
     `groups` maps `accepted` and every GroupState to its Amount, `tasks` maps `submitted` and every TaskState to a
     count; what is queued, forming, delivered, pending and leased is counted from what exists. `environments` has the
-    same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics.
+    same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics,
+    among them those of window.TOTALS.
     """
 
     run_id: str

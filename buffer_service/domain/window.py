@@ -5,8 +5,10 @@ intervals at most; what happened in between is a difference. A resume and a chan
 before and after are not one regime.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from struct import unpack
 
 WINDOW_VERSIONS = 32
 """Intervals between publishes that are kept."""
@@ -14,6 +16,13 @@ WINDOW_VERSIONS = 32
 LENGTH_BUCKETS = 23
 """Of response lengths: bucket i counts samples of more than 2**(i-1) and at most 2**i response tokens, bucket 0 those
 of at most 1."""
+
+
+def length_buckets(response_lengths: bytes) -> Counter[int]:
+    """How many samples belong to which bucket; `response_lengths` as in ops.GroupFacts."""
+    lengths = unpack(f"<{len(response_lengths) // 4}I", response_lengths)
+    return Counter([min((length - 1).bit_length(), LENGTH_BUCKETS - 1) if length else 0 for length in lengths])
+
 
 ACCEPTED = (
     "accepted_groups",
@@ -59,7 +68,10 @@ TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
 """By the trainer's word at its publishes: time that it worked, time that it waited for a batch."""
 
 TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
-"""In the order in which the store keeps them."""
+"""In the order in which the store keeps them. The store counts in doubles: exact up to 2**53, about 9e15."""
+
+OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
+"""Totals that are kept for each environment too, in the order in which the store keeps them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ class BatchOps(StoreBase):
     async def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
         """See domain.ports.RunStore.publish."""
         through = UNSET if publish.commit_through is None else publish.commit_through
-        _, fields = await self._call(
-            "publish", run_id, pack(seen_revision, publish.epoch, publish.version, publish.manifest, through)
-        )
+        clock = publish.clock or ops.TrainerClock(busy_ms=UNSET, wait_ms=UNSET)
+        what = (publish.epoch, publish.version, publish.manifest, through)
+        _, fields = await self._call("publish", run_id, pack(seen_revision, *what, clock.busy_ms, clock.wait_ms))
         revision, epoch, version, committed, more = fields
         await self._free(run_id, more)
         return ops.Published(revision, ops.WeightVersion(epoch, version), committed)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from buffer_service.domain import ops
+from buffer_service.domain.window import length_buckets
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
@@ -112,6 +113,11 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
         facts.max_response_tokens,
         facts.response_lengths,
         facts.rewards,
+        facts.response_tokens,
+        facts.reward_milli,
+        facts.turns,
+        facts.truncated_samples,
+        [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
     )
 
 

@@ -12,7 +12,7 @@ RUNS = "rb:runs"
 SCHEMA = "rb:schema"
 """Version of this layout."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 NOTIFY_PATTERN = "rb:{*}:notify"
 

@@ -1,10 +1,12 @@
 """Operations on runs as a whole: create, view, policy, engines."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.window import LENGTH_BUCKETS, OF_ENVIRONMENT, TOTALS, Snapshot, Window
 from buffer_service.store.group_ops import GroupOps
 from buffer_service.store.keys import RUNS
 from buffer_service.store.replies import Fields, pack, text, unpack
@@ -58,7 +60,8 @@ class RunOps(GroupOps):
             prepared.version,
             report.weights_url,
         )
-        arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load))
+        counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
+        arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters)
         _, (revision, epoch, version, may_load) = await self._call("report_engine", run_id, arguments)
         return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
 
@@ -79,8 +82,13 @@ def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
 
 def _view(run_id: str, fields: Fields) -> ops.RunView:
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
-    pending, leased, environments, engines, heard, now, failures = fields
-    heard_ms = {text(engine_id): int(ms) for engine_id, ms in zip(heard[::2], heard[1::2], strict=True)}
+    pending, leased, environments, engines, heard, now, failures, *fields = fields
+    totals, response_lengths, counters, *window = fields
+    heard_ms = {text(engine_id): int(ms) for engine_id, ms in _pairs(heard)}
+    counted = {text(engine_id): unpack(packed) for engine_id, packed in _pairs(counters)}
+    ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
+    # Those that came with a task alone have no ledger, and an accepted group has counted.
+    environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
     state, ledger = _strings(packed_state), _strings(packed_ledger)
     groups = _amounts(ledger["groups"])
     tasks = _strings(ledger["tasks"])
@@ -106,16 +114,51 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
             "delivered": ops.Amount(*delivered),
         },
         environments={
-            text(name): dict.fromkeys(groups, ops.Amount()) | _amounts(unpack(packed))
-            for name, packed in zip(environments[::2], environments[1::2], strict=True)
+            name: dict.fromkeys(groups, ops.Amount()) | _amounts(entries) for name, entries in ledgers.items()
         },
         tasks=tasks | {"pending": pending, "leased": leased},
-        statistics=_strings(ledger["statistics"]),
+        statistics=_strings(ledger["statistics"]) | dict(zip(TOTALS, totals, strict=True)),
         engines=[
-            replace(engine, silent_ms=now - heard_ms[engine.engine_id])
+            _as_of(engine, now - heard_ms[engine.engine_id], *counted[engine.engine_id])
             for engine in sorted((_engine(unpack(report)) for report in engines), key=lambda one: one.engine_id)
         ],
         failures=[_failure(*unpack(failure)) for failure in failures],
+        window=_window(*window),
+        response_lengths=_histogram(response_lengths),
+        environment_statistics={
+            name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
+        },
+    )
+
+
+def _pairs(flat: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _window(snapshots: int, first: bytes, last: bytes) -> Window | None:
+    return Window(_snapshot(first), _snapshot(last), snapshots - 1) if snapshots > 1 else None
+
+
+def _snapshot(packed: bytes) -> Snapshot:
+    time_ms, version, *totals = unpack(packed)
+    return Snapshot(time_ms, version, dict(zip(TOTALS, totals, strict=True)))
+
+
+def _histogram(counts: Any) -> list[int]:  # noqa: ANN401
+    histogram = [0] * LENGTH_BUCKETS
+    for bucket, samples in _pairs(counts):
+        histogram[int(bucket)] = int(samples)
+    return histogram
+
+
+def _as_of(engine: ops.EngineReport, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:
+    """An engine's report with what is kept beside it."""
+    return replace(
+        engine,
+        silent_ms=silent_ms,
+        decoded_tokens=tokens,
+        decode_busy_ms=busy_ms,
+        decode_request_ms=request_ms,
     )
 
 

@@ -1,7 +1,8 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py. `python -m
+domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py, the places of totals those of
+domain/window.py. `python -m
 buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
+from buffer_service.domain.window import OF_ENVIRONMENT, TOTALS, WINDOW_VERSIONS
 
 LUA = Path(__file__).parent / "lua"
 
@@ -27,7 +29,7 @@ _BLOCK = re.compile(
     (?:^--.*\n)*                                                # what is said of it
     (?:
       ^local\ function\ (?P<function>\w+)\(.*\n(?:(?!end$).*\n)*end\n
-    | ^local\ (?P<constants>[A-Z][A-Z0-9_, ]*)\ =\ .*\n(?![ ])
+    | ^local\ (?P<constants>[A-Z][A-Z0-9_, ]*)\ =\ (?:\{\n(?:\ \ .*\n)*\}|.*)\n(?![ ])
     )
     """,
     re.MULTILINE | re.VERBOSE,
@@ -57,6 +59,15 @@ def render_states(name: str, states: Iterable[str]) -> str:
     return f"local {name} = '{' '.join(map(str, states))}'"
 
 
+def render_places(name: str, names: Iterable[str]) -> str:
+    """Where each name is in an array, as a Lua local: a table of places from 1."""
+    return _table(name, [f"{one} = {place}" for place, one in enumerate(names, 1)])
+
+
+def _table(name: str, entries: Iterable[str]) -> str:
+    return "\n".join([f"local {name} = {{", *(f"  {entry}," for entry in entries), "}"])
+
+
 def _virtual() -> dict[str, str]:
     tables = [
         render_transitions("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
@@ -74,8 +85,15 @@ def _virtual() -> dict[str, str]:
         f"local MAX_EVAL_ATTEMPTS = {MAX_ATTEMPTS}\n"
         f"local EVAL_FAILURES_SHOWN = {FAILURES_SHOWN}\n"
     )
+    places = (
+        "-- From domain/window.py.\n\n"
+        f"{render_places('TOTAL_PLACES', TOTALS)}\n"
+        f"{_table('ENVIRONMENT_TOTALS', map(repr, OF_ENVIRONMENT))}\n"
+        f"local WINDOW_VERSIONS = {WINDOW_VERSIONS}\n"
+    )
     return {
         "bounds": bounds,
+        "total_places": places,
         "transitions": origin + "\n\n".join(tables) + "\n",
         "states": origin + "\n".join(states) + "\n",
     }

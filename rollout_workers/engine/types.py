@@ -181,6 +181,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def tokens_in_hand(self) -> int:
+        """Tokens that have arrived of calls that are under way; 0 unless they are streamed."""
+        ...
+
     def give_up(self, why: str) -> None:
         """End every `generate` under way with EngineUnavailable: the engine is gone, though connections do not show."""
         ...

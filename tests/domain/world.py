@@ -151,6 +151,8 @@ class World:
         equal_rewards: bool = False,
         mean_reward_milli: int = 500,
         response_tokens: tuple[int, int] = (5, 5),
+        turns: int = 2,
+        truncated: int = 0,
     ) -> ops.GroupFacts:
         """Facts of a group made under a lease, or without one for a task of that name."""
         tail = head if tail is None else tail
@@ -174,6 +176,10 @@ class World:
             rewards=struct.pack("<2f", *(2 * [mean_reward_milli / 1_000])),
             min_response_tokens=min(response_tokens),
             max_response_tokens=max(response_tokens),
+            response_tokens=sum(response_tokens),
+            reward_milli=2 * mean_reward_milli,
+            turns=turns,
+            truncated_samples=truncated,
         )
 
     def weights(self, version: int | ops.WeightVersion) -> ops.WeightVersion:
@@ -224,9 +230,18 @@ class World:
     def commit(self, through_step: int) -> int:
         return self.do(self.model.commit, self.epoch, through_step)[1]
 
-    def publish(self, version: int, *, manifest: bytes | None = None, commit: int | None = None) -> ops.Published:
+    def publish(
+        self,
+        version: int,
+        *,
+        manifest: bytes | None = None,
+        commit: int | None = None,
+        clock: tuple[int, int] | None = None,
+    ) -> ops.Published:
+        """`clock`: the trainer's busy and waiting ms."""
         content = f"manifest {version}".encode() if manifest is None else manifest
-        return self.do(self.model.publish, ops.Publish(self.epoch, version, content, commit))
+        said = ops.TrainerClock(*clock) if clock else None
+        return self.do(self.model.publish, ops.Publish(self.epoch, version, content, commit, said))
 
     def train(self, steps: int = 1, **facts: Any) -> None:
         """Fill, pull, and publish with a commit, `steps` times."""

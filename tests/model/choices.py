@@ -4,6 +4,7 @@ Choices prefer what means something in the present state (live leases, the next 
 then take what does not.
 """
 
+import struct
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
@@ -11,7 +12,18 @@ from buffer_service.domain.ops import WeightVersion
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.pair import Pair
-from tests.model.universe import BODIES, ENVIRONMENTS, INSTANCES, LENGTHS, MEANS, REWARDS, SIZES, TOKENS, WORKERS
+from tests.model.universe import (
+    BODIES,
+    ENVIRONMENTS,
+    INSTANCES,
+    LENGTHS,
+    MEANS,
+    REWARD_SUMS,
+    REWARDS,
+    SIZES,
+    TOKENS,
+    WORKERS,
+)
 
 Held = tuple[str, str, ops.LeaseGrant]
 """Worker, instance, grant."""
@@ -69,6 +81,7 @@ class History:
         equal, mean_reward = draw.pick(REWARDS)
         shortest, longest = draw.pick(LENGTHS)
         samples = draw.integer(1, 3)
+        lengths = [longest, shortest, draw.pick((1, 7, 1 << 22))][:samples]
         low, high = sorted((head.version, tail.version))
         floats = bytes(4 * samples) if self.view.policy.record_groups else b""
         return ops.GroupFacts(
@@ -86,10 +99,14 @@ class History:
             mean_milli=low * 1_000 + (high - low) * draw.pick(MEANS),
             equal_rewards=equal,
             mean_reward_milli=mean_reward,
-            response_lengths=floats,
+            response_lengths=struct.pack(f"<{samples}I", *lengths),
             rewards=floats,
             min_response_tokens=shortest,
             max_response_tokens=longest,
+            response_tokens=sum(lengths),
+            reward_milli=draw.pick(REWARD_SUMS),
+            turns=samples + draw.pick((0, 0, 5)),
+            truncated_samples=draw.integer(0, samples),
         )
 
     def send(self, draw: Draw, facts: Sequence[ops.GroupFacts]) -> ops.PushResult | None:

@@ -40,6 +40,10 @@ PLAIN: dict[str, dict[str, Any]] = {
         "rewards": b"",
         "min_response_tokens": 5,
         "max_response_tokens": 5,
+        "response_tokens": 5,
+        "reward_milli": 500,
+        "turns": 1,
+        "truncated_samples": 0,
     },
     "EngineReport": {"reloads": 0, "last_reload_ms": 0, "last_error": "", "errors": 0},
 }
@@ -61,6 +65,7 @@ _DATA: dict[str, type] = {
         ops.Pull,
         ops.Resume,
         ops.Submit,
+        ops.TrainerClock,
     )
 }
 _ENUMS: dict[str, type[enum.StrEnum]] = {kind.__name__: kind for kind in (ops.ResumeMode, ops.ReturnKind)}

@@ -9,6 +9,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.ops import LeaseState, LeaseWait, PushKind, ResumeMode, ReturnOutcome
 from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.domain.window import TOTALS
 from buffer_wire.errors import RolloutBufferError
 from tests.model.inside import Inside
 from tests.model.notation import Entry
@@ -99,6 +100,8 @@ EXPECTED = frozenset(
         "statistic:leases_cancelled",
         "statistic:continuation_tokens_discarded",
         "statistic:continuations_beyond_spread",
+        *(f"statistic:{total}" for total in TOTALS),
+        *(f"window:{change}" for change in ("grown", "forgotten")),
         "statistic:assembled_groups_spanning_versions",
         "statistic:filtered_equal_rewards",
         "statistic:filtered_response_tokens",
@@ -318,6 +321,8 @@ def _count_changes(seen: Counter[str], entry: Entry, before: ops.RunView, after:
         seen[f"task:{task_state}"] += max(0, number - before.tasks[task_state])
     for name, value in after.statistics.items():
         seen[f"statistic:{name}"] += abs(value - before.statistics[name])
+    seen["window:grown"] += before.window is not None and after.window is not None and after.window != before.window
+    seen["window:forgotten"] += before.window is not None and after.window is None
     if after.checkpointed_steps > before.checkpointed_steps:
         seen["steps:freed"] += 1
         if entry.operation in {"commit", "publish"}:

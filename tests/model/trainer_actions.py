@@ -5,6 +5,7 @@ import dataclasses
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
 from tests.model.drawing import Draw
+from tests.model.universe import CLOCKS
 from tests.model.worker_actions import WorkerActions
 
 MODES = tuple(ops.ResumeMode)
@@ -83,7 +84,8 @@ class TrainerActions(WorkerActions):
         view = self.view
         if not draw.rarely(3) and view.next_step > view.committed_steps:
             version = view.published.version + 1
-            self.publish_once(ops.Publish(view.epoch, version, b"manifest %d" % version, view.next_step - 1))
+            clock = self.clock(draw)
+            self.publish_once(ops.Publish(view.epoch, version, b"manifest %d" % version, view.next_step - 1, clock))
 
     # ── progress ──
 
@@ -100,7 +102,12 @@ class TrainerActions(WorkerActions):
         version = max(0, published + draw.pick((1, 1, 1, 1, 2, 0, 0, -1)))
         manifest = b"" if version == 0 else b"manifest %d%s" % (version, b" changed" if draw.rarely() else b"")
         commit_through = self.through(draw) if self.view.next_step and draw.integer(0, 2) else None
-        self.publish_once(ops.Publish(self.epoch(draw), version, manifest, commit_through))
+        self.publish_once(ops.Publish(self.epoch(draw), version, manifest, commit_through, self.clock(draw)))
+
+    def clock(self, draw: Draw) -> ops.TrainerClock | None:
+        """What the trainer says of its time, if anything."""
+        said = draw.pick(CLOCKS)
+        return None if said is None else ops.TrainerClock(*said)
 
     def publish_once(self, publish: ops.Publish) -> None:
         done = self.pair.both("publish", publish)

@@ -7,7 +7,7 @@ from buffer_service.domain.model.engines import FORGOTTEN_MS
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.trainer_actions import TrainerActions
-from tests.model.universe import LOADERS, LOADING_STATES, PHASES
+from tests.model.universe import COUNTERS, LOADERS, LOADING_STATES, PHASES
 
 
 class WeightActions(TrainerActions):
@@ -48,6 +48,7 @@ class WeightActions(TrainerActions):
                 self._report(draw, engine_id, "ready", wants_load=False)
 
     def _report(self, draw: Draw, engine_id: str, state: str, *, wants_load: bool) -> None:
+        tokens, busy_ms, request_ms = draw.pick(COUNTERS)
         report = ops.EngineReport(
             engine_id,
             "w1",
@@ -61,6 +62,9 @@ class WeightActions(TrainerActions):
             prepared=draw.pick((None, None, self.versions[-1], self.versions[0])),
             weights_url=draw.pick(("", "", "http://w1:9000")),
             wants_load=wants_load,
+            decoded_tokens=tokens,
+            decode_busy_ms=busy_ms,
+            decode_request_ms=request_ms,
         )
         reported = self.pair.both("report_engine", report)
         waits = reported is not None and wants_load and not reported.may_load

@@ -6,7 +6,7 @@ from buffer_service.domain import ops
 from tests.model.choices import History
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
-from tests.model.universe import ENGINES, ENVIRONMENTS, INSTANCES, OWN_TASKS, PRIORITIES, TASKS, WORKERS
+from tests.model.universe import COUNTERS, ENGINES, ENVIRONMENTS, INSTANCES, OWN_TASKS, PRIORITIES, TASKS, WORKERS
 
 TASK_NAMES = ("", "", *TASKS)
 LEASELESS = (*OWN_TASKS, *OWN_TASKS, *TASKS)
@@ -79,8 +79,19 @@ class WorkerActions(History):
     def report_engine(self, draw: Draw) -> None:
         state = draw.pick(("ready", "ready", "ready", "quarantined"))
         errors = draw.integer(0, 2)
+        tokens, busy_ms, request_ms = draw.pick(COUNTERS)
         report = ops.EngineReport(
-            draw.pick(ENGINES), "w1", state, self.versions[-1], len(self.versions), 12, "why" * errors, errors
+            draw.pick(ENGINES),
+            "w1",
+            state,
+            self.versions[-1],
+            len(self.versions),
+            12,
+            "why" * errors,
+            errors,
+            decoded_tokens=tokens,
+            decode_busy_ms=busy_ms,
+            decode_request_ms=request_ms,
         )
         self.pair.both("report_engine", report)
 

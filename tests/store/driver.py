@@ -106,9 +106,11 @@ class Run:
         mean: int | None = None,
         rewards: Sequence[float] = (0.0, 1.0),
         lengths: Sequence[int] = (2, 3),
+        turns: int = 4,
+        truncated: int = 0,
     ) -> ops.NewGroup:
         """A group of a lease, or without one of a task id. `mean` is in milli-versions, by default that of head and
-        tail; `rewards` and `lengths` are what the filter sees.
+        tail; `rewards` and `lengths` (in tokens) are what the filter sees and what is summed.
         """
         head = head if isinstance(head, ops.WeightVersion) else weights(head, self.epoch)
         tail = (
@@ -134,6 +136,10 @@ class Run:
             rewards=struct.pack(f"<{len(rewards)}f", *rewards),
             min_response_tokens=min(lengths),
             max_response_tokens=max(lengths),
+            response_tokens=sum(lengths),
+            reward_milli=sum(round(1000 * reward) for reward in rewards),
+            turns=turns,
+            truncated_samples=truncated,
         )
         return ops.NewGroup(facts, body)
 
@@ -189,10 +195,17 @@ class Run:
         return await self.store.checkpoint(self.run_id, self.epoch, through, seen_revision=seen)
 
     async def publish(
-        self, version: int, commit_through: int | None = None, manifest: bytes | None = None, seen: int = 0
+        self,
+        version: int,
+        commit_through: int | None = None,
+        manifest: bytes | None = None,
+        seen: int = 0,
+        clock: tuple[int, int] | None = None,
     ) -> ops.Published:
+        """`clock`: the trainer's busy and waiting ms."""
         manifest = f"manifest-{version}".encode() if manifest is None else manifest
-        request = ops.Publish(self.epoch, version, manifest, commit_through)
+        said = ops.TrainerClock(*clock) if clock else None
+        request = ops.Publish(self.epoch, version, manifest, commit_through, said)
         return await self.store.publish(self.run_id, request, seen_revision=seen)
 
     async def resume(
@@ -309,7 +322,9 @@ class Run:
         """The ledgers of the environments add up to the run's."""
         sums: dict[str, list[int]] = {}
         for packed in await self.command("HVALS", index_key(self.run_id, "env_ledger")):
-            for state, amount in unpack(packed).items():
+            entries = unpack(packed)
+            del entries[b"totals"]
+            for state, amount in entries.items():
                 held = sums.setdefault(text(state), [0, 0, 0, 0])
                 sums[text(state)] = [a + b for a, b in zip(held, amount, strict=True)]
         for state, total in view.groups.items():

@@ -29,6 +29,13 @@ local A, B = 1, 2
 local C = 3
 local LONG = 'a'
   .. 'b'
+local TABLE = {
+  a = 1,
+}
+
+local PLACES = {
+  a = 1,
+}
 -- Used by nobody but `twice`.
 local function once()
   return C
@@ -40,12 +47,17 @@ end
 
 local function used()
   if A then
-    return 1
+    return PLACES.a
   end
 end
 """
     pruned = prune(pieces + "\n-- twice is only named here\nreturn used()\n")
-    assert [word for word in ("B = ", "C = 3", "LONG", "once", "used") if word in pruned] == ["B = ", "LONG", "used"]
+    assert [word for word in ("B = ", "C = 3", "LONG", "TABLE", "PLACES", "once", "used") if word in pruned] == [
+        "B = ",
+        "LONG",
+        "PLACES",
+        "used",
+    ]
     assert "-- Used" not in pruned
     assert "function twice" not in pruned
     assert prune(pruned) == pruned

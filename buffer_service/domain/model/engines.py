@@ -38,7 +38,8 @@ class Engines:
         if not self._keeps_turn(report.engine_id, now):
             self.line.pop(report.engine_id, None)
         said = replace(report, wants_load=False, silent_ms=0)
-        is_news = self.reports.get(report.engine_id) != said
+        before = self.reports.get(report.engine_id)
+        is_news = before is None or _without_counters(before) != _without_counters(said)
         self.reports[report.engine_id] = said
         self.heard_ms[report.engine_id] = now
         return is_news
@@ -75,13 +76,13 @@ class Engines:
         """Engines that have a place."""
         return {engine_id for engine_id, until in self.places.items() if until >= now}
 
-    def forget_silent(self, now: int) -> bool:
-        """Forget engines that have been silent for too long; returns whether there were any."""
+    def forget_silent(self, now: int) -> Sequence[str]:
+        """Forget engines that have been silent for too long; returns which."""
         silent = [engine_id for engine_id, heard in self.heard_ms.items() if heard < now - FORGOTTEN_MS]
         for engine_id in silent:
             del self.reports[engine_id], self.heard_ms[engine_id]
             self._leave(engine_id)
-        return bool(silent)
+        return silent
 
     def view(self, now: int) -> Sequence[EngineReport]:
         """In order of engine ids."""
@@ -89,3 +90,8 @@ class Engines:
             replace(report, silent_ms=now - self.heard_ms[engine_id])
             for engine_id, report in sorted(self.reports.items())
         ]
+
+
+def _without_counters(report: EngineReport) -> EngineReport:
+    """What others wait for: how much was decoded is not."""
+    return replace(report, decoded_tokens=0, decode_busy_ms=0, decode_request_ms=0)

@@ -144,6 +144,7 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:
         run.pending.remove(task)
         run.move_task(task, TaskState.LEASED)
         task.attempt += 1
+        task.granted_ms = run.now
         kept = task.continuation
         task.lease_head = loaded if kept is None or kept.head is None else min(loaded, kept.head)
         run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))

@@ -31,6 +31,8 @@ def publish(run: RunState, request: Publish) -> Published:
     if request.commit_through is not None:
         _require_assembled(run, request.commit_through)
         _commit(run, request.commit_through)
+    if request.clock is not None:
+        run.totals.trainer_says(request.clock)
     if not repeated:
         if run.plan is not None and run.plan.version <= request.version:
             run.plan = None
@@ -42,6 +44,7 @@ def publish(run: RunState, request: Publish) -> Published:
             run.published_steps = max(run.committed_steps, run.next_step - run.policy.prefetch_batches)
         run.publishes = [p for p in run.publishes if p.committed_steps < run.committed_steps]
         run.publishes.append(PublishedAt(run.committed_steps, request.version, request.manifest))
+        run.totals.publish(run.now, request.version)
         run.changed = True
     return Published(run.settle(), run.published, run.committed_steps)
 

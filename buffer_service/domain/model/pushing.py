@@ -131,6 +131,8 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     run.leases.close(task)
     run.move_task(task, TaskState.COMPLETED)
     task.accepted_attempt = _attempt(facts)
+    is_last_lease = 0 < task.attempt == task.accepted_attempt
+    run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)
     task.continuation = None
     run.environments.add(facts.environment)
     group = run.new_group(task, facts, payload_key)

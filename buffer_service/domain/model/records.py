@@ -57,6 +57,8 @@ class Task:
     lease: Lease | None = None
     lease_head: int = 0
     """While leased: the oldest version that its group can have tokens of."""
+    granted_ms: int = 0
+    """When its last lease was given."""
     accepted_attempt: int | None = None
     """The attempt whose group was accepted for this generation; 0 without a lease."""
 

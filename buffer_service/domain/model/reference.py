@@ -114,7 +114,8 @@ class ReferenceModel(EvaluationOperations):
         """Expire the leases that are due; forget engines and idle workers that are silent. Returns how many leases."""
         run = self._begin(run_id)
         expired = leasing.expire(run) + evaluation_leases.expire(run)
-        if run.engines.forget_silent(run.now):
+        for engine_id in run.engines.forget_silent(run.now):
+            del run.totals.engines[engine_id]
             run.changed = True
         run.leases.forget_silent(run.now)
         run.settle()
@@ -203,6 +204,7 @@ class ReferenceModel(EvaluationOperations):
     def report_engine(self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0) -> ops.EngineReported:
         """Record an engine's state; give or take back its place among those that are out of service for a load."""
         run = self._begin(run_id, seen_revision)
+        run.totals.engine(report)
         if run.engines.report(report, run.now):
             run.changed = True
         may_load = run.engines.ask(report, run.policy.max_unavailable_engines, run.now)

@@ -59,6 +59,8 @@ def _rewind_clock(run: RunState, next_step: int) -> None:
     run.published = WeightVersion(run.epoch, fork.version)
     run.manifest = fork.manifest
     run.plan = None
+    run.totals.trainer = None
+    run.totals.snapshots.clear()
     run.timeline.fork(run.epoch, fork.version)
     run.queue.clamp(fork.version)
     for step in run.steps.values():

@@ -131,9 +131,7 @@ def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -
 
 
 def _count(run: RunState, form: Form, groups: list[Group], closed: Round) -> None:
-    run.count("assembled_groups", len(groups))
+    for group in groups:
+        run.totals.assemble(group, form.train_version)
     run.count("assembled_groups_spanning_versions", sum(group.facts.spans_versions for group in groups))
-    run.count("staleness_sum", sum(closed.staleness.values()))
-    run.count("pre_queue_staleness_sum", sum(group.tail - group.head for group in groups))
-    run.count("in_queue_staleness_sum", sum(max(0, form.train_version - group.tail) for group in groups))
     run.statistics["staleness_max"] = max(run.statistics["staleness_max"], *closed.staleness.values())

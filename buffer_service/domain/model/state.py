@@ -19,6 +19,7 @@ from buffer_service.domain.model.pending import PendingTasks
 from buffer_service.domain.model.queue import GroupQueue
 from buffer_service.domain.model.records import Group, Payloads, PublishedAt, Task
 from buffer_service.domain.model.steps import Step
+from buffer_service.domain.model.totals import Totals
 from buffer_service.domain.ops import (
     Amount,
     GroupFacts,
@@ -49,11 +50,7 @@ STATISTICS = (
     "pushes_duplicate",
     "pushes_closed",
     "pushes_rejected",
-    "staleness_sum",
-    "pre_queue_staleness_sum",
-    "in_queue_staleness_sum",
     "staleness_max",
-    "assembled_groups",
     "continuation_tokens_discarded",
     "assembled_groups_spanning_versions",
     "leases_cancelled",
@@ -132,6 +129,7 @@ class RunState:
     statistics: dict[str, int] = field(
         default_factory=lambda: {**dict.fromkeys(STATISTICS, 0), "recent_acceptance_ppm": ALL_PASSED_PPM}
     )
+    totals: Totals = field(default_factory=Totals)
     failures: deque[TaskFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_SHOWN))
     """The newest last."""
     engines: Engines = field(default_factory=Engines)
@@ -148,6 +146,7 @@ class RunState:
         """Another policy from now on; turns end with the last share."""
         self.policy = policy
         self.mixture = Mixture.of(policy)
+        self.totals.snapshots.clear()
         if not self.mixture.has_shares:
             self.lease_turns.reset()
             self.queue_turns.reset()

@@ -28,9 +28,12 @@ def view(run: RunState, now: int) -> RunView:
         groups={**run.group_ledger.entries(), **existing_groups(run)},
         environments={name: ledger.entries() for name, ledger in run.environment_ledgers.items()},
         tasks={**run.task_ledger.entries(), TaskState.PENDING: len(run.pending), TaskState.LEASED: len(run.leases)},
-        statistics=dict(run.statistics),
+        statistics={**run.statistics, **run.totals.sums},
         engines=run.engines.view(now),
         failures=list(reversed(run.failures)),
+        window=run.totals.window,
+        response_lengths=run.totals.response_lengths,
+        environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
 
 

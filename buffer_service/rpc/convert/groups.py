@@ -75,7 +75,7 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
     # A checked group that is no continuation has a token in every sample.
     head, tail = summary.head or (0, 0), summary.tail or (0, 0)
     lengths, rewards = summary.response_lengths, summary.rewards
-    samples = len(lengths)
+    samples, response_tokens = len(lengths), sum(lengths)
     return ops.GroupFacts(
         task_id=header.task_id,
         generation=header.generation,
@@ -89,21 +89,28 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         tail=ops.WeightVersion(*tail),
         # Versions do not fall within a sample, so head and tail bound every span.
         spans_versions=head != tail,
-        mean_milli=1_000 * summary.version_tokens // sum(lengths),
+        mean_milli=1_000 * summary.version_tokens // response_tokens,
         equal_rewards=samples > 1 and rewards.count(rewards[0]) == samples,
         mean_reward_milli=_mean_milli(rewards),
         response_lengths=_uint32s(samples).pack(*lengths),
         rewards=_float32s(samples).pack(*rewards),
         min_response_tokens=min(lengths),
         max_response_tokens=max(lengths),
+        response_tokens=response_tokens,
+        reward_milli=_within_bound(sum([round(1_000 * reward) for reward in rewards])),
+        turns=summary.turns,
+        truncated_samples=summary.truncated_samples,
     )
 
 
 def _mean_milli(rewards: Sequence[float]) -> int:
     """Mean in thousandths, rounded down, within +-NO_REWARD_BOUND."""
     # A reward of 0.7 arrives as a float32 a little below it, and must not count as less than 700.
-    mean = floor(sum(rewards) * 1_000 / len(rewards) + 0.001)
-    return max(-NO_REWARD_BOUND, min(NO_REWARD_BOUND, mean))
+    return _within_bound(floor(sum(rewards) * 1_000 / len(rewards) + 0.001))
+
+
+def _within_bound(milli: int) -> int:
+    return max(-NO_REWARD_BOUND, min(NO_REWARD_BOUND, milli))
 
 
 @lru_cache(maxsize=limits.MAX_SAMPLES)

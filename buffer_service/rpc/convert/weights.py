@@ -30,7 +30,25 @@ def publish(request: pb.PublishRequest) -> ops.Publish:
         version=fields.number(request.version, "version", 0, limits.MAX_VERSION),
         manifest=_manifest(request.manifest) if request.HasField("manifest") else b"",
         commit_through=request.commit_through_step if request.HasField("commit_through_step") else None,
+        clock=_clock(request),
     )
+
+
+def _clock(request: pb.PublishRequest) -> ops.TrainerClock | None:
+    said = [name for name in ("trainer_busy_ms", "trainer_wait_ms") if request.HasField(name)]
+    if not said:
+        return None
+    if len(said) == 1:
+        raise InvalidField(said[0], getattr(request, said[0]), "set with the other of trainer_busy_ms, trainer_wait_ms")
+    return ops.TrainerClock(
+        busy_ms=_counter(request.trainer_busy_ms, "trainer_busy_ms"),
+        wait_ms=_counter(request.trainer_wait_ms, "trainer_wait_ms"),
+    )
+
+
+def _counter(value: int, field: str) -> int:
+    """A counter that the store computes with."""
+    return fields.number(value, field, 0, limits.MAX_COUNTER)
 
 
 def _manifest(manifest: pb.WeightManifest) -> bytes:
@@ -107,6 +125,9 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
         prepared=fields.version(message.prepared, "report.prepared") if message.HasField("prepared") else None,
         weights_url=message.weights_url,
         wants_load=request.wants_load,
+        decoded_tokens=_counter(message.decoded_tokens, "report.decoded_tokens"),
+        decode_busy_ms=_counter(message.decode_busy_ms, "report.decode_busy_ms"),
+        decode_request_ms=_counter(message.decode_request_ms, "report.decode_request_ms"),
     )
 
 
@@ -125,6 +146,9 @@ def stored_report(message: pb.EngineReport) -> ops.EngineReport:
         prepared=_stored_version(message.prepared) if message.HasField("prepared") else None,
         weights_url=message.weights_url,
         silent_ms=message.silent_ms,
+        decoded_tokens=message.decoded_tokens,
+        decode_busy_ms=message.decode_busy_ms,
+        decode_request_ms=message.decode_request_ms,
     )
 
 
@@ -147,4 +171,7 @@ def to_report(value: ops.EngineReport) -> pb.EngineReport:
         prepared=fields.to_version(value.prepared) if value.prepared else None,
         weights_url=value.weights_url,
         silent_ms=value.silent_ms,
+        decoded_tokens=value.decoded_tokens,
+        decode_busy_ms=value.decode_busy_ms,
+        decode_request_ms=value.decode_request_ms,
     )

@@ -117,4 +117,8 @@ def _facts(group: SimulatedGroup) -> ops.GroupFacts:
         rewards=b"",
         min_response_tokens=1,
         max_response_tokens=group.longest,
+        response_tokens=group.tokens,
+        reward_milli=0,
+        turns=1,
+        truncated_samples=0,
     )

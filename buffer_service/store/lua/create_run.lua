@@ -29,8 +29,7 @@ for name in string.gmatch('submitted ' .. TASK_STATES, '%S+') do
 end
 for _, name in ipairs({
   'leases_granted', 'leases_expired', 'leases_returned', 'pushes_duplicate', 'pushes_closed', 'pushes_rejected',
-  'staleness_sum', 'pre_queue_staleness_sum', 'in_queue_staleness_sum', 'staleness_max', 'assembled_groups',
-  'continuation_tokens_discarded', 'assembled_groups_spanning_versions', 'leases_cancelled',
+  'staleness_max', 'continuation_tokens_discarded', 'assembled_groups_spanning_versions', 'leases_cancelled',
   'filtered_equal_rewards', 'filtered_response_tokens', 'filtered_mean_reward', 'continuations_beyond_spread',
 }) do
   ledger.statistics[name] = 0

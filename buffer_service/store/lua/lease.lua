@@ -139,7 +139,7 @@ for index, member in ipairs(members) do
   unindex_task(task_id, task)
   move_task(task, 'leased')
   task.attempt, task.worker, task.instance = task.attempt + 1, worker_id, instance_id
-  task.lease_epoch, task.lease_head = state.epoch, loaded
+  task.lease_epoch, task.lease_head, task.granted = state.epoch, loaded, now
   if task.head >= 0 then
     task.lease_head = math.min(loaded, effective(task.head_epoch, task.head))
   end

@@ -1,16 +1,18 @@
 -- Makes (epoch, version) the published weights and commits through a step, in one decision.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, version, manifest, commit_through (-1: none)}
+-- ARGV[1] {seen_revision, epoch, version, manifest, commit_through (-1: none), trainer_busy_ms (-1: not said),
+--         trainer_wait_ms}
 -- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict' |
 --         'step_ahead', ...}
 -- Complexity O(steps), and up to 256 groups beyond retention freed
 
 -- @include commit
+-- @include totals
 
 local request = unpack_msg(ARGV[1])
-local seen, epoch, version, manifest, commit_through = unpack(request, 1, 5)
+local seen, epoch, version, manifest, commit_through, busy_ms, wait_ms = unpack(request, 1, 7)
 
 relieve()
 local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
@@ -29,6 +31,11 @@ end
 
 if commit_through >= 0 then
   commit_steps(commit_through + 1)
+end
+if busy_ms >= 0 then
+  local said, clock = call('HGET', RUN, 'trainer'), {busy_ms, wait_ms}
+  total_growth({'trainer_busy_ms', 'trainer_wait_ms'}, said and unpack_msg(said), clock)
+  call('HSET', RUN, 'trainer', pack(clock))
 end
 if not is_repeat then
   local at = format('%d', state.committed_steps)
@@ -50,6 +57,7 @@ if not is_repeat then
     -- Weights without a word on what they include: everything but the batches that may be prefetched.
     state.published_steps = math.max(state.committed_steps, state.next_step - policy.prefetch_batches)
   end
+  keep_snapshot(version)
   changed = true
   topics.weights, topics.tasks, topics.groups = true, true, true
 end

@@ -5,7 +5,8 @@
 --         call of the same push, for those that it answered with 'more'. A group is {task_id, generation, lease_id (''
 --         for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or
 --         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
---         max_response_tokens, response_lengths, rewards}
+--         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
+--         truncated_samples, {bucket, samples in it, ...} by response length}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
 --         for it), or for what can never be accepted {field, value, limit}
@@ -16,6 +17,7 @@
 -- @include groups
 -- @include environments
 -- @include staging
+-- @include totals
 -- @include waiting
 
 local request = unpack_msg(ARGV[1])
@@ -148,10 +150,41 @@ local function follow_acceptance(passed)
   end
 end
 
+-- Accepted samples of this call, by bucket of response lengths.
+local by_length = {}
+
+-- Counts a group that is being accepted; a lease counts when it is the task's last one, whose beginning is known.
+local function count_accepted(group, task, attempt)
+  local tokens, buckets = group[22], group[26]
+  count_total('accepted_groups', 1)
+  count_total('accepted_samples', group[9])
+  count_total('accepted_response_tokens', tokens)
+  count_total('accepted_longest_tokens', group[19])
+  count_total('accepted_reward_milli', group[23])
+  count_total('accepted_turns', group[24])
+  count_total('accepted_truncated_samples', group[25])
+  if attempt > 0 and attempt == task.attempt then
+    count_total('generated_groups', 1)
+    count_total('generation_ms', now - task.granted)
+  end
+  local environment = environment_totals(group[14])
+  environment[1] = environment[1] + tokens
+  for index = 1, #buckets, 2 do
+    by_length[buckets[index]] = (by_length[buckets[index]] or 0) + buckets[index + 1]
+  end
+end
+
+before_close[#before_close + 1] = function()
+  for bucket, samples in pairs(by_length) do
+    call('HINCRBY', key('response_lengths'), format('%d', bucket), format('%d', samples))
+  end
+end
+
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
   local task_id, environment = group[1], group[14]
+  count_accepted(group, task, attempt)
   if task.state ~= 'new' then
     unindex_task(task_id, task)
   end
@@ -165,6 +198,7 @@ local function accept(group, task, attempt, filter)
     effective(group[5], group[6]), effective(group[7], group[8]), state.epoch,
     group[9], group[10], group[11], group[12], group[13], environment, task.priority,
     effective_milli(group[7], group[15]),
+    struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]),
   }
   know_environment(environment)
   follow_acceptance(not filter)

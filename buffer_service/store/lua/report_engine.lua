@@ -1,14 +1,16 @@
--- Records what a worker says of an engine, and gives or takes back its place among those that may be out of service for
--- a load.
+-- Records what a worker says of an engine, adds what its counters grew by to the run's totals, and gives or takes back
+-- its place among those that may be out of service for a load.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1)}; report: packed {engine_id, worker_id, state,
+-- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
+--         decode_request_ms}; report: packed {engine_id, worker_id, state,
 --         epoch, version, reloads, last_reload_ms, last_error, errors, membership, prepared_epoch (0: none),
 --         prepared_version, weights_url}
 -- Replies {'ok', revision, epoch, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(log engines), and up to the number of places or the engines that have left the line in silence
 
 -- @include places
+-- @include totals
 
 local request = unpack_msg(ARGV[1])
 local seen, engine_id, report, engine_state, wants_load = unpack(request, 1, 5)
@@ -23,6 +25,13 @@ if call('HGET', key('engines'), engine_id) ~= report then
   topics.tasks = true
 end
 hear_engine(engine_id)
+
+local counters = {unpack(request, 6, 8)}
+local said, packed = call('HGET', key('engine_counters'), engine_id), pack(counters)
+if said ~= packed then
+  call('HSET', key('engine_counters'), engine_id, packed)
+  total_growth({'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, said and unpack_msg(said), counters)
+end
 
 -- An engine that does not serve anyway cannot be taken out of service: it needs no place.
 local needs_place = place_limit() > 0 and (engine_state == 'ready' or engine_state == 'loading')

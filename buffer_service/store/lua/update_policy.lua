@@ -7,6 +7,7 @@
 
 -- @include ledger
 -- @include queue
+-- @include totals
 
 local request = unpack_msg(ARGV[1])
 local wished = request[2]
@@ -29,6 +30,7 @@ for name, value in pairs(wished) do
 end
 if changed then
   call('HSET', RUN, 'policy', pack(policy))
+  forget_snapshots()
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
   if not shares_on() then
     call('HDEL', RUN, 'queue_stride', 'lease_stride')

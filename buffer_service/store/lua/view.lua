@@ -4,14 +4,17 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
---         heard, now, failures}
+--         heard, now, failures, totals, response_lengths, counters, snapshots, first, last}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
---         engines and failures packed records, heard {engine, ms of its last report, ...}
+--         engines and failures packed records, heard {engine, ms of its last report, ...},
+--         totals an array (lib/totals.lua), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
+--         snapshots: how many are kept, of which first and last are packed ('' for none)
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
 -- @include batches
+-- @include totals
 
 if not load_run() then
   return refuse('unknown_run')
@@ -48,4 +51,6 @@ local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
 return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
   call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
-  call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1))
+  call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1),
+  load_totals(), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
+  call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '')

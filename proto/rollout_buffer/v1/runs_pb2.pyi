@@ -686,6 +686,27 @@ class RunStatistics(google.protobuf.message.Message):
     FILTERED_MEAN_REWARD_FIELD_NUMBER: builtins.int
     RECENT_ACCEPTANCE_PPM_FIELD_NUMBER: builtins.int
     CONTINUATIONS_BEYOND_SPREAD_FIELD_NUMBER: builtins.int
+    ACCEPTED_GROUPS_FIELD_NUMBER: builtins.int
+    ACCEPTED_SAMPLES_FIELD_NUMBER: builtins.int
+    ACCEPTED_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_LONGEST_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_REWARD_MILLI_FIELD_NUMBER: builtins.int
+    ACCEPTED_TURNS_FIELD_NUMBER: builtins.int
+    ACCEPTED_TRUNCATED_SAMPLES_FIELD_NUMBER: builtins.int
+    ASSEMBLED_SAMPLES_FIELD_NUMBER: builtins.int
+    ASSEMBLED_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    ASSEMBLED_LONGEST_TOKENS_FIELD_NUMBER: builtins.int
+    ASSEMBLED_REWARD_MILLI_FIELD_NUMBER: builtins.int
+    ASSEMBLED_TURNS_FIELD_NUMBER: builtins.int
+    ASSEMBLED_TRUNCATED_SAMPLES_FIELD_NUMBER: builtins.int
+    TOKEN_STALENESS_MILLI_SUM_FIELD_NUMBER: builtins.int
+    GENERATED_GROUPS_FIELD_NUMBER: builtins.int
+    GENERATION_MS_FIELD_NUMBER: builtins.int
+    DECODED_TOKENS_FIELD_NUMBER: builtins.int
+    DECODE_BUSY_MS_FIELD_NUMBER: builtins.int
+    DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
+    TRAINER_BUSY_MS_FIELD_NUMBER: builtins.int
+    TRAINER_WAIT_MS_FIELD_NUMBER: builtins.int
     leases_granted: builtins.int
     """Leases given out."""
     leases_expired: builtins.int
@@ -724,6 +745,52 @@ class RunStatistics(google.protobuf.message.Message):
     """Moving average (weight 1/64 each) of the share of groups that pass the filter, in millionths; 1,000,000 at first."""
     continuations_beyond_spread: builtins.int
     """Continuations given up because of max_version_spread."""
+    accepted_groups: builtins.int
+    """This and the next six are of accepted groups, whatever became of them: their number. These totals only grow, also
+    over resumes; they are exact below 2^53.
+    """
+    accepted_samples: builtins.int
+    """Their samples."""
+    accepted_response_tokens: builtins.int
+    """Their response tokens."""
+    accepted_longest_tokens: builtins.int
+    """Sum of each group's longest response, in tokens."""
+    accepted_reward_milli: builtins.int
+    """Sum of the samples' rewards, each rounded to thousandths."""
+    accepted_turns: builtins.int
+    """Turns of role "assistant"; a sample without turns has one."""
+    accepted_truncated_samples: builtins.int
+    """Samples with FINISH_REASON_LENGTH."""
+    assembled_samples: builtins.int
+    """This and the next five are the same of groups of assembled steps (assembled_groups): their samples."""
+    assembled_response_tokens: builtins.int
+    """Their response tokens."""
+    assembled_longest_tokens: builtins.int
+    """Sum of each group's longest response, in tokens."""
+    assembled_reward_milli: builtins.int
+    """Sum of the samples' rewards, each rounded to thousandths."""
+    assembled_turns: builtins.int
+    """Turns of role "assistant"; a sample without turns has one."""
+    assembled_truncated_samples: builtins.int
+    """Samples with FINISH_REASON_LENGTH."""
+    token_staleness_milli_sum: builtins.int
+    """Over response tokens of assembled steps: sum of (train_version - version that made the token), in thousandths of a
+    version, at least 0 for a group.
+    """
+    generated_groups: builtins.int
+    """Accepted groups under the last lease of their task."""
+    generation_ms: builtins.int
+    """Sum of the time from that lease to the acceptance, in milliseconds; a wait for room in the queue is in it."""
+    decoded_tokens: builtins.int
+    """Sums of what engines reported: tokens that they sent."""
+    decode_busy_ms: builtins.int
+    """Time with at least one request in progress, in milliseconds."""
+    decode_request_ms: builtins.int
+    """Time of each request in progress, in milliseconds."""
+    trainer_busy_ms: builtins.int
+    """Sums of what trainers said at their publishes: time that they worked, in milliseconds."""
+    trainer_wait_ms: builtins.int
+    """Time that they waited for batches, in milliseconds."""
     def __init__(
         self,
         *,
@@ -746,8 +813,29 @@ class RunStatistics(google.protobuf.message.Message):
         filtered_mean_reward: builtins.int = ...,
         recent_acceptance_ppm: builtins.int = ...,
         continuations_beyond_spread: builtins.int = ...,
+        accepted_groups: builtins.int = ...,
+        accepted_samples: builtins.int = ...,
+        accepted_response_tokens: builtins.int = ...,
+        accepted_longest_tokens: builtins.int = ...,
+        accepted_reward_milli: builtins.int = ...,
+        accepted_turns: builtins.int = ...,
+        accepted_truncated_samples: builtins.int = ...,
+        assembled_samples: builtins.int = ...,
+        assembled_response_tokens: builtins.int = ...,
+        assembled_longest_tokens: builtins.int = ...,
+        assembled_reward_milli: builtins.int = ...,
+        assembled_turns: builtins.int = ...,
+        assembled_truncated_samples: builtins.int = ...,
+        token_staleness_milli_sum: builtins.int = ...,
+        generated_groups: builtins.int = ...,
+        generation_ms: builtins.int = ...,
+        decoded_tokens: builtins.int = ...,
+        decode_busy_ms: builtins.int = ...,
+        decode_request_ms: builtins.int = ...,
+        trainer_busy_ms: builtins.int = ...,
+        trainer_wait_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "continuation_tokens_discarded", b"continuation_tokens_discarded", "continuations_beyond_spread", b"continuations_beyond_spread", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_groups", b"accepted_groups", "accepted_longest_tokens", b"accepted_longest_tokens", "accepted_response_tokens", b"accepted_response_tokens", "accepted_reward_milli", b"accepted_reward_milli", "accepted_samples", b"accepted_samples", "accepted_truncated_samples", b"accepted_truncated_samples", "accepted_turns", b"accepted_turns", "assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "assembled_longest_tokens", b"assembled_longest_tokens", "assembled_response_tokens", b"assembled_response_tokens", "assembled_reward_milli", b"assembled_reward_milli", "assembled_samples", b"assembled_samples", "assembled_truncated_samples", b"assembled_truncated_samples", "assembled_turns", b"assembled_turns", "continuation_tokens_discarded", b"continuation_tokens_discarded", "continuations_beyond_spread", b"continuations_beyond_spread", "decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "generated_groups", b"generated_groups", "generation_ms", b"generation_ms", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum", "token_staleness_milli_sum", b"token_staleness_milli_sum", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> None: ...
 
 Global___RunStatistics: typing_extensions.TypeAlias = RunStatistics
 

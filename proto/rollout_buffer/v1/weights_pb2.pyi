@@ -396,12 +396,20 @@ class PublishRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     MANIFEST_FIELD_NUMBER: builtins.int
     COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
+    TRAINER_BUSY_MS_FIELD_NUMBER: builtins.int
+    TRAINER_WAIT_MS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     version: builtins.int
     """Above the published version; or equal to it with the same manifest (a repeat). Otherwise `version_conflict`."""
     commit_through_step: builtins.int
     """Commits every step up to and including this one in the same decision. Unset: commits nothing."""
+    trainer_busy_ms: builtins.int
+    """What the trainer has done since its epoch began, by its clock, in milliseconds, below 2^48: time that it worked. Set
+    both or neither. One that is smaller than before counts from 0 again.
+    """
+    trainer_wait_ms: builtins.int
+    """Time that it waited for batches."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -418,10 +426,17 @@ class PublishRequest(google.protobuf.message.Message):
         version: builtins.int = ...,
         manifest: Global___WeightManifest | None = ...,
         commit_through_step: builtins.int | None = ...,
+        trainer_busy_ms: builtins.int | None = ...,
+        trainer_wait_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "commit_through_step", b"commit_through_step", "manifest", b"manifest", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "commit_through_step", b"commit_through_step", "epoch", b"epoch", "manifest", b"manifest", "run", b"run", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "_trainer_busy_ms", b"_trainer_busy_ms", "_trainer_wait_ms", b"_trainer_wait_ms", "commit_through_step", b"commit_through_step", "manifest", b"manifest", "run", b"run", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "_trainer_busy_ms", b"_trainer_busy_ms", "_trainer_wait_ms", b"_trainer_wait_ms", "commit_through_step", b"commit_through_step", "epoch", b"epoch", "manifest", b"manifest", "run", b"run", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms", "version", b"version"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_commit_through_step", b"_commit_through_step"]) -> typing.Literal["commit_through_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_trainer_busy_ms", b"_trainer_busy_ms"]) -> typing.Literal["trainer_busy_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_trainer_wait_ms", b"_trainer_wait_ms"]) -> typing.Literal["trainer_wait_ms"] | None: ...
 
 Global___PublishRequest: typing_extensions.TypeAlias = PublishRequest
 
@@ -534,6 +549,9 @@ class EngineReport(google.protobuf.message.Message):
     PREPARED_FIELD_NUMBER: builtins.int
     WEIGHTS_URL_FIELD_NUMBER: builtins.int
     SILENT_MS_FIELD_NUMBER: builtins.int
+    DECODED_TOKENS_FIELD_NUMBER: builtins.int
+    DECODE_BUSY_MS_FIELD_NUMBER: builtins.int
+    DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -556,6 +574,15 @@ class EngineReport(google.protobuf.message.Message):
     """
     silent_ms: builtins.int
     """Set by the service: time since the engine's last report, in milliseconds."""
+    decoded_tokens: builtins.int
+    """This and the next two are cumulative since the worker began with the engine, each below 2^48, and may be sent late:
+    a report of other news carries them. One that is smaller than before says that the worker has begun anew.
+    Tokens that the engine has sent, those of evaluations and of attempts that were given up included.
+    """
+    decode_busy_ms: builtins.int
+    """Time with at least one request for tokens in progress, in milliseconds."""
+    decode_request_ms: builtins.int
+    """Time that requests for tokens were in progress, summed over requests, in milliseconds."""
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights it has loaded."""
@@ -579,9 +606,12 @@ class EngineReport(google.protobuf.message.Message):
         prepared: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         weights_url: builtins.str = ...,
         silent_ms: builtins.int = ...,
+        decoded_tokens: builtins.int = ...,
+        decode_busy_ms: builtins.int = ...,
+        decode_request_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 

@@ -3,10 +3,11 @@
 --
 -- ledger.groups: {accepted and every state = {groups, samples, tokens, bytes}}; ledger.tasks: {submitted and every
 -- state = count}; ledger.statistics: the fields of the wire's RunStatistics. Hash `env_ledger` has the groups' ledger
--- of each environment, without the states that never held anything; it is read when it is needed and written at the
--- end.
+-- of each environment, without the states that never held anything, and beside them as `totals` the environment's own,
+-- an array in the order of ENVIRONMENT_TOTALS; it is read when it is needed and written at the end.
 
 -- @include run
+-- @include total_places
 -- @include transitions
 
 local function check_move(kind, transitions, from, to)
@@ -45,6 +46,18 @@ before_close[#before_close + 1] = function()
   if #written > 0 then
     call('HSET', ENV_LEDGER, unpack(written))
   end
+end
+
+-- The totals of an environment, to be added to; the first is accepted_response_tokens.
+local function environment_totals(environment)
+  local amounts = amounts_of(environment)
+  if not amounts.totals then
+    amounts.totals = {}
+    for place = 1, #ENVIRONMENT_TOTALS do
+      amounts.totals[place] = 0
+    end
+  end
+  return amounts.totals
 end
 
 local function quotas_set()

@@ -6,6 +6,7 @@
 -- in exactly one place, ledger and steps agree, and only the queue's caps may be exceeded.
 
 -- @include commit
+-- @include totals
 
 -- Which weights belong to a step; publishes of the abandoned timeline are forgotten.
 local function rewind_publishes(step)
@@ -32,6 +33,8 @@ local function begin_resume(request_id, step, mode, regenerate)
   state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
   state.version = rewind_publishes(step)
   forget_plan()
+  forget_snapshots()
+  call('HDEL', RUN, 'trainer')
   state.epoch = state.epoch + 1
   state.forks[#state.forks + 1] = {state.epoch, state.version}
   state.world_size = 0

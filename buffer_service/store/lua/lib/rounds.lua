@@ -1,6 +1,7 @@
 -- Closing a round of a step.
 
 -- @include batches
+-- @include totals
 
 -- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
 local function settle_round(header, environments, final)
@@ -14,20 +15,48 @@ local function settle_round(header, environments, final)
   end
 end
 
-local function count_assembled(groups, own, train_version)
-  local statistics = ledger.statistics
-  local pre_queue, in_queue, spanning = 0, 0, 0
+-- Sums over the groups of each environment in the order of ENVIRONMENT_TOTALS (nothing is accepted here): groups,
+-- response tokens, staleness, pre-queue, in-queue (versions), token staleness (thousandths). And what is summed for the
+-- run alone.
+local function sum_groups(groups, train_version)
+  local environments = {}
+  local longest_tokens, rewards, turns, truncated_samples, spanning = 0, 0, 0, 0, 0
   for _, group in ipairs(groups) do
-    pre_queue = pre_queue + group[G_TAIL] - group[G_HEAD]
-    in_queue = in_queue + math.max(0, train_version - group[G_TAIL])
-    spanning = spanning + group[G_SPANS]
+    local tokens, longest, reward, turn, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+    local environment = group[G_ENVIRONMENT]
+    local sums = environments[environment]
+    if not sums then
+      sums = {0, 0, 0, 0, 0, 0, 0}
+      environments[environment] = sums
+    end
+    local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
+    sums[2], sums[3] = sums[2] + 1, sums[3] + tokens
+    sums[4] = sums[4] + (train_version > head and train_version - head or 0)
+    sums[5] = sums[5] + tail - head
+    sums[6] = sums[6] + (train_version > tail and train_version - tail or 0)
+    sums[7] = sums[7] + (behind > 0 and tokens * behind or 0)
+    longest_tokens, rewards, turns = longest_tokens + longest, rewards + reward, turns + turn
+    truncated_samples, spanning = truncated_samples + truncated, spanning + group[G_SPANS]
   end
-  stat('assembled_groups', #groups)
-  stat('staleness_sum', own.staleness_sum)
-  stat('pre_queue_staleness_sum', pre_queue)
-  stat('in_queue_staleness_sum', in_queue)
+  return environments, longest_tokens, rewards, turns, truncated_samples, spanning
+end
+
+local function count_assembled(groups, own, train_version)
+  local environments, longest_tokens, rewards, turns, truncated_samples, spanning = sum_groups(groups, train_version)
+  for environment, sums in pairs(environments) do
+    local its = environment_totals(environment)
+    for place = 2, #ENVIRONMENT_TOTALS do
+      its[place] = its[place] + sums[place]
+      count_total(ENVIRONMENT_TOTALS[place], sums[place])
+    end
+  end
+  count_total('assembled_samples', own.samples)
+  count_total('assembled_longest_tokens', longest_tokens)
+  count_total('assembled_reward_milli', rewards)
+  count_total('assembled_turns', turns)
+  count_total('assembled_truncated_samples', truncated_samples)
   stat('assembled_groups_spanning_versions', spanning)
-  statistics.staleness_max = math.max(statistics.staleness_max, own.staleness_max)
+  ledger.statistics.staleness_max = math.max(ledger.statistics.staleness_max, own.staleness_max)
 end
 
 -- A step that is about to get its first round.

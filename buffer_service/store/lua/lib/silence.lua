@@ -15,6 +15,7 @@ local function forget_engines()
   local silent = silent_members(ENGINES_HEARD)
   if #silent > 0 then
     call('HDEL', key('engines'), unpack(silent))
+    call('HDEL', key('engine_counters'), unpack(silent))
     for _, index in ipairs({ENGINES_HEARD, PLACES, PLACE_LINE}) do
       call('ZREM', index, unpack(silent))
     end

@@ -2,8 +2,9 @@
 --
 -- Record (hash `tasks`, msgpack map): sequence, priority, environment, state, generation, attempt, failures, returned
 -- (it came back: ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the
--- lease), lease_epoch and lease_head (the oldest weights that the lease's tokens come from, as of that epoch), error
--- (the last), accepted (attempt whose group was accepted, 0 without a lease, -1 none), body (its payload key) and
+-- lease), lease_epoch and lease_head (the oldest weights that the lease's tokens come from, as of that epoch), granted
+-- (ms, when the last lease was given), error (the last), accepted (attempt whose group was accepted, 0 without a
+-- lease, -1 none), body (its payload key) and
 -- filtered (true when the filter ended it, else absent), and of its continuation: payload (key, '' for none),
 -- head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
 --
@@ -20,7 +21,7 @@ local function new_task(sequence, priority, environment)
   return {
     sequence = sequence, priority = priority, environment = environment, state = 'new', generation = 0, attempt = 0,
     failures = 0, returned = false, leaseless = false, worker = '', instance = '', lease_epoch = 0, lease_head = 0,
-    error = '', accepted = -1, body = '', payload = '', head_epoch = 0, head = -1, tokens = 0,
+    granted = 0, error = '', accepted = -1, body = '', payload = '', head_epoch = 0, head = -1, tokens = 0,
   }
 end
 

@@ -1,0 +1,122 @@
+"""What a run is measured by: totals that only grow, and how they were at the last publishes.
+
+Invariants: a total that grows does not by itself change the run for those who watch its revision; the snapshots are of
+one policy and one epoch.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from buffer_service.domain.gate import MILLI
+from buffer_service.domain.model.records import Group
+from buffer_service.domain.ops import EngineReport, GroupFacts, TrainerClock
+from buffer_service.domain.window import (
+    LENGTH_BUCKETS,
+    OF_ENVIRONMENT,
+    TOTALS,
+    WINDOW_VERSIONS,
+    Snapshot,
+    Window,
+    length_buckets,
+)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of one run."""
+
+    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
+    environments: dict[str, dict[str, int]] = field(default_factory=dict)
+    by_length: Counter[int] = field(default_factory=Counter)
+    """Accepted samples by bucket."""
+    engines: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Counters that were reported last."""
+    trainer: dict[str, int] | None = None
+    """What the trainer of this epoch said last."""
+    snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=WINDOW_VERSIONS + 1))
+
+    # ── groups ──
+
+    def accept(self, facts: GroupFacts, generation_ms: int | None) -> None:
+        """A group is accepted; how long ago its lease was given, where that is known."""
+        for name, amount in _amounts(facts).items():
+            self.sums[f"accepted_{name}"] += amount
+        environment = self.environments.setdefault(facts.environment, dict.fromkeys(OF_ENVIRONMENT, 0))
+        environment["accepted_response_tokens"] += facts.response_tokens
+        self.by_length += length_buckets(facts.response_lengths)
+        if generation_ms is not None:
+            self.sums["generated_groups"] += 1
+            self.sums["generation_ms"] += generation_ms
+
+    def assemble(self, group: Group, train_version: int) -> None:
+        """A group enters a round."""
+        facts = group.facts
+        for name, amount in _amounts(facts).items():
+            self.sums[f"assembled_{name}"] += amount
+        staleness = {
+            "staleness_sum": max(0, train_version - group.head),
+            "pre_queue_staleness_sum": group.tail - group.head,
+            "in_queue_staleness_sum": max(0, train_version - group.tail),
+            "token_staleness_milli_sum": facts.response_tokens * max(0, MILLI * train_version - group.mean_milli),
+        }
+        environment = self.environments[facts.environment]
+        environment["assembled_groups"] += 1
+        environment["assembled_response_tokens"] += facts.response_tokens
+        for name, amount in staleness.items():
+            self.sums[name] += amount
+            environment[name] += amount
+
+    # ── counters ──
+
+    def engine(self, report: EngineReport) -> None:
+        """An engine's counters as of now."""
+        counters = {
+            "decoded_tokens": report.decoded_tokens,
+            "decode_busy_ms": report.decode_busy_ms,
+            "decode_request_ms": report.decode_request_ms,
+        }
+        self._grow(self.engines.get(report.engine_id), counters)
+        self.engines[report.engine_id] = counters
+
+    def trainer_says(self, clock: TrainerClock) -> None:
+        """The trainer's time as of now."""
+        said = {"trainer_busy_ms": clock.busy_ms, "trainer_wait_ms": clock.wait_ms}
+        self._grow(self.trainer, said)
+        self.trainer = said
+
+    def _grow(self, before: Mapping[str, int] | None, counters: Mapping[str, int]) -> None:
+        """When one counter is smaller than it was, whoever counts has begun anew."""
+        if before is None or any(counters[name] < before[name] for name in counters):
+            before = dict.fromkeys(counters, 0)
+        for name, count in counters.items():
+            self.sums[name] += count - before[name]
+
+    # ── window ──
+
+    def publish(self, now: int, version: int) -> None:
+        """A new version is published."""
+        self.snapshots.append(Snapshot(now, version, dict(self.sums)))
+
+    @property
+    def window(self) -> Window | None:
+        """See RunView."""
+        kept = self.snapshots
+        return Window(kept[0], kept[-1], len(kept) - 1) if len(kept) > 1 else None
+
+    @property
+    def response_lengths(self) -> list[int]:
+        """See RunView."""
+        return [self.by_length[bucket] for bucket in range(LENGTH_BUCKETS)]
+
+
+def _amounts(facts: GroupFacts) -> dict[str, int]:
+    return {
+        "groups": 1,
+        "samples": facts.samples,
+        "response_tokens": facts.response_tokens,
+        "longest_tokens": facts.max_response_tokens,
+        "reward_milli": facts.reward_milli,
+        "turns": facts.turns,
+        "truncated_samples": facts.truncated_samples,
+    }

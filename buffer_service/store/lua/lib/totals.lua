@@ -1,0 +1,58 @@
+-- What the run is measured by: totals that only grow, named by domain/window.py.
+--
+-- Field `totals` of the run's record: msgpack array in the order of TOTAL_PLACES, absent while all are 0. Field
+-- `trainer`: {busy_ms, wait_ms} as the trainer of this epoch said them last. List `snapshots`: for each of the last
+-- publishes, oldest first, the totals right after it as {ms, version, totals...}. Hash `engine_counters`: by engine
+-- {decoded_tokens, decode_busy_ms, decode_request_ms} as its worker said them last. Hash `response_lengths`: accepted
+-- samples by bucket. Sums are doubles, exact up to 2^53.
+--
+-- A total that grows is nothing that callers must have seen: it does not raise the revision by itself.
+
+-- @include run
+-- @include total_places
+
+local totals
+
+local function load_totals()
+  if not totals then
+    local raw = call('HGET', RUN, 'totals')
+    totals = raw and unpack_msg(raw) or {}
+    for _, place in pairs(raw and {} or TOTAL_PLACES) do
+      totals[place] = 0
+    end
+    before_close[#before_close + 1] = function()
+      call('HSET', RUN, 'totals', pack(totals))
+    end
+  end
+  return totals
+end
+
+local function count_total(name, by)
+  if by ~= 0 then
+    local place = TOTAL_PLACES[name]
+    load_totals()[place] = load_totals()[place] + by
+  end
+end
+
+-- Adds what counters of these names grew by since they were `before` (nil: since 0). When one is smaller than it was,
+-- whoever counts has begun anew.
+local function total_growth(names, before, counters)
+  local is_new = not before
+  for index = 1, is_new and 0 or #names do
+    is_new = is_new or counters[index] < before[index]
+  end
+  for index, name in ipairs(names) do
+    count_total(name, counters[index] - (is_new and 0 or before[index]))
+  end
+end
+
+-- Remembers the totals as they are at the publish of a version.
+local function keep_snapshot(version)
+  call('RPUSH', key('snapshots'), pack({now, version, unpack(load_totals())}))
+  call('LTRIM', key('snapshots'), -(WINDOW_VERSIONS + 1), -1)
+end
+
+-- What was before and what comes are not one regime.
+local function forget_snapshots()
+  call('DEL', key('snapshots'))
+end
