@@ -174,8 +174,9 @@ def _raise_from_wait(session: object, lines: list[str]) -> None:
 
 
 PROGRAM = """
-import sys
+import signal, sys
 from trainer_client import BufferClient, SessionOptions
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background was told to ignore it
 with BufferClient(sys.argv[1]) as client, client.session("r", options=SessionOptions(progress=True)) as session:
     next(session)
 """
