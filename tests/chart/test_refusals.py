@@ -10,6 +10,8 @@ OPEN = "security: {insecure: true}\n"
 BARE_POOL = OPEN + "workers: [{name: w, run: r, %s}]\n"
 POOL = OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {sidecar: {model: m}}, %s}]\n"
 
+SECURED = "security: {tls: {source: secret, secret: s%s}, tokens: {secret: t}}\nworkers: [{name: w, run: r, "
+
 BY_SCHEMA = {
     "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
     "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
@@ -50,13 +52,11 @@ BY_TEMPLATE = {
         "security.tls.issuer.name",
     ),
     "mutual TLS without the workers' Secret": (
-        "security: {tls: {source: secret, secret: s, mutual: true}, tokens: {secret: t}}\n"
-        "workers: [{name: w, run: r, token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        SECURED % ", mutual: true" + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]",
         "security.tls.clientSecret",
     ),
     "a worker without a token": (
-        "security: {tls: {source: secret, secret: s}, tokens: {secret: t}}\n"
-        "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        SECURED % "" + "options: {reward: 'm:f'}, engine: {source: simulate}}]",
         "token.secret",
     ),
     "an external store without address": (OPEN + "store: {mode: external}", "store.external"),
