@@ -18,7 +18,6 @@ BY_SCHEMA = {
     "a setting that the chart gives": (OPEN + "service: {settings: {store: 'redis://x'}}", "store"),
     "a setting out of bounds": (OPEN + "service: {settings: {rpc_processes: 65}}", "64"),
     "a setting of another type": (OPEN + "service: {settings: {drain_grace_s: soon}}", "drain_grace_s"),
-    "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "RB_"),
     "no replica": (OPEN + "service: {replicas: 0}", "replicas"),
     "a password in a URL": (OPEN + "store: {mode: external, external: {url: 'redis://:pw@h:6379/0'}}", "url"),
     "another store": (OPEN + "store: {mode: cluster}", "mode"),
@@ -26,7 +25,6 @@ BY_SCHEMA = {
     "hasty Sentinels": (OPEN + "store: {sentinel: {downAfterMs: 1000}}", "downAfterMs"),
     "memory without a unit": (OPEN + "store: {maxmemory: '2000000'}", "maxmemory"),
     "fsync every second": (OPEN + "store: {durability: everysec}", "durability"),
-    "an image that moves": (OPEN + "service: {image: {tag: latest}}", "tag"),
     "a pool without a run": (OPEN + "workers: [{name: w}]", "run"),
     "a pool with a long name": (OPEN + "workers: [{name: a-name-of-more-than-20, run: r}]", "name"),
     "an unknown option": (BARE_POOL % "options: {group_per_engine: 4}", "group_per_engine"),
@@ -83,6 +81,9 @@ BY_TEMPLATE = {
         OPEN + "service: {autoscaling: {enabled: true, cpuUtilization: null}}",
         "service.autoscaling",
     ),
+    "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "service.settings"),
+    "an option as variable": (POOL % "extraEnv: [{name: RB_ADDRESS, value: x}]", "RB_ADDRESS"),
+    "an image that moves": (OPEN + "service: {image: {tag: latest}}", "latest"),
     "dashboards that are not there": (OPEN + "metrics: {dashboards: {enabled: true}}", "files/dashboards"),
 }
 

@@ -138,9 +138,11 @@
   env:
     # Compiled kernels and downloads; the root file system is read-only.
     - {name: HOME, value: /tmp}
-    {{- include "rb.engineEnv" . | trim | nindent 4 }}
-  # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: a server
-  # that hangs is left alone by its worker until it answers, one that has ended is started again.
+    {{- with include "rb.engineEnv" . | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
+  # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: the worker
+  # leaves a server that hangs alone until it answers, and one that has ended is started again.
   startupProbe:
     exec: {command: [python3, -c, {{ $probe | quote }}]}
     periodSeconds: 5
