@@ -10,6 +10,7 @@ from tests.chart.helm import CHART, ROOT, load
 
 FOLDER = ROOT / "deploy/containers"
 FILES = sorted(FOLDER.glob("*.Containerfile"))
+INSTALLED = r"\.\[([^\]]+)\]"
 every_file = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 
 
@@ -55,10 +56,12 @@ def test_extras_and_the_command_exist(path: Path) -> None:
     arguments = dict(
         words.split("=", 1) for name, words in _instructions(path) if name == "ARG" and words.startswith("EXTRAS")
     )
-    (extras,) = re.findall(r"\.\[([^\]]+)\]", path.read_text())
-    extras = extras.replace("${EXTRAS}", arguments.get("EXTRAS", ""))
+    installed = {
+        found.replace("${EXTRAS}", arguments.get("EXTRAS", "")) for found in re.findall(INSTALLED, path.read_text())
+    }
 
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert installed
+    assert {extra for extras in installed for extra in extras.split(",")} <= set(project["optional-dependencies"])
     for stage in _stages(path)[1:]:
         (entry,) = [words for name, words in stage if name == "ENTRYPOINT"]
         assert entry.strip('[]"') in project["scripts"]
