@@ -77,6 +77,10 @@ BY_TEMPLATE = {
     "volumes for pods without names": (POOL % "kind: Deployment, weights: {volume: template}", "kind=StatefulSet"),
     "a claim without name": (POOL % "weights: {volume: claim}", "weights.claim"),
     "ports the wrong way round": (POOL % "collective: {enabled: true, portRange: {from: 3000, to: 2000}}", "from"),
+    "workers that the policy would shut out": (
+        POOL % "collective: {enabled: true, hostNetwork: true}",
+        "networkPolicy.trainers",
+    ),
     "an autoscaler without metric": (
         OPEN + "service: {autoscaling: {enabled: true, cpuUtilization: null}}",
         "service.autoscaling",

@@ -40,6 +40,13 @@
 {{- if and .root.Values.security.tokens.secret (not $pool.token.secret) -}}
 {{- fail (printf "%s: token.secret: the service asks for tokens; name the Secret with this worker's" $where) -}}
 {{- end -}}
+{{- if and $pool.collective.enabled $pool.collective.hostNetwork .root.Values.networkPolicy.enabled -}}
+{{- $blocks := list -}}
+{{- range .root.Values.networkPolicy.trainers -}}{{- if .ipBlock -}}{{- $blocks = append $blocks .ipBlock -}}{{- end -}}{{- end -}}
+{{- if not $blocks -}}
+{{- fail (printf "%s: collective.hostNetwork: such workers come from the addresses of nodes, which no selector matches; name these as an ipBlock in networkPolicy.trainers" $where) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $pool.collective.enabled (gt (int $pool.collective.portRange.from) (int $pool.collective.portRange.to)) -}}
 {{- fail (printf "%s: collective.portRange: from is above to" $where) -}}
 {{- end -}}
