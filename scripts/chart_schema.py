@@ -61,7 +61,7 @@ def values_schema() -> Schema:
     """The whole schema."""
     source = yaml.safe_load(SOURCE.read_text())
     pool = source.pop("pool")
-    generated = {
+    generated: dict[str, Callable[[], Schema]] = {
         "service": _settings,
         "worker": lambda: _options(WorkerOptions, _worker_with, leave_out=CHART_OPTIONS),
         "launch": lambda: _options(LaunchOptions, _launch_with),

@@ -23,8 +23,9 @@ MAJORS = (3, 4)
 
 Document = dict[str, Any]
 
-VALUE_SETS = sorted([*(CHART / "ci").glob("*-values.yaml"), *(CHART / "examples").glob("*.yaml")])
-SET_NAMES = [path.stem.removesuffix("-values") for path in VALUE_SETS]
+KIND = ROOT / "deploy/kind/values.yaml"
+VALUE_SETS = sorted([*(CHART / "ci").glob("*-values.yaml"), *(CHART / "examples").glob("*.yaml"), KIND])
+SET_NAMES = ["kind" if path == KIND else path.stem.removesuffix("-values") for path in VALUE_SETS]
 every_value_set = pytest.mark.parametrize("values", VALUE_SETS, ids=SET_NAMES)
 
 

@@ -101,6 +101,33 @@ def test_ports_of_collective_updates_are_bounded_unless_they_are_the_nodes(value
         assert pod.spec.get("hostNetwork", False) == collective.get("hostNetwork", False)
 
 
+BYTES = {"mb": 1 << 20, "gb": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * BYTES[quantity[-2:]]
+
+
+@every_value_set
+def test_the_store_has_room_beyond_its_data_in_memory_and_on_its_volume(values: Path) -> None:
+    for pod in pods_of(values, "store"):
+        server = pod.container("server")
+        most = _bytes(environment(server)["MAXMEMORY"])
+        assert _bytes(server["resources"]["limits"]["memory"]) >= 1.5 * most
+        assert _bytes(pod.volumes["data"]["spec"]["resources"]["requests"]["storage"]) >= 3 * most
+
+
+@every_value_set
+def test_rpc_processes_fit_into_the_memory_of_the_service(values: Path) -> None:
+    for pod in pods_of(values, "service"):
+        container = pod.container("service")
+        given = environment(container)
+        held = int(given.get("RB_BLOCKED_BYTES", 256 << 20)) + int(given.get("RB_RECENT_BYTES", 128 << 20))
+        if values.name == "settings-values.yaml":
+            continue  # its blocked_bytes is the largest number that there is
+        assert _bytes(container["resources"]["limits"]["memory"]) >= int(given["RB_RPC_PROCESSES"]) * held
+
+
 @every_value_set
 def test_no_secret_is_made_or_readable(values: Path) -> None:
     assert documents(values, "Secret") == []

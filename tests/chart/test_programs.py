@@ -44,7 +44,7 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
     with mock.patch.dict(os.environ, {f"RB_{name.upper()}": value for name, value in given.items()}, clear=True):
         settings = Settings()
 
-    assert Address.parse(settings.store)
+    Address.parse(settings.store)
     assert settings.insecure == ("tokens_file" not in given)
 
 
@@ -58,8 +58,8 @@ def test_numbers_arrive_whole() -> None:
     assert given["drain_grace_s"] == "30.5"
 
 
-def _parsed(container: Document) -> dict[str, Any]:
-    """What the real command line makes of the arguments."""
+def _options_of(container: Document) -> WorkerOptions:
+    """What the real command line makes of the arguments and the environment; nothing is started."""
     variables = environment(container)
     arguments = list(container["args"])
     for name, value in variables.items():
@@ -67,9 +67,18 @@ def _parsed(container: Document) -> dict[str, Any]:
     command = typer.main.get_command(app)
     assert hasattr(command, "commands")
     chosen = command.commands[arguments[0]]
-    with mock.patch.dict(os.environ, variables, clear=True):
+    made: list[WorkerOptions] = []
+
+    def run(given: dict[str, Any]) -> int:
+        made.append(to_options(given))
+        return 0
+
+    with mock.patch.dict(os.environ, variables, clear=True), mock.patch("buffer_cli.worker.run", run):
         context = chosen.make_context("worker", arguments[1:])
-    return {name: value for name, value in context.params.items() if value not in (None, [], ())}
+        with pytest.raises(typer.Exit):
+            chosen.invoke(context)
+    (options,) = made
+    return options
 
 
 @every_value_set
@@ -78,9 +87,8 @@ def test_every_argument_of_a_worker_is_an_option_and_its_value_is_taken(values: 
         container = pod.container("worker")
         assert {name for name in environment(container) if name.startswith("RB_")} <= CLIENT
 
-        options = to_options(_parsed(container))
+        options = _options_of(container)
 
-        assert isinstance(options, WorkerOptions)
         assert options.worker_id == "POD_NAME"
         assert options.address == environment(container)["RB_ADDRESS"]
         assert options.weights_dir in {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
@@ -90,7 +98,7 @@ def test_options_of_values_reach_the_worker() -> None:
     (values,) = [path for path in VALUE_SETS if path.name == "workers-simulated-values.yaml"]
     (pod,) = pods_of(values, "worker")
 
-    options = to_options(_parsed(pod.container("worker")))
+    options = _options_of(pod.container("worker"))
 
     assert options.bundle_bytes == 8_388_608
     assert options.bundle_wait_s == 0.05
@@ -102,7 +110,7 @@ def test_launched_engines_get_their_flags_in_order() -> None:
     (values,) = [path for path in VALUE_SETS if path.name == "workers-launch-values.yaml"]
     (pod,) = pods_of(values, "worker")
 
-    options = to_options(_parsed(pod.container("worker")))
+    options = _options_of(pod.container("worker"))
 
     assert options.launch is not None
     assert options.launch.extra_flags == ("--tp", "2")

@@ -10,13 +10,14 @@ OPEN = "security: {insecure: true}\n"
 BARE_POOL = OPEN + "workers: [{name: w, run: r, %s}]\n"
 POOL = OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {sidecar: {model: m}}, %s}]\n"
 
+SECURED = "security: {tls: {source: secret, secret: s%s}, tokens: {secret: t}}\nworkers: [{name: w, run: r, "
+
 BY_SCHEMA = {
     "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
     "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
     "a setting that the chart gives": (OPEN + "service: {settings: {store: 'redis://x'}}", "store"),
     "a setting out of bounds": (OPEN + "service: {settings: {rpc_processes: 65}}", "64"),
     "a setting of another type": (OPEN + "service: {settings: {drain_grace_s: soon}}", "drain_grace_s"),
-    "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "RB_"),
     "no replica": (OPEN + "service: {replicas: 0}", "replicas"),
     "a password in a URL": (OPEN + "store: {mode: external, external: {url: 'redis://:pw@h:6379/0'}}", "url"),
     "another store": (OPEN + "store: {mode: cluster}", "mode"),
@@ -24,7 +25,6 @@ BY_SCHEMA = {
     "hasty Sentinels": (OPEN + "store: {sentinel: {downAfterMs: 1000}}", "downAfterMs"),
     "memory without a unit": (OPEN + "store: {maxmemory: '2000000'}", "maxmemory"),
     "fsync every second": (OPEN + "store: {durability: everysec}", "durability"),
-    "an image that moves": (OPEN + "service: {image: {tag: latest}}", "tag"),
     "a pool without a run": (OPEN + "workers: [{name: w}]", "run"),
     "a pool with a long name": (OPEN + "workers: [{name: a-name-of-more-than-20, run: r}]", "name"),
     "an unknown option": (BARE_POOL % "options: {group_per_engine: 4}", "group_per_engine"),
@@ -50,13 +50,11 @@ BY_TEMPLATE = {
         "security.tls.issuer.name",
     ),
     "mutual TLS without the workers' Secret": (
-        "security: {tls: {source: secret, secret: s, mutual: true}, tokens: {secret: t}}\n"
-        "workers: [{name: w, run: r, token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        SECURED % ", mutual: true" + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]",
         "security.tls.clientSecret",
     ),
     "a worker without a token": (
-        "security: {tls: {source: secret, secret: s}, tokens: {secret: t}}\n"
-        "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {source: simulate}}]",
+        SECURED % "" + "options: {reward: 'm:f'}, engine: {source: simulate}}]",
         "token.secret",
     ),
     "an external store without address": (OPEN + "store: {mode: external}", "store.external"),
@@ -79,10 +77,17 @@ BY_TEMPLATE = {
     "volumes for pods without names": (POOL % "kind: Deployment, weights: {volume: template}", "kind=StatefulSet"),
     "a claim without name": (POOL % "weights: {volume: claim}", "weights.claim"),
     "ports the wrong way round": (POOL % "collective: {enabled: true, portRange: {from: 3000, to: 2000}}", "from"),
+    "workers that the policy would shut out": (
+        POOL % "collective: {enabled: true, hostNetwork: true}",
+        "networkPolicy.trainers",
+    ),
     "an autoscaler without metric": (
         OPEN + "service: {autoscaling: {enabled: true, cpuUtilization: null}}",
         "service.autoscaling",
     ),
+    "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "service.settings"),
+    "an option as variable": (POOL % "extraEnv: [{name: RB_ADDRESS, value: x}]", "RB_ADDRESS"),
+    "an image that moves": (OPEN + "service: {image: {tag: latest}}", "latest"),
     "dashboards that are not there": (OPEN + "metrics: {dashboards: {enabled: true}}", "files/dashboards"),
 }
 

@@ -48,7 +48,7 @@ def test_every_object_is_valid(tmp_path: Path, version: str) -> None:
         files.append(tmp_path / values.name)
         files[-1].write_text(helm.rendered(values))
 
-    command = [python, "-m", "kubernetes_validate", "--strict", "-k", version, *files]
+    command: list[str | Path] = [python, "-m", "kubernetes_validate", "--strict", "-k", version, *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590)
 
     complaints = [

@@ -53,9 +53,9 @@ def test_durations_have_to_be_above_zero() -> None:
 def test_every_object_refuses_what_it_does_not_list() -> None:
     def open_objects(node: object, path: str) -> Iterator[str]:
         if isinstance(node, dict):
-            if node.get("type") == "object" and isinstance(node.get("properties"), dict):
-                if node.get("additionalProperties") is not False:
-                    yield path
+            is_object = node.get("type") == "object" and isinstance(node.get("properties"), dict)
+            if is_object and node.get("additionalProperties") is not False:
+                yield path
             for key, value in node.items():
                 yield from open_objects(value, f"{path}/{key}")
         elif isinstance(node, list):

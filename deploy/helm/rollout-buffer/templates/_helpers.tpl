@@ -41,12 +41,27 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }
 
 {{/* dict root, image */}}
 {{- define "rb.image" -}}
+{{- if eq .image.tag "latest" -}}
+{{- fail (printf "image %s: the tag latest moves under running pods; name a version" .image.repository) -}}
+{{- end -}}
 {{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end -}}
 
 {{/* A value as a program reads it. Helm's numbers are floats: 64 MiB would be printed as 6.7108864e+07. */}}
 {{- define "rb.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{/* Further environment variables. dict env, instead (where RB_* belong) */}}
+{{- define "rb.extraEnv" -}}
+{{- range .env }}
+{{- if hasPrefix "RB_" .name }}
+{{- fail (printf "extraEnv: %s has a place of its own, %s" .name $.instead) }}
+{{- end }}
+{{- end }}
+{{- with .env }}
+{{- toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Start of every pod's spec. dict root, scheduling (values with nodeSelector, tolerations, affinity) */}}

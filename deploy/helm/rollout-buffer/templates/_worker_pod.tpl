@@ -55,10 +55,12 @@ spec:
         - {name: RB_LOG_FORMAT, value: json}
         {{- include "rb.clientEnv" $client | nindent 8 }}
         {{- if $holdsEngine }}
-        {{- include "rb.engineEnv" . | trim | nindent 8 }}
+        {{- with include "rb.engineEnv" . | trim }}
+        {{- . | nindent 8 }}
         {{- end }}
-        {{- with $pool.extraEnv }}
-        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with include "rb.extraEnv" (dict "env" $pool.extraEnv "instead" "options of the pool") | trim }}
+        {{- . | nindent 8 }}
         {{- end }}
       {{- if $pool.weights.servePort }}
       ports:
@@ -79,7 +81,9 @@ spec:
         {{- if $pool.codeConfigMap }}
         - {name: code, mountPath: /code, readOnly: true}
         {{- end }}
-        {{- include "rb.clientMounts" $client | nindent 8 }}
+        {{- with include "rb.clientMounts" $client | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: tmp
       emptyDir: {}
@@ -106,7 +110,9 @@ spec:
     - name: code
       configMap: {name: {{ . }}}
     {{- end }}
-    {{- include "rb.clientVolumes" $client | nindent 4 }}
+    {{- with include "rb.clientVolumes" $client | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with $pool.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

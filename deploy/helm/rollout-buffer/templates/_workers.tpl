@@ -40,6 +40,13 @@
 {{- if and .root.Values.security.tokens.secret (not $pool.token.secret) -}}
 {{- fail (printf "%s: token.secret: the service asks for tokens; name the Secret with this worker's" $where) -}}
 {{- end -}}
+{{- if and $pool.collective.enabled $pool.collective.hostNetwork .root.Values.networkPolicy.enabled -}}
+{{- $blocks := list -}}
+{{- range .root.Values.networkPolicy.trainers -}}{{- if .ipBlock -}}{{- $blocks = append $blocks .ipBlock -}}{{- end -}}{{- end -}}
+{{- if not $blocks -}}
+{{- fail (printf "%s: collective.hostNetwork: such workers come from the addresses of nodes, which no selector matches; name these as an ipBlock in networkPolicy.trainers" $where) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $pool.collective.enabled (gt (int $pool.collective.portRange.from) (int $pool.collective.portRange.to)) -}}
 {{- fail (printf "%s: collective.portRange: from is above to" $where) -}}
 {{- end -}}
@@ -138,9 +145,11 @@
   env:
     # Compiled kernels and downloads; the root file system is read-only.
     - {name: HOME, value: /tmp}
-    {{- include "rb.engineEnv" . | trim | nindent 4 }}
-  # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: a server
-  # that hangs is left alone by its worker until it answers, one that has ended is started again.
+    {{- with include "rb.engineEnv" . | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
+  # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: the worker
+  # leaves a server that hangs alone until it answers, and one that has ended is started again.
   startupProbe:
     exec: {command: [python3, -c, {{ $probe | quote }}]}
     periodSeconds: 5

@@ -17,6 +17,7 @@ data=${DATA:-/data} config=${CONFIG:-/run/valkey} port=${PORT:-6379} sentinel_po
 password=${STORE_PASSWORD:-}
 
 quorum() {
+    # shellcheck disable=SC2086 # one word a host
     set -- $HOSTS
     echo $(($# / 2 + 1))
 }
@@ -82,6 +83,7 @@ sentinel)
     # Sentinels rewrite their file: what they have learnt stays, the password is today's.
     file=$data/sentinel.conf
     if [ ! -s "$file" ]; then
+        # shellcheck disable=SC2086 # one word a host
         set -- $HOSTS
         cat > "$file.new" << END
 port $sentinel_port
