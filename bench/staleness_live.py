@@ -138,12 +138,14 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=15, help="train steps before them (default 15)")
     parser.add_argument("--only", metavar="WORD", default="", help="only settings with this in their name")
     parser.add_argument("--tries", type=int, default=1, help="runs of a setting until one is undisturbed (default 1)")
+    parser.add_argument("--slower", type=float, default=1.0, help="stretch of time, for a busy machine (default 1)")
     options = parser.parse_args()
-    rows: dict[str, Row] = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    rows: dict[str, Row] = {}
     off = []
     for setting in (*AGREEMENT, *WHOLE_GROUPS, *SYNC):
         if options.only not in setting.name:
             continue
+        setting = setting.slower(options.slower)  # noqa: PLW2901 - the same, in other units
         found = compared(setting, steps=options.steps, warmup=options.warmup)
         print(found, flush=True)
         disturbed = 0
@@ -151,6 +153,8 @@ def main() -> int:
             disturbed += 1
             found = compared(setting, steps=options.steps, warmup=options.warmup)
             print(found, flush=True)
+        # Read anew: another command may have written other settings meanwhile.
+        rows = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
         rows[setting.name] = {
             **_values(found),
             "disturbed_runs_before": disturbed,

@@ -1,7 +1,7 @@
 """A setting of the loop, as the live run and the simulator both take it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buffer_service.staleness.lengths import Lognormal
 from buffer_service.staleness.queue_policies import queue_policy
@@ -66,6 +66,10 @@ class Setting:
     def policy(self) -> Policy:
         """Of the run."""
         return Policy(preset=self.preset, batch_groups=self.groups_per_batch)
+
+    def slower(self, times: float) -> "Setting":
+        """The same loop with all times so many times as long, but those that service and worker take."""
+        return replace(self, tokens_per_s=self.tokens_per_s / times, load_s=self.load_s * times)
 
     def simulation(self, *, steps: int, warmup: int, seed: int) -> Simulation:
         """The same loop, simulated."""
