@@ -178,14 +178,8 @@ Row = dict[str, Any]
 def staleness_table(rows: Mapping[str, Row]) -> list[str]:
     """Staleness by its parts, live / simulated, of the settings that have been run."""
     head = (
-        "setting",
-        "pre-queue",
-        "in queue",
-        "staleness",
-        "difference",
-        "standard errors",
-        "period, s",
-        "undisturbed",
+        *("setting", "pre-queue", "in queue", "staleness", "difference", "standard errors"),
+        *("publish lag, periods", "period, s", "undisturbed"),
     )
     lines = [
         (
@@ -193,6 +187,7 @@ def staleness_table(rows: Mapping[str, Row]) -> list[str]:
             *(_both(rows[setting.name], name, ".2f") for name in ("pqs", "iqs", "staleness")),
             _signed(rows[setting.name]["difference"], ".2f"),
             _signed(rows[setting.name]["standard_errors"], ".1f"),
+            f"{rows[setting.name]['live']['publish_lag_s'] / rows[setting.name]['live']['period_s']:.2f}",
             _both(rows[setting.name], "period_s", ".3f"),
             "no" if rows[setting.name]["live"]["disturbed"] else "yes",
         )
