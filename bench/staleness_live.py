@@ -8,6 +8,7 @@ steps: how far a live run that keeps the simulator's rules may be off by chance.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -77,8 +78,14 @@ class Comparison:
 
     @property
     def standard_errors(self) -> float:
-        """The difference, over the standard error of a difference between one run and the mean of the simulated."""
-        return self.difference / (self.simulated.standard_error * (1 + 1 / SEEDS) ** 0.5)
+        """The difference, over the standard error of a difference between one run and the mean of the simulated.
+
+        0 where there is none: the synchronous loop is never stale, and no run differs from another.
+        """
+        if not self.difference:
+            return 0.0
+        spread = self.simulated.standard_error * (1.0 + 1.0 / SEEDS) ** 0.5
+        return self.difference / spread if spread else math.inf
 
     @property
     def period_ratio(self) -> float:
@@ -109,7 +116,7 @@ def simulated(setting: Setting, *, steps: int, warmup: int) -> Simulated:
     periods = [result.train_period_ratio * setting.ideal_period_s for result in results]
 
     def mean(name: str) -> float:
-        return statistics.mean(getattr(result, name) for result in results)
+        return float(statistics.mean(getattr(result, name) for result in results))
 
     period_s = statistics.mean(periods)
     return Simulated(
