@@ -70,6 +70,8 @@ class Comparison:
     setting: Setting
     live: Measured
     simulated: Simulated
+    with_lag: Simulated
+    """With engines that learn of a publish as late as the live one did, on average."""
 
     @property
     def difference(self) -> float:
@@ -102,6 +104,7 @@ class Comparison:
         return (
             f"{self.setting.name}: staleness {live.staleness:.3f} = {live.pqs:.3f} + {live.iqs:.3f}, simulated "
             f"{simulated.staleness:.3f} = {simulated.pqs:.3f} + {simulated.iqs:.3f}: {self.difference:+.3f}, "
+            f"(with the publish's lag {self.with_lag.staleness:.3f}, {self.with_lag.period_s:.3f} s), "
             f"{self.standard_errors:+.1f} standard errors of {simulated.standard_error:.3f}; period "
             f"{live.period_s:.3f} s, simulated {simulated.period_s:.3f}: {self.period_ratio - 1:+.1%}; idle: trainer "
             f"{live.trainer_idle_share:.0%}, simulated {simulated.trainer_idle_share:.0%}, slots "
@@ -110,9 +113,12 @@ class Comparison:
         )
 
 
-def simulated(setting: Setting, *, steps: int, warmup: int) -> Simulated:
+def simulated(setting: Setting, *, steps: int, warmup: int, publish_lag_s: float = 0.0) -> Simulated:
     """The setting's simulation, by `SEEDS` runs of as many steps as the live one has."""
-    results = [simulate(setting.simulation(steps=steps, warmup=warmup, seed=seed)) for seed in range(1, SEEDS + 1)]
+    results = [
+        simulate(setting.simulation(steps=steps, warmup=warmup, seed=seed, publish_lag_s=publish_lag_s))
+        for seed in range(1, SEEDS + 1)
+    ]
     periods = [result.train_period_ratio * setting.ideal_period_s for result in results]
 
     def mean(name: str) -> float:
@@ -131,11 +137,23 @@ def simulated(setting: Setting, *, steps: int, warmup: int) -> Simulated:
     )
 
 
-def compared(setting: Setting, *, steps: int, warmup: int) -> Comparison:
+def compared(setting: Setting, directory: Path, *, steps: int, warmup: int) -> Comparison:
     """Run a setting live, and simulate it. Raises what `run` raises."""
+    live = run(setting, directory, steps=steps, warmup=warmup)
+    lag_s = max(0.0, live.publish_lag_s - setting.load_s)
+    return Comparison(
+        setting=setting,
+        live=live,
+        simulated=simulated(setting, steps=steps, warmup=warmup),
+        with_lag=simulated(setting, steps=steps, warmup=warmup, publish_lag_s=lag_s),
+    )
+
+
+def _compared(setting: Setting, steps: int, warmup: int) -> Comparison:
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
-        live = run(setting, Path(directory), steps=steps, warmup=warmup)
-    return Comparison(setting=setting, live=live, simulated=simulated(setting, steps=steps, warmup=warmup))
+        found = compared(setting, Path(directory), steps=steps, warmup=warmup)
+    print(found, flush=True)
+    return found
 
 
 def main() -> int:
@@ -153,13 +171,11 @@ def main() -> int:
         if options.only not in setting.name:
             continue
         setting = setting.slower(options.slower)  # noqa: PLW2901 - the same, in other units
-        found = compared(setting, steps=options.steps, warmup=options.warmup)
-        print(found, flush=True)
+        found = _compared(setting, options.steps, options.warmup)
         disturbed = 0
         while found.live.disturbed and disturbed + 1 < options.tries:
             disturbed += 1
-            found = compared(setting, steps=options.steps, warmup=options.warmup)
-            print(found, flush=True)
+            found = _compared(setting, options.steps, options.warmup)
         # Read anew: another command may have written other settings meanwhile.
         rows = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
         rows[setting.name] = {
@@ -183,7 +199,7 @@ Row = dict[str, Any]
 
 
 def staleness_table(rows: Mapping[str, Row]) -> list[str]:
-    """Staleness by its parts, live / simulated, of the settings that have been run."""
+    """Staleness by its parts, live / simulated / simulated with the lag, of the settings that have been run."""
     head = (
         *("setting", "pre-queue", "in queue", "staleness", "difference", "standard errors"),
         *("publish lag, periods", "period, s", "undisturbed"),
@@ -205,7 +221,7 @@ def staleness_table(rows: Mapping[str, Row]) -> list[str]:
 
 
 def sync_table(rows: Mapping[str, Row]) -> list[str]:
-    """Period, idle shares and staleness, live / simulated; speeds over the first one's."""
+    """Period, idle shares and staleness, live / simulated / simulated with the lag; speeds over the first one's."""
     head = ("the same loop", "period, s", "times as fast", "trainer idle", "slots idle", "staleness", "undisturbed")
     found = [(setting.name, rows[setting.name]) for setting in SYNC if setting.name in rows]
     lines = [
@@ -222,7 +238,7 @@ def sync_table(rows: Mapping[str, Row]) -> list[str]:
     return table(head, lines)
 
 
-_SIDES = ("live", "simulated")
+_SIDES = ("live", "simulated", "with_lag")
 
 
 def _both(row: Row, name: str, form: str) -> str:
@@ -238,6 +254,7 @@ def _values(one: Comparison) -> Row:
         "setting": asdict(one.setting),
         "live": {**asdict(one.live), "disturbed": one.live.disturbed},
         "simulated": asdict(one.simulated),
+        "with_lag": asdict(one.with_lag),
         "difference": one.difference,
         "standard_errors": one.standard_errors,
         "period_ratio": one.period_ratio,

@@ -71,14 +71,15 @@ class Setting:
         """The same loop with all times so many times as long, but those that service and worker take."""
         return replace(self, tokens_per_s=self.tokens_per_s / times, load_s=self.load_s * times)
 
-    def simulation(self, *, steps: int, warmup: int, seed: int) -> Simulation:
-        """The same loop, simulated."""
+    def simulation(self, *, steps: int, warmup: int, seed: int, publish_lag_s: float = 0.0) -> Simulation:
+        """The same loop, simulated; `publish_lag_s`: until engines begin to load what is published."""
         workload = Workload(
             concurrency=self.concurrency,
             group_size=self.group_size,
             rho=self.rho,
             lengths=self.lengths,
             reload_pause=self.load_s * self.tokens_per_s,
+            publish_lag=publish_lag_s * self.tokens_per_s,
             groups_in_flight=self.groups_per_engine if self.whole_groups else 0,
         )
         policy = queue_policy(self.preset, self.groups_per_batch)
