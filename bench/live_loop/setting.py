@@ -19,6 +19,8 @@ class Setting:
     name: str
     preset: str
     """The policy, with N on top."""
+    max_staleness: int | None = None
+    """In place of the preset's."""
     rho: float
     groups_per_batch: int = 8
     group_size: int = 4
@@ -65,7 +67,7 @@ class Setting:
     @property
     def policy(self) -> Policy:
         """Of the run."""
-        return Policy(preset=self.preset, batch_groups=self.groups_per_batch)
+        return Policy(preset=self.preset, batch_groups=self.groups_per_batch, max_staleness=self.max_staleness)
 
     def slower(self, times: float) -> "Setting":
         """The same loop with all times so many times as long, but those that service and worker take."""
@@ -83,4 +85,6 @@ class Setting:
             groups_in_flight=self.groups_per_engine if self.whole_groups else 0,
         )
         policy = queue_policy(self.preset, self.groups_per_batch)
+        if self.max_staleness is not None:
+            policy = replace(policy, max_staleness=self.max_staleness)
         return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
