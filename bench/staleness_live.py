@@ -8,6 +8,7 @@ steps: how far a live run that keeps the simulator's rules may be off by chance.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -42,6 +43,7 @@ WHOLE_GROUPS = (
 SYNC = (
     Setting(name="sync", preset="sync", rho=1.0),
     Setting(name="one_step_off", preset="one_step_off", rho=1.0),
+    Setting(name="one_step_off max_staleness=2", preset="one_step_off", max_staleness=2, rho=1.0),
     Setting(name="queue_drop(1)", preset="queue_drop(1)", rho=1.0),
     Setting(name="streaming(2)", preset="streaming(2)", rho=1.0),
 )
@@ -69,6 +71,8 @@ class Comparison:
     setting: Setting
     live: Measured
     simulated: Simulated
+    with_lag: Simulated
+    """With engines that learn of a publish as late as the live one did, on average."""
 
     @property
     def difference(self) -> float:
@@ -77,8 +81,14 @@ class Comparison:
 
     @property
     def standard_errors(self) -> float:
-        """The difference, over the standard error of a difference between one run and the mean of the simulated."""
-        return self.difference / (self.simulated.standard_error * (1 + 1 / SEEDS) ** 0.5)
+        """The difference, over the standard error of a difference between one run and the mean of the simulated.
+
+        0 where there is none: the synchronous loop is never stale, and no run differs from another.
+        """
+        if not self.difference:
+            return 0.0
+        spread = self.simulated.standard_error * (1.0 + 1.0 / SEEDS) ** 0.5
+        return self.difference / spread if spread else math.inf
 
     @property
     def period_ratio(self) -> float:
@@ -95,6 +105,7 @@ class Comparison:
         return (
             f"{self.setting.name}: staleness {live.staleness:.3f} = {live.pqs:.3f} + {live.iqs:.3f}, simulated "
             f"{simulated.staleness:.3f} = {simulated.pqs:.3f} + {simulated.iqs:.3f}: {self.difference:+.3f}, "
+            f"(with the publish's lag {self.with_lag.staleness:.3f}, {self.with_lag.period_s:.3f} s), "
             f"{self.standard_errors:+.1f} standard errors of {simulated.standard_error:.3f}; period "
             f"{live.period_s:.3f} s, simulated {simulated.period_s:.3f}: {self.period_ratio - 1:+.1%}; idle: trainer "
             f"{live.trainer_idle_share:.0%}, simulated {simulated.trainer_idle_share:.0%}, slots "
@@ -103,13 +114,16 @@ class Comparison:
         )
 
 
-def simulated(setting: Setting, *, steps: int, warmup: int) -> Simulated:
+def simulated(setting: Setting, *, steps: int, warmup: int, publish_lag_s: float = 0.0) -> Simulated:
     """The setting's simulation, by `SEEDS` runs of as many steps as the live one has."""
-    results = [simulate(setting.simulation(steps=steps, warmup=warmup, seed=seed)) for seed in range(1, SEEDS + 1)]
+    results = [
+        simulate(setting.simulation(steps=steps, warmup=warmup, seed=seed, publish_lag_s=publish_lag_s))
+        for seed in range(1, SEEDS + 1)
+    ]
     periods = [result.train_period_ratio * setting.ideal_period_s for result in results]
 
     def mean(name: str) -> float:
-        return statistics.mean(getattr(result, name) for result in results)
+        return float(statistics.mean(getattr(result, name) for result in results))
 
     period_s = statistics.mean(periods)
     return Simulated(
@@ -124,11 +138,23 @@ def simulated(setting: Setting, *, steps: int, warmup: int) -> Simulated:
     )
 
 
-def compared(setting: Setting, *, steps: int, warmup: int) -> Comparison:
+def compared(setting: Setting, directory: Path, *, steps: int, warmup: int) -> Comparison:
     """Run a setting live, and simulate it. Raises what `run` raises."""
+    live = run(setting, directory, steps=steps, warmup=warmup)
+    lag_s = max(0.0, live.publish_lag_s - setting.load_s)
+    return Comparison(
+        setting=setting,
+        live=live,
+        simulated=simulated(setting, steps=steps, warmup=warmup),
+        with_lag=simulated(setting, steps=steps, warmup=warmup, publish_lag_s=lag_s),
+    )
+
+
+def _compared(setting: Setting, steps: int, warmup: int) -> Comparison:
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
-        live = run(setting, Path(directory), steps=steps, warmup=warmup)
-    return Comparison(setting=setting, live=live, simulated=simulated(setting, steps=steps, warmup=warmup))
+        found = compared(setting, Path(directory), steps=steps, warmup=warmup)
+    print(found, flush=True)
+    return found
 
 
 def main() -> int:
@@ -138,19 +164,21 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=15, help="train steps before them (default 15)")
     parser.add_argument("--only", metavar="WORD", default="", help="only settings with this in their name")
     parser.add_argument("--tries", type=int, default=1, help="runs of a setting until one is undisturbed (default 1)")
+    parser.add_argument("--slower", type=float, default=1.0, help="stretch of time, for a busy machine (default 1)")
     options = parser.parse_args()
-    rows: dict[str, Row] = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    rows: dict[str, Row] = {}
     off = []
     for setting in (*AGREEMENT, *WHOLE_GROUPS, *SYNC):
         if options.only not in setting.name:
             continue
-        found = compared(setting, steps=options.steps, warmup=options.warmup)
-        print(found, flush=True)
+        setting = setting.slower(options.slower)  # noqa: PLW2901 - the same, in other units
+        found = _compared(setting, options.steps, options.warmup)
         disturbed = 0
         while found.live.disturbed and disturbed + 1 < options.tries:
             disturbed += 1
-            found = compared(setting, steps=options.steps, warmup=options.warmup)
-            print(found, flush=True)
+            found = _compared(setting, options.steps, options.warmup)
+        # Read anew: another command may have written other settings meanwhile.
+        rows = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
         rows[setting.name] = {
             **_values(found),
             "disturbed_runs_before": disturbed,
@@ -172,16 +200,10 @@ Row = dict[str, Any]
 
 
 def staleness_table(rows: Mapping[str, Row]) -> list[str]:
-    """Staleness by its parts, live / simulated, of the settings that have been run."""
+    """Staleness by its parts, live / simulated / simulated with the lag, of the settings that have been run."""
     head = (
-        "setting",
-        "pre-queue",
-        "in queue",
-        "staleness",
-        "difference",
-        "standard errors",
-        "period, s",
-        "undisturbed",
+        *("setting", "pre-queue", "in queue", "staleness", "difference", "standard errors"),
+        *("publish lag, periods", "period, s", "undisturbed"),
     )
     lines = [
         (
@@ -189,6 +211,7 @@ def staleness_table(rows: Mapping[str, Row]) -> list[str]:
             *(_both(rows[setting.name], name, ".2f") for name in ("pqs", "iqs", "staleness")),
             _signed(rows[setting.name]["difference"], ".2f"),
             _signed(rows[setting.name]["standard_errors"], ".1f"),
+            f"{rows[setting.name]['live']['publish_lag_s'] / rows[setting.name]['live']['period_s']:.2f}",
             _both(rows[setting.name], "period_s", ".3f"),
             "no" if rows[setting.name]["live"]["disturbed"] else "yes",
         )
@@ -199,7 +222,7 @@ def staleness_table(rows: Mapping[str, Row]) -> list[str]:
 
 
 def sync_table(rows: Mapping[str, Row]) -> list[str]:
-    """Period, idle shares and staleness, live / simulated; speeds over the first one's."""
+    """Period, idle shares and staleness, live / simulated / simulated with the lag; speeds over the first one's."""
     head = ("the same loop", "period, s", "times as fast", "trainer idle", "slots idle", "staleness", "undisturbed")
     found = [(setting.name, rows[setting.name]) for setting in SYNC if setting.name in rows]
     lines = [
@@ -216,7 +239,7 @@ def sync_table(rows: Mapping[str, Row]) -> list[str]:
     return table(head, lines)
 
 
-_SIDES = ("live", "simulated")
+_SIDES = ("live", "simulated", "with_lag")
 
 
 def _both(row: Row, name: str, form: str) -> str:
@@ -232,6 +255,7 @@ def _values(one: Comparison) -> Row:
         "setting": asdict(one.setting),
         "live": {**asdict(one.live), "disturbed": one.live.disturbed},
         "simulated": asdict(one.simulated),
+        "with_lag": asdict(one.with_lag),
         "difference": one.difference,
         "standard_errors": one.standard_errors,
         "period_ratio": one.period_ratio,

@@ -74,6 +74,14 @@ ReloadPause = Annotated[
         metavar="TOKENS", help="Pause at a publish, in tokens a slot decodes meanwhile.", rich_help_panel=_WORKLOAD
     ),
 ]
+PublishLag = Annotated[
+    float,
+    typer.Option(
+        metavar="TOKENS",
+        help="From a publish until engines begin to load, in tokens a slot decodes meanwhile.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
 GroupsInFlight = Annotated[
     int,
     typer.Option(
@@ -167,6 +175,7 @@ def simulate(
     turn_tokens: TurnTokens = 0,
     turn_latency: TurnLatency = 0.0,
     reload_pause: ReloadPause = 0.0,
+    publish_lag: PublishLag = 0.0,
     groups_in_flight: GroupsInFlight = 0,
     policy: Annotated[
         str,
@@ -213,6 +222,7 @@ def lab(
     turn_tokens: TurnTokens = 0,
     turn_latency: TurnLatency = 0.0,
     reload_pause: ReloadPause = 0.0,
+    publish_lag: PublishLag = 0.0,
     groups_in_flight: GroupsInFlight = 0,
     policies: Annotated[
         list[str] | None,
@@ -254,6 +264,7 @@ def worth(
     turn_tokens: TurnTokens = 0,
     turn_latency: TurnLatency = 0.0,
     reload_pause: ReloadPause = 0.0,
+    publish_lag: PublishLag = 0.0,
     groups_in_flight: GroupsInFlight = 0,
     rollout_gpus: Annotated[
         int | None, typer.Option(metavar="n_r", help="GPUs that generate, with ρ and C.", rich_help_panel=_BUDGET)

@@ -20,6 +20,7 @@ def workload_of(given: Mapping[str, Any]) -> Workload:
         turn_tokens=given["turn_tokens"],
         turn_latency=given["turn_latency"],
         reload_pause=given["reload_pause"],
+        publish_lag=given["publish_lag"],
         groups_in_flight=given["groups_in_flight"],
     )
 

@@ -15,7 +15,7 @@ from buffer_wire.errors import InvalidField
 _OPTIONS = frozenset(
     {
         *("concurrency", "groups_per_batch", "group_size", "rho", "turn_tokens", "turn_latency", "reload_pause"),
-        *("groups_in_flight", "rollout_gpus", "train_gpus", "switch_pause", "slot_tps"),
+        *("publish_lag", "groups_in_flight", "rollout_gpus", "train_gpus", "switch_pause", "slot_tps"),
         *("tailness", "length_mean", "length_sigma", "length_cap"),
         *("policy", "queue_factor", "max_staleness", "micro_batch"),
         *("gpus", "rollout_tps_per_gpu", "train_tps_per_gpu", "batches", "concurrencies"),

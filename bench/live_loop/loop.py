@@ -41,6 +41,9 @@ class Measured:
     sampled_mean_length: float
     trained_mean_length: float
     dropped_groups: int
+    """By overflow."""
+    stale_groups: int
+    """Dropped by the gate."""
     publish_lag_s: float
     """Mean time from the trainer's call of publish to the engine's having the weights, the load itself included."""
     trainer_sleeps: Sleeps
@@ -58,6 +61,7 @@ class Measured:
 
 def run(setting: Setting, directory: Path, *, steps: int, warmup: int, seed: int = 0) -> Measured:
     """Run a setting for so many steps. Raises BatchNotReady when the loop stands still for a minute."""
+    directory.mkdir(parents=True, exist_ok=True)
     with (
         service(directory, "process") as served,
         BufferClient(served.address) as client,
@@ -91,6 +95,7 @@ def run(setting: Setting, directory: Path, *, steps: int, warmup: int, seed: int
         sampled_mean_length=sampled[1] / sampled[0],
         trained_mean_length=trained[1] / trained[0],
         dropped_groups=after.ledger.groups.dropped_overflow.groups - before.ledger.groups.dropped_overflow.groups,
+        stale_groups=after.ledger.groups.dropped_stale.groups - before.ledger.groups.dropped_stale.groups,
         publish_lag_s=_mean_lag_s(trainer.published_at, account.loaded_at),
         trainer_sleeps=trainer.sleeps,
         engine_sleeps=account.sleeps,

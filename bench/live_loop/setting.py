@@ -1,7 +1,7 @@
 """A setting of the loop, as the live run and the simulator both take it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buffer_service.staleness.lengths import Lognormal
 from buffer_service.staleness.queue_policies import queue_policy
@@ -19,6 +19,8 @@ class Setting:
     name: str
     preset: str
     """The policy, with N on top."""
+    max_staleness: int | None = None
+    """In place of the preset's."""
     rho: float
     groups_per_batch: int = 8
     group_size: int = 4
@@ -65,17 +67,24 @@ class Setting:
     @property
     def policy(self) -> Policy:
         """Of the run."""
-        return Policy(preset=self.preset, batch_groups=self.groups_per_batch)
+        return Policy(preset=self.preset, batch_groups=self.groups_per_batch, max_staleness=self.max_staleness)
 
-    def simulation(self, *, steps: int, warmup: int, seed: int) -> Simulation:
-        """The same loop, simulated."""
+    def slower(self, times: float) -> "Setting":
+        """The same loop with all times so many times as long, but those that service and worker take."""
+        return replace(self, tokens_per_s=self.tokens_per_s / times, load_s=self.load_s * times)
+
+    def simulation(self, *, steps: int, warmup: int, seed: int, publish_lag_s: float = 0.0) -> Simulation:
+        """The same loop, simulated; `publish_lag_s`: until engines begin to load what is published."""
         workload = Workload(
             concurrency=self.concurrency,
             group_size=self.group_size,
             rho=self.rho,
             lengths=self.lengths,
             reload_pause=self.load_s * self.tokens_per_s,
+            publish_lag=publish_lag_s * self.tokens_per_s,
             groups_in_flight=self.groups_per_engine if self.whole_groups else 0,
         )
         policy = queue_policy(self.preset, self.groups_per_batch)
+        if self.max_staleness is not None:
+            policy = replace(policy, max_staleness=self.max_staleness)
         return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)

@@ -81,7 +81,12 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
         lengths: Lengths = Fixed(50) if dice.random() < 0.5 else Lognormal.with_mean(100, 0.9, 400)
         pause = dice.choice([0.0, 30.0])
         workload = Workload(
-            dice.randint(1, 30), dice.randint(1, 4), dice.uniform(0.3, 2.0), lengths, reload_pause=pause
+            dice.randint(1, 30),
+            dice.randint(1, 4),
+            dice.uniform(0.3, 2.0),
+            lengths,
+            reload_pause=pause,
+            publish_lag=dice.choice([0.0, 0.0, 20.0, 300.0]),
         )
         yield seed, policy, workload
         made += 1

@@ -46,6 +46,31 @@ def test_a_reload_pause_stops_decoding_and_nothing_else() -> None:
     assert result.train_period_ratio == pytest.approx(1.75)
 
 
+def test_engines_that_learn_late_of_a_publish_make_groups_older_by_the_share_of_a_period() -> None:
+    """Many slots, rollout-bound: groups begin at any time, so a fifth of them under weights that are one older."""
+    prompt = run(queue_policy("queue_drop", 16), Workload(128, 8, 0.6, LENGTHS), steps=300)
+    period = 16 * 8 * LENGTHS.mean / 128
+    late = run(queue_policy("queue_drop", 16), Workload(128, 8, 0.6, LENGTHS, publish_lag=period / 5), steps=300)
+    assert late.staleness == pytest.approx(prompt.staleness + 0.2, abs=0.04)
+    assert late.train_period_ratio == pytest.approx(prompt.train_period_ratio, rel=0.02)
+
+
+def test_of_weights_that_come_faster_than_they_are_loaded_the_newest_are_loaded_next() -> None:
+    """A wave of 100 token times a step, loads of 250: versions are three steps old when they are replaced."""
+    result = run(queue_policy("queue_drop", 4), Workload(8, 2, 0.5, Fixed(100), publish_lag=250), steps=60, warmup=10)
+    assert result.train_period_ratio == pytest.approx(1.0)
+    assert 3 < result.staleness < 6
+
+
+def test_admission_to_the_limit_starts_groups_in_vain_while_engines_learn_of_a_publish() -> None:
+    """Leased at the publish and begun under the version before, they are two versions old when their turn comes."""
+    workload = Workload(32, 4, 1.0, Lognormal.with_mean(100, 0.5))
+    prompt = run(queue_policy("one_step_off", 8), workload)
+    late = run(queue_policy("one_step_off", 8), dataclasses.replace(workload, publish_lag=10))
+    assert late.wasted_token_share > prompt.wasted_token_share + 0.1
+    assert late.train_period_ratio > prompt.train_period_ratio * 1.1
+
+
 def test_pauses_that_overlap_end_with_the_last() -> None:
     """A pause longer than the period: engines never decode again, but for what is queued already."""
     workload = Workload(8, 2, 2.0, Fixed(100), reload_pause=10_000)

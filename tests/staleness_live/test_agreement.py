@@ -7,28 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from bench.live_loop.loop import run
 from bench.live_loop.setting import Setting
-from bench.staleness_live import AGREEMENT, TOLERANCE, Comparison, simulated
+from bench.staleness_live import AGREEMENT, TOLERANCE, compared
 
 STEPS, WARMUP = 40, 10
 LEAST_STANDARD_ERRORS = 4
 """The tolerance has to be so many of them, or agreement would be luck."""
 
 
-def compared(setting: Setting, folder: Path) -> Comparison:
-    folder.mkdir()
-    live = run(setting, folder, steps=STEPS, warmup=WARMUP)
-    return Comparison(setting=setting, live=live, simulated=simulated(setting, steps=STEPS, warmup=WARMUP))
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("setting", AGREEMENT, ids=lambda setting: setting.name.replace(", ", "-").replace(" ", "_"))
 def test_a_live_loop_is_as_stale_as_the_simulator_says(setting: Setting, tmp_path: Path) -> None:
-    found = compared(setting, tmp_path / "first")
+    found = compared(setting, tmp_path / "first", steps=STEPS, warmup=WARMUP)
     if found.live.disturbed:
         print(f"again: {found}")
-        found = compared(setting, tmp_path / "again")
+        found = compared(setting, tmp_path / "again", steps=STEPS, warmup=WARMUP)
     print(found)
     assert found.live.staleness == found.live.staleness_of_pulled == pytest.approx(found.live.pqs + found.live.iqs)
     assert found.simulated.standard_error * LEAST_STANDARD_ERRORS < TOLERANCE

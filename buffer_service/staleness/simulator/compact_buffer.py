@@ -47,7 +47,7 @@ class CompactBuffer:
         policy = self._policy
         unpublished = self._next_step - self._published_steps
         train_version = next_train_version(self._published, unpublished, policy.batches_per_publish)
-        if too_stale(policy, train_version=train_version, head_version=self._published):
+        if too_stale(policy, train_version=train_version, head_version=group.head):
             return False
         room = capacity(
             policy,

@@ -58,6 +58,10 @@ class _Run:
         self._ideal_period = rollout_time * max(1.0, workload.rho)
         self._measures = Measures()
         self._slots = Slots(workload, simulation.seed, self._lease)
+        self._published = 0
+        self._loaded_at = inf
+        """Wall time at which engines pause for what `_loading` says; inf: they have the newest weights."""
+        self._loading = 0
         self._trainer = Trainer(policy, rollout_time * workload.rho, self._buffer, self._take)
 
     def result(self) -> SimulationResult:
@@ -68,9 +72,11 @@ class _Run:
         while trainer.trained_steps < last:
             if measures.begun is None and trainer.trained_steps >= warmup:
                 measures.begun = self._moment()
-            group = slots.advance(trainer.done_at)
+            group = slots.advance(min(trainer.done_at, self._loaded_at))
             if group is not None:
                 self._push(group)
+            elif self._loaded_at <= trainer.done_at and self._loaded_at < inf:
+                self._load()
             elif trainer.done_at == inf:
                 raise InvalidPolicy("max_lookahead", "nothing is in flight and too little is queued for a batch")
             else:
@@ -94,8 +100,23 @@ class _Run:
     def _finish_training(self) -> None:
         wall = self._trainer.done_at
         if self._trainer.finish():
-            self._slots.publish(wall)
+            self._published = self._trainer.version
+            self._begin_load(wall)
         self._pull(wall)
+
+    def _begin_load(self, wall: float) -> None:
+        """Have engines load what is published, if they do not load something already."""
+        if self._loaded_at < inf:
+            return
+        self._loading, self._loaded_at = self._published, wall + self._simulation.workload.publish_lag
+        if not self._simulation.workload.publish_lag:
+            self._load()
+
+    def _load(self) -> None:
+        wall, self._loaded_at = self._loaded_at, inf
+        self._slots.load(self._loading, wall)
+        if self._loading < self._published:
+            self._begin_load(wall)
 
     def _pull(self, wall: float) -> None:
         """Pull, and let pushes that wait in line into the room that it made (also by eviction), as long as either goes

@@ -31,7 +31,7 @@ class ModelBuffer:
 
     def lease(self, group: SimulatedGroup) -> bool:
         """Whether the group may be started."""
-        loaded = ops.WeightVersion(_EPOCH, self._published)
+        loaded = ops.WeightVersion(_EPOCH, group.head)
         ask = ops.LeaseAsk("worker", "process", "", "engine", loaded, max_tasks=1)
         leased = self._model.lease(_RUN, ask)
         if leased.wait is ops.LeaseWait.NO_TASKS:

@@ -42,6 +42,7 @@ class Slots:
         """Wall time - slot time."""
         self._paused_until = 0.0
         self.version = 0
+        """That engines have loaded."""
         self._version_base = 0.0
         """∫ version dt up to slot time t is version * t - this."""
         self.idle_time = 0.0
@@ -108,12 +109,12 @@ class Slots:
             group.version_time -= stamp
             heapq.heappush(self._ends, (now + group.pending.pop(), self._tickets, group))
 
-    def publish(self, wall: float) -> None:
-        """New weights at that wall time; engines pause and go on with them."""
+    def load(self, version: int, wall: float) -> None:
+        """Engines pause at that wall time, and go on with this version."""
         slot = max(self.now, wall - self._lag)
         self._pass(slot)
-        self._version_base += slot
-        self.version += 1
+        self._version_base += slot * (version - self.version)
+        self.version = version
         if self._pause:
             pause_ends = wall + self._pause
             self._lag += pause_ends - max(wall, self._paused_until)

@@ -29,6 +29,10 @@ class Workload:
     """That wait, in token times; the slot stays taken."""
     reload_pause: float = 0.0
     """No slot decodes for so long after a publish, in token times."""
+    publish_lag: float = 0.0
+    """From a publish to that pause engines go on with the weights they have, in token times; what is published
+    meanwhile is loaded next, the newest alone.
+    """
     groups_in_flight: int = 0
     """Groups that are generated at once, a worker's groups_per_engine over all engines; 0: as many as the slots need.
     Up to C/G, every group gets all its slots at once, and those that its short responses leave wait for its longest.
@@ -41,6 +45,7 @@ class Workload:
             ("turn_tokens", self.turn_tokens, 0),
             ("turn_latency", self.turn_latency, 0),
             ("reload_pause", self.reload_pause, 0),
+            ("publish_lag", self.publish_lag, 0),
             ("groups_in_flight", self.groups_in_flight, 0),
         ):
             if value < least:
