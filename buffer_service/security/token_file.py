@@ -24,7 +24,10 @@ Stamp = tuple[int, int, int]
 
 
 class TokenFile:
-    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails."""
+    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails.
+
+    Several threads may ask: what they share is replaced and never changed.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
