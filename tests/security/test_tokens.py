@@ -142,7 +142,7 @@ def test_a_caller_whose_token_ends_meanwhile_is_stopped(path: Path) -> None:
         held[0] = TokenSet(())
     clock.now = 1.0
     with pytest.raises(Unauthenticated, match="revoked"):
-        caller.check_run("math-1")
+        caller.check_live()
 
 
 def test_a_caller_sees_its_runs_alone(path: Path) -> None:
