@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from buffer_wire.access import ENVIRONMENT
+
 START_S = 60.0
 STOP_S = 20.0
 _TAIL = 2_000
@@ -37,7 +39,8 @@ class Child:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
-                    env={**os.environ, **(env or {})},
+                    # What the kit gets in with is not for the proxy, which is all that a candidate sees.
+                    env={name: value for name, value in os.environ.items() if name not in ENVIRONMENT} | (env or {}),
                     start_new_session=True,
                 )
             except OSError as error:

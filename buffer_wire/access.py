@@ -29,6 +29,9 @@ _VARIABLES = {
 }
 _INSECURE = "RB_INSECURE"
 
+ENVIRONMENT = frozenset(_VARIABLES.values())
+"""Variables that a program has to take out for a child that talks to something else than the service."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:

@@ -13,6 +13,12 @@ import grpc.aio
 from buffer_wire.access import Access, TokenSource
 from buffer_wire.channel import Options, client_options
 
+HANDSHAKE_MS = 5_000
+"""How long a connection over TLS may take to be up: some round trips, and work on both sides."""
+
+_HANDSHAKE_OPTION = "grpc.min_reconnect_backoff_ms"
+"""What gRPC calls that; a failed attempt is still repeated as soon as the other options say."""
+
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -30,6 +36,10 @@ class Connector:
             self._credentials = grpc.ssl_channel_credentials(
                 access.read("tls_ca"), access.read("tls_key"), access.read("tls_cert")
             )
+            self._options = [
+                *(option for option in self._options if option[0] != _HANDSHAKE_OPTION),
+                (_HANDSHAKE_OPTION, HANDSHAKE_MS),
+            ]
         if access.tls_server_name:
             self._options = [*self._options, ("grpc.ssl_target_name_override", access.tls_server_name)]
 

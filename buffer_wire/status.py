@@ -23,7 +23,7 @@ class ServiceUnreachable(RolloutBufferError):
 
 
 _TRANSPORT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-_REFUSALS = {
+_REFUSALS: dict[grpc.StatusCode, type[RolloutBufferError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }

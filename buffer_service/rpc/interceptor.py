@@ -76,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 told = Unauthenticated("too many calls from this address were refused")
             await context.abort(*status_of(told))
 
-        return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[arg-type]  # the stubs know no asyncio
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _guard(self, method: str, handler: Handler) -> Handler:
         codecs = (handler.request_deserializer, handler.response_serializer)

@@ -115,7 +115,9 @@ class PushStream:
         self._held += 1
         self._parts.metrics.received("PushGroups", size)
         bundle = convert.parsed("PushGroupsRequest", split_push, message)
-        caller().check_run(bundle.run.run_id)
+        pusher = caller()
+        pusher.check_live()
+        pusher.check_run(bundle.run.run_id)
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
         run = bundle.run

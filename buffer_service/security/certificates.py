@@ -135,6 +135,6 @@ class RenewedContext(ssl.SSLContext):
         self._certificates = certificates
         return self
 
-    def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:  # type: ignore[override]
+    def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:
         """As asyncio calls it for a connection."""
         return self._certificates.material().context.wrap_bio(*args, **kwargs)  # type: ignore[arg-type]

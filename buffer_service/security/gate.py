@@ -1,13 +1,12 @@
 """What every call passes: whose token it carries, and what that token allows.
 
 Invariants: with no tokens file everybody may do everything; with one, nothing is allowed but by an entry that is in
-the file and has not expired. A stream that lasts asks again with every message, so that revoking a token ends it.
+the file and has not expired. A stream that lasts asks `check_live` with every message, so that a revoked token ends it.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -27,7 +26,7 @@ class Caller(Protocol):
     """Whoever a call comes from."""
 
     def check_run(self, run_id: str) -> None:
-        """Raises PermissionDenied when the run is none of theirs, Unauthenticated when their token is good no more."""
+        """Raises PermissionDenied when the run is none of theirs."""
         ...
 
     def check_live(self) -> None:
@@ -53,17 +52,18 @@ class Anybody:
         return list(run_ids)
 
 
-@dataclass(frozen=True, slots=True)
 class TokenCaller:
     """A caller with a token that was good when the call began."""
 
-    entry: TokenEntry
-    method: str
-    gate: "Gate"
+    __slots__ = ("entry", "gate", "method")
+
+    def __init__(self, entry: TokenEntry, method: str, gate: "Gate") -> None:
+        self.entry = entry
+        self.method = method
+        self.gate = gate
 
     def check_run(self, run_id: str) -> None:
-        """Raises PermissionDenied, the same whether there is such a run or not; Unauthenticated."""
-        self.check_live()
+        """Raises PermissionDenied, the same whether there is such a run or not."""
         if not self.entry.covers(run_id):
             raise PermissionDenied(
                 self.method, self.entry.token_id, self.entry.role.value, f"do anything to run {run_id[:64]!r}"

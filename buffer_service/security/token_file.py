@@ -24,7 +24,10 @@ Stamp = tuple[int, int, int]
 
 
 class TokenFile:
-    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails."""
+    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails.
+
+    Several threads may ask: what they share is replaced and never changed.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -62,19 +65,16 @@ class TokenFile:
 
     def _read(self) -> TokenSet:
         try:
-            # Before the content: a change in between is read once more.
-            stamp = _stamp(self._path)
-            tokens = TokenSet.parse(self._path.read_text(encoding="utf-8"))
+            # Before the content: a change in between is read once more. Kept also of a content that is refused, which
+            # is then not parsed again until it changes.
+            self._stamp = _stamp(self._path)
+            return TokenSet.parse(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             self._stamp = None
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise TokensRefused(f"tokens file {self._path} cannot be read: {why}") from None
         except TokensRefused as refused:
-            # Broken until it changes: the same content is not parsed every second.
-            self._stamp = stamp
             raise TokensRefused(f"tokens file {self._path}: {refused}") from None
-        self._stamp = stamp
-        return tokens
 
 
 def _stamp(path: Path) -> Stamp:

@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -46,6 +46,8 @@ class TokenEntry:
     """Of the whole token, in hexadecimal digits."""
     expires: datetime | None = None
     """None: never."""
+    _names: frozenset[str] = field(init=False, repr=False, compare=False)
+    _beginnings: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises TokensRefused."""
@@ -60,12 +62,13 @@ class TokenEntry:
                 )
         if not _SHA256.fullmatch(self.sha256):
             raise TokensRefused(f"token {self.token_id!r}: sha256 is not 64 hexadecimal digits")
+        # Split once: every call asks `covers`.
+        object.__setattr__(self, "_names", frozenset(run for run in self.runs if not run.endswith("*")))
+        object.__setattr__(self, "_beginnings", tuple(run[:-1] for run in self.runs if run.endswith("*")))
 
     def covers(self, run_id: str) -> bool:
         """True when the token is for this run."""
-        return any(
-            run_id.startswith(pattern[:-1]) if pattern.endswith("*") else run_id == pattern for pattern in self.runs
-        )
+        return run_id in self._names or run_id.startswith(self._beginnings)
 
     def expired(self, now_s: float) -> bool:
         """True when its time is over. `now_s`: seconds since 1970."""

@@ -12,6 +12,7 @@ import pytest
 from buffer_cli import main
 from buffer_cli.worker import to_options
 from buffer_service.settings import Settings
+from buffer_wire.access import Access
 from buffer_wire.errors import InvalidField
 from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
 from tests.support.rpc import connect, make_task
@@ -66,10 +67,12 @@ def test_serve_has_an_option_for_every_setting_and_no_other() -> None:
 
 def test_worker_has_an_option_for_every_option_of_a_worker() -> None:
     options = set(inspect.signature(main.worker).parameters)
-    plain = {field.name for field in fields(WorkerOptions)} - {"launch", "simulated"}
+    plain = {field.name for field in fields(WorkerOptions)} - {"launch", "simulated", "access"}
+    # A token is no option: command lines are seen by everybody on the machine.
+    access = {field.name for field in fields(Access)} - {"token", "insecure"}
     launch = {field.name for field in fields(LaunchOptions)} - {"model_path", "engines", "extra_flags"}
     simulated = {field.name for field in fields(SimulatedOptions)} - {"engines"}
-    assert plain | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
+    assert plain | access | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
 
 
 def test_config_prints_the_effective_settings_without_secrets() -> None:

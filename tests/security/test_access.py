@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from buffer_wire import access as access_module
 from buffer_wire.access import Access, TokenSource, stays_here
 from buffer_wire.connect import Connector
 from buffer_wire.errors import InvalidField, RolloutBufferError, Unauthenticated
@@ -61,6 +62,13 @@ def test_another_machine_is_not(target: str, monkeypatch: pytest.MonkeyPatch) ->
     Connector(target, Access(token="t")).blocking().close()
 
 
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read again when a token is refused, and not because time has passed."""
+    monkeypatch.setattr(access_module, "LOOK_S", float("inf"))
+
+
+@pytest.mark.usefixtures("no_looks")
 def test_a_token_file_is_read_again_when_the_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")

@@ -112,7 +112,7 @@ def test_health_is_open_and_reflection_is_for_admins(
         with pytest.raises(grpc.RpcError) as refused:
             next(answers)
         denied = grpc.StatusCode.UNAUTHENTICATED if role is None else grpc.StatusCode.PERMISSION_DENIED
-        assert refused.value.code() is denied  # type: ignore[attr-defined]
+        assert refused.value.code() is denied
 
 
 def test_who_keeps_failing_is_told_less_and_good_tokens_still_pass(

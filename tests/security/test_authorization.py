@@ -77,8 +77,8 @@ def test_a_refusal_does_not_say_whether_there_is_such_a_run(
 
 def test_an_unknown_method_and_a_refused_one_do_not_differ_without_a_token(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        channel.unary_unary("/rollout_buffer.v1.RunService/DropAll")(b"", timeout=10)
-    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        channel.unary_unary("/rollout_buffer.v1.RunService/DropAll", None, None)(b"", timeout=10)
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_the_page_of_roles_says_what_the_table_says() -> None:

@@ -93,7 +93,7 @@ async def gets_in(address: str, access: Access) -> bool:
     """True when a new connection answers."""
     channel = Connector(address, access).asyncio()
     try:
-        return bool(await channel.unary_unary("/t.T/Call")(b"", timeout=10) == b"ok")
+        return bool(await channel.unary_unary("/t.T/Call", None, None)(b"", timeout=10) == b"ok")
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             raise
@@ -140,7 +140,7 @@ async def test_a_certificate_is_replaced_under_traffic_without_a_failed_call(pki
     clock = Clock()
     async with serving(Certificates(files, clock)) as address:
         old = Connector(address, Access(tls_ca=pki.ours.cert)).asyncio()
-        call = old.unary_unary("/t.T/Call")
+        call = old.unary_unary("/t.T/Call", None, None)
         stop, done = asyncio.Event(), asyncio.Queue[None]()
 
         async def traffic() -> None:
@@ -210,13 +210,13 @@ def test_broken_files_are_refused_at_the_start_and_passed_over_later(pki: Pki, f
     files.key.write_text("no key")
     clock.now += 1.0
     assert certificates.material() is good
-    assert certificates.broken
+    states = [certificates.broken]
     with pytest.raises(TlsRefused, match=r"tls\.key"):
         Certificates(files)
     install(pki.renewed, files)
     clock.now += 1.0
     assert certificates.material().cert == pki.renewed.cert.read_bytes()
-    assert not certificates.broken
+    assert [*states, certificates.broken] == [True, False]
     files.cert.unlink()
     with pytest.raises(TlsRefused, match=r"tls\.crt cannot be read"):
         Certificates(files)

@@ -117,18 +117,18 @@ def test_a_stream_whose_token_is_revoked_ends(guarded: Guarded, channel: grpc.Ch
     trainer = ClientOptions(token=guarded.add("other-publisher", Role.TRAINER), timeout_s=20)
     metadata = (("authorization", f"Bearer {guarded.add('brief', Role.WORKER)}"),)
     ref = common_pb2.RunRef(run_id="math-brief")
-    push = channel.stream_stream("/rollout_buffer.v1.GroupService/PushGroups")
+    push = channel.stream_stream("/rollout_buffer.v1.GroupService/PushGroups", None, None)
     with BufferClient(guarded.service.address, trainer) as client:
         client.create_run("math-brief")
         watch = weights_pb2_grpc.WeightServiceStub(channel).WatchWeights(
             weights_pb2.WatchWeightsRequest(run=ref), metadata=metadata, timeout=30
         )
-        assert next(watch).published.version == 0
+        assert next(iter(watch)).published.version == 0
 
         # Each with a group that is refused, which is an answer too.
-        bundles = (join_push(ref, sequence, [b""]) for sequence in count(1))
+        bundles = (join_push(ref, sequence, [[b""]]) for sequence in count(1))
         pushed = push(bundles, metadata=metadata, timeout=30)
-        assert groups_pb2.PushGroupsResponse.FromString(next(pushed)).sequence == 1
+        assert groups_pb2.PushGroupsResponse.FromString(next(iter(pushed))).sequence == 1
         guarded.revoke("brief")
         with pytest.raises(grpc.RpcError) as refused:
             for _ in pushed:

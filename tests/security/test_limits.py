@@ -27,7 +27,7 @@ async def serving(max_connections: int) -> AsyncIterator[str]:
 
 async def called(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> grpc.StatusCode:
     try:
-        await channel.unary_unary("/t.T/Call")(b"", timeout=10, metadata=metadata)
+        await channel.unary_unary("/t.T/Call", None, None)(b"", timeout=10, metadata=metadata)
     except grpc.RpcError as error:
         return error.code()
     return grpc.StatusCode.OK

@@ -1,11 +1,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import buffer_wire.access
+from buffer_wire.access import Access
 from buffer_wire.errors import RunPaused, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
@@ -42,8 +45,8 @@ class Pushing:
 
 
 @asynccontextmanager
-async def pushing(fake: FakeService, **options: Any) -> AsyncIterator[Pushing]:
-    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
+async def pushing(fake: FakeService, access: Access | None = None, **options: Any) -> AsyncIterator[Pushing]:
+    service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20, access=access)
     counters = Counters()
     pusher = Pusher(service, counters, **options)
     running = asyncio.create_task(pusher.run())
@@ -183,3 +186,15 @@ async def test_group_above_the_message_limit_is_refused_here(
     assert result.outcome == "refused"
     assert "a message at most 1000" in str(result.error)
     assert fake.bundles == []
+
+
+async def test_a_refused_token_is_replaced_where_its_file_has_another(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_wire.access, "LOOK_S", float("inf"))  # Read again when it is refused, and not before.
+    file = tmp_path / "token"
+    file.write_text("first")
+    async with pushing(fake, access=Access(token_file=file)) as p:
+        file.write_text("second")
+        fake.refuse_pushes.append(Unauthenticated("revoked"))
+        assert await p.push_all("a", "b") == ["queued"] * 2

@@ -1,0 +1,47 @@
+"""From where a service may be reached, by what it asks of its callers."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from buffer_service.settings import Settings
+
+TOKENS = {"tokens_file": "tokens.jsonl"}
+TLS = {"tls_cert": "tls.crt", "tls_key": "tls.key"}
+OPEN = [{"listen": "0.0.0.0:1"}, {"admin": "[::]:1"}, {"listen": "buffer.example:1"}]
+
+
+@pytest.mark.parametrize("address", OPEN, ids=str)
+@pytest.mark.parametrize(
+    ("doors", "why"),
+    [({}, "asked for a token"), (TLS, "asked for a token"), (TOKENS, "plain text"), (TOKENS | TLS, None)],
+    ids=str,
+)
+def test_an_open_address_needs_tokens_and_tls(address: dict[str, Any], doors: dict[str, Any], why: str | None) -> None:
+    Settings(**address, **doors, insecure=True)
+    if why is None:
+        Settings(**address, **doors)
+        return
+    with pytest.raises(ValidationError, match=f"{why}.*--insecure"):
+        Settings(**address, **doors)
+
+
+@pytest.mark.parametrize("doors", [{}, TLS, TOKENS, TOKENS | TLS], ids=str)
+def test_loopback_needs_nothing(doors: dict[str, Any]) -> None:
+    Settings(listen="127.0.0.1:1", admin="[::1]:1", **doors)
+
+
+@pytest.mark.parametrize(
+    ("doors", "why"),
+    [
+        ({"tls_cert": "a"}, "go together"),
+        ({"tls_key": "a"}, "go together"),
+        ({"tls_client_ca": "a"}, "tls_client_ca.*tls_cert"),
+        ({"admin_client_ca": "a"}, "admin_client_ca.*tls_cert"),
+    ],
+    ids=str,
+)
+def test_halves_are_refused(doors: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Settings(**doors)
