@@ -42,7 +42,7 @@ def test_a_view_has_every_total_from_the_beginning() -> None:
 
 def test_what_is_requeued_and_assembled_again_counts_twice_as_assembled() -> None:
     world = World(batch_groups=1)
-    world.push(world.facts("a", response_tokens=(4, 8), turns=3, truncated=1))
+    world.push("a", response_tokens=(4, 8), turns=3, truncated=1)
     world.batch(0)
     world.resume(0, ops.ResumeMode.REQUEUE)
     world.batch(0)
@@ -62,7 +62,7 @@ def test_generation_is_measured_by_the_last_lease() -> None:
     world.interrupt(first.lease_id)
     second = world.lease_one()
     world.now += 700
-    world.push(world.facts(second))
+    world.push(second)
     assert totals(world, "generated_groups", "generation_ms") == [1, 700]
 
 
