@@ -82,6 +82,38 @@ def test_the_mean_reward_is_rounded_down_to_thousandths(rewards: Sequence[float]
     assert facts(rewarded(*rewards)).mean_reward_milli == milli
 
 
+@pytest.mark.parametrize(
+    ("rewards", "milli"),
+    [
+        ((0.25, -1.5, 3.0), 1_750),
+        # Each is rounded by itself.
+        ((0.0004, 0.0004, 0.0004), 0),
+        ((0.7, 0.7, 0.7), 2_100),
+        ((3.0e38, 3.0e38), NO_REWARD_BOUND),
+        ((-3.0e38,), -NO_REWARD_BOUND),
+    ],
+    ids=str,
+)
+def test_rewards_are_summed_in_thousandths(rewards: Sequence[float], milli: int) -> None:
+    assert facts(rewarded(*rewards)).reward_milli == milli
+
+
+def test_turns_of_the_model_are_counted_and_a_sample_without_any_has_one() -> None:
+    group = make_group("t", lengths=(9, 9, 9))
+    for role, start, end in (("user", 0, 1), ("assistant", 1, 4), ("tool", 4, 6), ("assistant", 6, 9)):
+        group.header.samples[0].turns.add(role=role, start=start, end=end)
+    group.header.samples[1].turns.add(role="user", start=0, end=1)
+    assert facts(group).turns == 2 + 0 + 1
+
+
+def test_samples_that_ran_into_their_limit_are_counted() -> None:
+    group = make_group("t", lengths=(3, 9, 5))
+    for sample, reason in zip(group.header.samples, (pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP) * 2, strict=False):
+        sample.finish_reason = reason
+    known = facts(group)
+    assert (known.truncated_samples, known.response_tokens) == (2, 2 + 8 + 4)
+
+
 def test_a_filtered_group_is_acknowledged_as_such() -> None:
     ack = to_ack(ops.Pushed(ops.PushKind.FILTERED, "t/0"), facts(make_group("t")))
     assert (ack.outcome, ack.group_id) == (pb.PUSH_OUTCOME_FILTERED, "t/0")

@@ -118,6 +118,38 @@ def test_a_bad_plan_names_its_field(rpc: Rpc, fields: dict[str, Any], field: str
     assert run.get_revision() == before
 
 
+# ── what trainers and engines have counted ───────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"trainer_busy_ms": 1}, "trainer_busy_ms"),
+        ({"trainer_wait_ms": 0}, "trainer_wait_ms"),
+        ({"trainer_busy_ms": 1 << 48, "trainer_wait_ms": 0}, "trainer_busy_ms"),
+    ],
+    ids=str,
+)
+def test_a_trainer_says_both_of_its_times_within_their_bounds(rpc: Rpc, said: dict[str, int], field: str) -> None:
+    run = rpc.create()
+    error = failure(lambda: run.publish(1, **said))
+    assert (error.reason, error.attributes["field"]) == ("invalid_field", field)
+    run.publish(1, trainer_busy_ms=0, trainer_wait_ms=(1 << 48) - 1)
+    assert run.get().statistics.trainer_wait_ms == (1 << 48) - 1
+
+
+def test_counters_of_engines_travel_into_the_runs_statistics(rpc: Rpc) -> None:
+    run = rpc.create()
+    run.report("e", decoded_tokens=5, decode_busy_ms=6, decode_request_ms=7)
+    run.report("e", decoded_tokens=9, decode_busy_ms=6, decode_request_ms=8)
+    state = run.get()
+    statistics = state.statistics
+    assert (statistics.decoded_tokens, statistics.decode_busy_ms, statistics.decode_request_ms) == (9, 6, 8)
+    assert state.engines[0].decoded_tokens == 9
+    error = failure(lambda: run.report("e", decoded_tokens=1 << 48))
+    assert (error.reason, error.attributes["field"]) == ("invalid_field", "report.decoded_tokens")
+
+
 # ── manifests ────────────────────────────────────────────────────────────────
 
 

@@ -53,7 +53,8 @@ async def a_run_with_everything(run: Run) -> None:
     await run.fill("g", "h", "i", "j")
     (blocked,) = await run.push(run.group("k"))
     assert blocked.kind is ops.PushKind.BLOCKED
-    await run.store.report_engine(run.run_id, ops.EngineReport("e", "w", "ready", weights(0), 0, 0, "", 0))
+    report = ops.EngineReport("e", "w", "ready", weights(0), 0, 0, "", 0, decoded_tokens=5)
+    await run.store.report_engine(run.run_id, report)
 
 
 async def keys(run: Run) -> set[str]:
@@ -70,7 +71,18 @@ async def test_nothing_is_left_of_a_deleted_run(run: Run) -> None:
     names = {key.rpartition("}:")[2].partition(":")[0] for key in await keys(run) if f"{{{run.run_id}}}" in key}
     everything = {"run", "groups", "classes", "q", "a", "steps", "rounds", "chunks", "tasks", "specs", "leases", "held"}
     everything |= {"pending", "pending_environments", "delayed", "workers", "engines", "ended", "failures", "manifests"}
-    everything |= {"commits", "record", "waiting", "staging", "environments", "env_ledger", "test_now"}
+    everything |= {
+        "engine_counters",
+        "response_lengths",
+        "snapshots",
+        "commits",
+        "record",
+        "waiting",
+        "staging",
+        "environments",
+        "env_ledger",
+        "test_now",
+    }
     assert names >= everything
     await run.store.delete_run(run.run_id)
     assert await keys(run) == before

@@ -18,7 +18,7 @@ from tests.trainer_client.fake_service import FakeService
 from tests.trainer_client.stand_ins import batch_of
 from tests.trainer_client.streamed_run import StreamedRun
 from tests.trainer_client.test_service import tasks
-from trainer_client import Batch, BufferClient, ClientOptions, Policy, RunState, SessionOptions
+from trainer_client import Batch, BufferClient, ClientOptions, Policy, RunState, SessionOptions, TrainerTime
 from trainer_client.metrics import GRACE_S, StepMeter
 
 POLICY = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block")
@@ -263,6 +263,25 @@ def test_times_are_split_into_waiting_training_and_publishing() -> None:
     assert [step for step, _ in steps] == [0, 1]
     meter.end()
     assert len(steps) == 2
+
+
+def test_the_trainers_time_is_waiting_for_batches_and_everything_else() -> None:
+    clock = Clock()
+    meter = StepMeter(None, None, _no_run(), clock=clock)
+    with meter.timing("publish"):
+        clock.now += 100.0
+    assert meter.time_spent() is None, "before the first batch is asked for"
+    for step in range(2):
+        meter.next()
+        with meter.timing("pull_wait"):
+            clock.now += 4.0
+            during = meter.time_spent()
+        assert during == TrainerTime(busy_ms=13_000 * step, wait_ms=4_000 * (step + 1)), "a wait that goes on is in it"
+        meter.got(batch_of(step))
+        clock.now += 10.0
+        with meter.timing("publish"):
+            clock.now += 3.0
+            assert meter.time_spent() == TrainerTime(busy_ms=13_000 * (step + 1), wait_ms=4_000 * (step + 1))
 
 
 def _no_run() -> Any:

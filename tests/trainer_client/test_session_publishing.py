@@ -19,6 +19,7 @@ from trainer_client import (
     Policy,
     SessionOptions,
     TensorsManifest,
+    TrainerTime,
     Waiting,
     WeightVersion,
     manifest_of,
@@ -68,6 +69,41 @@ def report(stub: weights_pb2_grpc.WeightServiceStub, run_id: str) -> Report:
 def watched(stub: weights_pb2_grpc.WeightServiceStub, run_id: str) -> weights_pb2.WatchWeightsResponse:
     stream = stub.WatchWeights(weights_pb2.WatchWeightsRequest(run=common_pb2.RunRef(run_id=run_id)))
     return next(iter(stream))
+
+
+def test_the_run_adds_up_the_trainers_time_and_what_engines_decoded(
+    service: ServiceProcess, client: BufferClient, run_id: str, report: Report
+) -> None:
+    with client.session(run_id, policy=POLICY, tasks=tasks(8)) as session:
+        session.publish()
+        assert client.run(run_id).statistics["trainer_busy_ms"] == 0, "no batch was asked for"
+        with PushingWorker(service.address, run_id):
+            next(session)
+            session.publish()
+            first = client.run(run_id).statistics
+            spent = session._meter.time_spent()
+            assert spent is not None
+            next(session)
+            session.publish()
+        report("e0", READY, 1, decoded_tokens=700, decode_busy_ms=30, decode_request_ms=90)
+        run = client.run(run_id)
+    assert first["trainer_busy_ms"] <= spent.busy_ms
+    assert 0 < first["trainer_wait_ms"] <= spent.wait_ms
+    assert run.statistics["trainer_wait_ms"] > first["trainer_wait_ms"]
+    assert run.statistics["trainer_busy_ms"] >= first["trainer_busy_ms"]
+    assert (run.statistics["assembled_groups"], run.statistics["accepted_groups"] >= 4) == (4, True)
+    assert run.statistics["decoded_tokens"] == 700
+    assert (run.engines[0].decode_busy_ms, run.engines[0].decode_request_ms) == (30, 90)
+
+
+def test_what_is_said_without_a_session_counts_the_same(client: BufferClient, run_id: str) -> None:
+    client.create_run(run_id, POLICY)
+    epoch = client.resume(run_id).epoch
+    client.publish(run_id, epoch=epoch, version=1, time_spent=TrainerTime(busy_ms=500, wait_ms=20))
+    client.publish(run_id, epoch=epoch, version=2)
+    client.publish(run_id, epoch=epoch, version=3, time_spent=TrainerTime(busy_ms=900, wait_ms=21))
+    statistics = client.run(run_id).statistics
+    assert (statistics["trainer_busy_ms"], statistics["trainer_wait_ms"]) == (900, 21)
 
 
 def test_a_publish_waits_for_its_quorum_and_names_who_lags(client: BufferClient, run_id: str, report: Report) -> None:

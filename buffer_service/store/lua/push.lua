@@ -150,35 +150,39 @@ local function follow_acceptance(passed)
   end
 end
 
--- Accepted samples of this call, by bucket of response lengths.
-local by_length = {}
+-- What this call accepts, in the order of ACCEPTED; response tokens by environment; samples by bucket of lengths.
+local ACCEPTED = {'accepted_groups', 'accepted_samples', 'accepted_response_tokens', 'accepted_longest_tokens',
+  'accepted_reward_milli', 'accepted_turns', 'accepted_truncated_samples', 'generated_groups', 'generation_ms'}
+local accepted, response_tokens, by_length = {0, 0, 0, 0, 0, 0, 0, 0, 0}, {}, {}
 
 -- Counts a group that is being accepted; a lease counts when it is the task's last one, whose beginning is known.
 local function count_accepted(group, task, attempt)
-  local tokens, buckets = group[22], group[26]
-  count_total('accepted_groups', 1)
-  count_total('accepted_samples', group[9])
-  count_total('accepted_response_tokens', tokens)
-  count_total('accepted_longest_tokens', group[19])
-  count_total('accepted_reward_milli', group[23])
-  count_total('accepted_turns', group[24])
-  count_total('accepted_truncated_samples', group[25])
+  local environment, tokens, buckets = group[14], group[22], group[26]
+  accepted[1], accepted[2], accepted[3] = accepted[1] + 1, accepted[2] + group[9], accepted[3] + tokens
+  accepted[4], accepted[5], accepted[6] = accepted[4] + group[19], accepted[5] + group[23], accepted[6] + group[24]
+  accepted[7] = accepted[7] + group[25]
   if attempt > 0 and attempt == task.attempt then
-    count_total('generated_groups', 1)
-    count_total('generation_ms', now - task.granted)
+    accepted[8], accepted[9] = accepted[8] + 1, accepted[9] + now - task.granted
   end
-  local environment = environment_totals(group[14])
-  environment[1] = environment[1] + tokens
+  response_tokens[environment] = (response_tokens[environment] or 0) + tokens
   for index = 1, #buckets, 2 do
     by_length[buckets[index]] = (by_length[buckets[index]] or 0) + buckets[index + 1]
   end
 end
 
-before_close[#before_close + 1] = function()
+-- Before the environments are written, which `response_tokens` adds to.
+table.insert(before_close, 1, function()
+  for place, name in ipairs(ACCEPTED) do
+    count_total(name, accepted[place])
+  end
+  for environment, tokens in pairs(response_tokens) do
+    local its = environment_totals(environment)
+    its[1] = its[1] + tokens
+  end
   for bucket, samples in pairs(by_length) do
     call('HINCRBY', key('response_lengths'), format('%d', bucket), format('%d', samples))
   end
-end
+end)
 
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)

@@ -33,7 +33,7 @@ local function settle_lost(round)
       for _, group in ipairs(unpack_msg(chunk)) do
         if lost_ids[group[G_ID]] then
           lost = lost + 1
-          count_in_step(header, -1, {group})
+          count_in_step(header, -1, (sum_groups({group}, header.train_version)))
           replace_group(group, step_state(step), 'lost', 'lost')
         else
           shard[#shard + 1] = group
@@ -44,7 +44,8 @@ local function settle_lost(round)
     shards[rank + 1] = shard
   end
   if lost > before then
-    stored.own = measure(kept, header.train_version)
+    local _, own = sum_groups(kept, header.train_version)
+    stored.own = own
     store_round(step, round, stored, shards)
   end
   return stored

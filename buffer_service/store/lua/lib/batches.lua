@@ -60,49 +60,67 @@ local function move_step(header, from, to)
   end
 end
 
--- Sizes of groups, {groups, samples, tokens, bytes}, by environment.
-local function environments_of(groups)
-  local environments = {}
-  for _, group in ipairs(groups) do
-    local environment = group[G_ENVIRONMENT]
-    local amount = environments[environment]
-    if not amount then
-      amount = {0, 0, 0, 0}
-      environments[environment] = amount
+-- Sums over groups by environment, each {groups, samples, tokens, bytes, response tokens, staleness, pre-queue,
+-- in-queue, token staleness}: staleness as of training by train_version, that of tokens in thousandths. And over all
+-- groups: `own` of a round, and sums that no environment has. For a group nothing but locals is added to: pulls spend
+-- their time here.
+local function sum_groups(groups, train_version)
+  local by_environment, environments = {}, {}
+  for index = 1, #groups do
+    local environment = groups[index][G_ENVIRONMENT]
+    local its = by_environment[environment]
+    if not its then
+      its = {}
+      by_environment[environment] = its
     end
-    amount[1], amount[2] = amount[1] + 1, amount[2] + group[G_SAMPLES]
-    amount[3], amount[4] = amount[3] + group[G_TOKENS], amount[4] + group[G_BYTES]
+    its[#its + 1] = groups[index]
   end
-  return environments
+  local own = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
+    staleness_max = 0}
+  local loss_tokens, most, spanning, longest_tokens, rewards, turns, truncated_samples = 0, 0, 0, 0, 0, 0, 0
+  for environment, its in pairs(by_environment) do
+    local samples, tokens, bytes, responses = 0, 0, 0, 0
+    local staleness, pre_queue, in_queue, token_staleness = 0, 0, 0, 0
+    for index = 1, #its do
+      local group = its[index]
+      local response, longest, reward, turn, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+      local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
+      samples, tokens, bytes = samples + group[G_SAMPLES], tokens + group[G_TOKENS], bytes + group[G_BYTES]
+      loss_tokens, spanning = loss_tokens + group[G_LOSS_TOKENS], spanning + group[G_SPANS]
+      responses, longest_tokens, rewards = responses + response, longest_tokens + longest, rewards + reward
+      turns, truncated_samples = turns + turn, truncated_samples + truncated
+      pre_queue = pre_queue + tail - head
+      if train_version > head then
+        staleness = staleness + train_version - head
+        if train_version - head > most then
+          most = train_version - head
+        end
+      end
+      if train_version > tail then
+        in_queue = in_queue + train_version - tail
+      end
+      if behind > 0 then
+        token_staleness = token_staleness + response * behind
+      end
+    end
+    environments[environment] = {#its, samples, tokens, bytes, responses, staleness, pre_queue, in_queue,
+      token_staleness}
+    own.samples, own.tokens, own.bytes = own.samples + samples, own.tokens + tokens, own.bytes + bytes
+    own.staleness_sum = own.staleness_sum + staleness
+  end
+  own.loss_tokens, own.staleness_max = loss_tokens, most
+  return environments, own, {spanning, longest_tokens, rewards, turns, truncated_samples}
 end
 
--- Counts groups in (sign 1) or out of (-1) the sizes of a step. Returns their sizes by environment.
-local function count_in_step(header, sign, groups)
-  local environments = environments_of(groups)
-  for environment, sizes in pairs(environments) do
+-- Counts groups, summed by environment, in (sign 1) or out of (-1) the sizes of a step.
+local function count_in_step(header, sign, environments)
+  for environment, sums in pairs(environments) do
     local amount = header.environments[environment] or {0, 0, 0, 0}
     header.environments[environment] = amount
-    add_amount(amount, sign, unpack(sizes))
-    header.groups, header.samples = header.groups + sign * sizes[1], header.samples + sign * sizes[2]
-    header.tokens, header.bytes = header.tokens + sign * sizes[3], header.bytes + sign * sizes[4]
+    add_amount(amount, sign, unpack(sums, 1, 4))
+    header.groups, header.samples = header.groups + sign * sums[1], header.samples + sign * sums[2]
+    header.tokens, header.bytes = header.tokens + sign * sums[3], header.bytes + sign * sums[4]
   end
-  return environments
-end
-
--- Sizes and staleness (as of assembly) of groups.
-local function measure(groups, train_version)
-  local sums = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
-    staleness_max = 0}
-  for _, group in ipairs(groups) do
-    sums.samples = sums.samples + group[G_SAMPLES]
-    sums.tokens = sums.tokens + group[G_TOKENS]
-    sums.loss_tokens = sums.loss_tokens + group[G_LOSS_TOKENS]
-    sums.bytes = sums.bytes + group[G_BYTES]
-    local staleness = math.max(0, train_version - group[G_HEAD])
-    sums.staleness_sum = sums.staleness_sum + staleness
-    sums.staleness_max = math.max(sums.staleness_max, staleness)
-  end
-  return sums
 end
 
 -- What a step has up to a round: `before`, the same of the round before it (nil for the first), and the round's own.

@@ -62,7 +62,7 @@ end
 local function take_back(step, mode, limit)
   local header, from = load_step(step), step_state(step)
   local done = dismantle(step, header, limit, function(groups)
-    count_in_step(header, -1, groups)
+    count_in_step(header, -1, (sum_groups(groups, header.train_version)))
     for _, group in ipairs(groups) do
       if from == 'trained' then
         state.retained_bytes = state.retained_bytes - group[G_BYTES]

@@ -29,8 +29,8 @@ end
 
 local function count_total(name, by)
   if by ~= 0 then
-    local place = TOTAL_PLACES[name]
-    load_totals()[place] = load_totals()[place] + by
+    local sums, place = load_totals(), TOTAL_PLACES[name]
+    sums[place] = sums[place] + by
   end
 end
 
