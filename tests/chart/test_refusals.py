@@ -57,6 +57,11 @@ BY_TEMPLATE = {
         SECURED % "" + "options: {reward: 'm:f'}, engine: {source: simulate}}]",
         "token.secret",
     ),
+    "a monitor without a token": (
+        SECURED % "" + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]\n"
+        "metrics: {serviceMonitor: {enabled: true}}",
+        "metrics.serviceMonitor.token.secret",
+    ),
     "an external store without address": (OPEN + "store: {mode: external}", "store.external"),
     "an external store with two addresses": (
         OPEN + "store: {mode: external, external: {url: 'redis://h', secret: s}}",

@@ -16,6 +16,9 @@ from rollout_buffer.v1 import runs_pb2
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer
 
+pytestmark = pytest.mark.timeout(300)
+"""Services are started one after the other, each of several processes."""
+
 NEXT = f"""
 import sys
 from buffer_service.store import suitability
