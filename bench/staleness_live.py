@@ -47,6 +47,8 @@ SYNC = (
     Setting(name="queue_drop(1)", preset="queue_drop(1)", rho=1.0),
     Setting(name="streaming(2)", preset="streaming(2)", rho=1.0),
 )
+PACED = ("sync", "one_step_off")
+"""Presets that admit groups up to the limit of their staleness, where a short lag of publishes does much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,11 @@ class Comparison:
     def difference(self) -> float:
         """Live minus simulated staleness, in versions."""
         return self.live.staleness - self.simulated.staleness
+
+    @property
+    def difference_with_lag(self) -> float:
+        """The same to the simulation with the lag of the live run's publishes."""
+        return self.live.staleness - self.with_lag.staleness
 
     @property
     def standard_errors(self) -> float:
@@ -185,7 +192,8 @@ def main() -> int:
             "load_average": os.getloadavg()[0],
         }
         _RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        if abs(found.difference) > TOLERANCE:
+        # What a lag does to admission at its limit is the lag's, not a disagreement.
+        if abs(found.difference_with_lag if setting.preset in PACED else found.difference) > TOLERANCE:
             off.append(setting.name)
     put("staleness_live", staleness_table(rows))
     put("sync_live", sync_table(rows))

@@ -104,7 +104,7 @@ def _print(found: Sequence[Outcome], question: Question, slot_tps: float | None)
         result = one.result
         table.add_row(
             one.contender.name,
-            f"{one.period / slot_tps:.4g} s" if slot_tps else f"{one.period:.4g}",
+            f"{one.period / slot_tps:,.1f} s" if slot_tps else f"{one.period:,.0f}",
             f"{one.speed:.2f}",
             f"{result.trainer_idle_share:.0%} {one.slot_idle_share:.0%}",
             *([f"{one.useful_gpu_share:.0%}"] if one.useful_gpu_share is not None else []),

@@ -142,7 +142,7 @@ class Dispatcher:
             if self._room() <= 0:
                 self._wants = False
                 continue  # Evaluations have come in between.
-            began = time.monotonic()
+            began, loaded = time.monotonic(), self._slot.loaded
             reply = await self._ask()
             if self._stopping:
                 return
@@ -155,8 +155,16 @@ class Dispatcher:
             if reply.wait != tasks_pb2.LEASE_WAIT_DRAINING:
                 self._idle(self.waiting_on)
             if time.monotonic() - began < _QUICK_ANSWER_S:
-                # Not every wait is waited for at the service.
-                await asyncio.sleep(_AFTER_HELD_ANSWER_S if reply.wait in _HELD else _AFTER_QUICK_ANSWER_S)
+                await self._after_quick_answer(reply.wait, loaded)
+
+    async def _after_quick_answer(self, wait: "tasks_pb2.LeaseWait.ValueType", loaded: Version) -> None:
+        """Not every wait is waited for at the service. One for newer weights than `loaded` ends with their load: a
+        synchronous run would lose the rest of the pause with every step.
+        """
+        if wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE:
+            await self._slot.changes.until(lambda: self._slot.loaded != loaded, _AFTER_QUICK_ANSWER_S)
+        else:
+            await asyncio.sleep(_AFTER_HELD_ANSWER_S if wait in _HELD else _AFTER_QUICK_ANSWER_S)
 
     async def _is_fit(self) -> bool:
         """False when new work would not be begun: the engine was lost, or others' requests wait in it."""

@@ -49,6 +49,19 @@ async def test_lost_lease_stops_its_generation(fake: FakeService, tmp_path: Path
     assert fake.returns == []
 
 
+async def test_an_engine_that_was_too_old_asks_again_as_soon_as_it_has_loaded(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long enough that a request within the test cannot come of it.
+    monkeypatch.setattr("rollout_workers.dispatcher._AFTER_QUICK_ANSWER_S", 600.0)
+    fake.holds, fake.wait = False, tasks_pb2.LEASE_WAIT_ENGINE_STALE
+    async with working(fake, tmp_path):
+        await fake.until(lambda: bool(fake.lease_requests))
+        files = weight_files(tmp_path / "v1", {"model": b"1"})
+        await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
+        await fake.until(lambda: fake.lease_requests[-1].loaded.version == 1)
+
+
 async def test_cancelled_lease_stops_its_generation_soon_after_the_publish(fake: FakeService, tmp_path: Path) -> None:
     fake.ttl_ms = 600_000
     await fake.submit(task("t1", max_new_tokens=5_000))
