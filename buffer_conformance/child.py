@@ -40,7 +40,7 @@ class Child:
                     stdout=out,
                     stderr=out,
                     # What the kit gets in with is not for the proxy, which is all that a candidate sees.
-                    env={name: value for name, value in os.environ.items() if name not in ENVIRONMENT} | (env or {}),
+                    env={**{name: v for name, v in os.environ.items() if name not in ENVIRONMENT}, **(env or {})},
                     start_new_session=True,
                 )
             except OSError as error:
