@@ -10,10 +10,20 @@ from tests.domain.world import World
 
 def report(world: World, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReported:
     loaded = WeightVersion(1, 0)
-    counters = {"decoded_tokens": tokens, "decode_busy_ms": busy_ms, "decode_request_ms": request_ms}
-    return world.do(
-        world.model.report_engine, ops.EngineReport("engine", "worker", "ready", loaded, 0, 0, "", 0, **counters)
+    said = ops.EngineReport(
+        "engine",
+        "worker",
+        "ready",
+        loaded,
+        0,
+        0,
+        "",
+        0,
+        decoded_tokens=tokens,
+        decode_busy_ms=busy_ms,
+        decode_request_ms=request_ms,
     )
+    return world.do(world.model.report_engine, said)
 
 
 def totals(world: World, *names: str) -> list[int]:

@@ -26,6 +26,7 @@ from buffer_service.domain.model import (
     rounds,
     state,
     steps,
+    totals,
 )
 from buffer_service.domain.model.engines import Engines
 from buffer_service.domain.model.leases import LeaseBook
@@ -36,6 +37,7 @@ from buffer_service.domain.model.records import Group, Payloads, Task
 from buffer_service.domain.model.rounds import Plan
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.model.steps import Round, Step
+from buffer_service.domain.model.totals import Totals
 from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.sharding import shard
@@ -335,6 +337,34 @@ def silence_of_holders_counts_on(book: LeaseBook, now: int) -> None:
         worker.heard_ms = heard[worker_id]
 
 
+# ── totals ──
+
+
+def counters_never_begin_anew(run_totals: Totals, before: dict[str, int] | None, counters: dict[str, int]) -> None:
+    for name, count in counters.items():
+        run_totals.sums[name] += count - (before or {}).get(name, 0)
+
+
+def each_counter_begins_anew_alone(run_totals: Totals, before: dict[str, int] | None, counters: dict[str, int]) -> None:
+    for name, count in counters.items():
+        known = (before or {}).get(name, 0)
+        run_totals.sums[name] += count - (known if count >= known else 0)
+
+
+_accept = Totals.accept
+
+
+def every_lease_has_a_known_beginning(run_totals: Totals, facts: ops.GroupFacts, generation_ms: int | None) -> None:
+    _accept(run_totals, facts, generation_ms or 0)
+
+
+_amounts = totals._amounts
+
+
+def turns_are_samples(facts: ops.GroupFacts) -> dict[str, int]:
+    return {**_amounts(facts), "turns": facts.samples}
+
+
 MUTANTS: dict[str, Defect] = {
     "the newest group is dropped, not the oldest": Defect("steady", RunState, "drop_oldest", newest_is_dropped),
     "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", a_millisecond_more),
@@ -403,7 +433,11 @@ MUTANTS: dict[str, Defect] = {
     "engines that are broken need places": Defect(
         "rolling", engines, "_IN_SERVICE", ("ready", "loading", "quarantined")
     ),
-    "engines are never forgotten": Defect("rolling", Engines, "forget_silent", lambda *_: False),
+    "counters never begin anew": Defect("rolling", Totals, "_grow", counters_never_begin_anew),
+    "each counter begins anew alone": Defect("rolling", Totals, "_grow", each_counter_begins_anew_alone),
+    "every lease has a known beginning": Defect("rolling", Totals, "accept", every_lease_has_a_known_beginning),
+    "turns are samples": Defect("rolling", totals, "_amounts", turns_are_samples),
+    "engines are never forgotten": Defect("rolling", Engines, "forget_silent", lambda *_: ()),
     "engines are remembered a millisecond longer": Defect("rolling", engines, "FORGOTTEN_MS", 3_600_001),
     "workers are never forgotten": Defect("rolling", LeaseBook, "forget_silent", lambda *_: None),
     "workers are remembered a millisecond longer": Defect("rolling", leases, "FORGOTTEN_MS", 3_600_001),

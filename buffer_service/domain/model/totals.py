@@ -44,7 +44,7 @@ class Totals:
             self.sums[f"accepted_{name}"] += amount
         environment = self.environments.setdefault(facts.environment, dict.fromkeys(OF_ENVIRONMENT, 0))
         environment["accepted_response_tokens"] += facts.response_tokens
-        self.by_length += length_buckets(facts.response_lengths)
+        self.by_length.update(length_buckets(facts.response_lengths))
         if generation_ms is not None:
             self.sums["generated_groups"] += 1
             self.sums["generation_ms"] += generation_ms
