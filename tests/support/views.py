@@ -7,6 +7,7 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.domain.window import TOTALS, Snapshot, Window
 from rollout_buffer.v1 import runs_pb2
 
 
@@ -53,3 +54,33 @@ def make_view(
         failures=[],
     )
     return replace(view, **fields)
+
+
+def make_window(
+    *,
+    publishes: int = 20,
+    seconds: float = 100.0,
+    versions: int | None = None,
+    before: Mapping[str, int] | None = None,
+    **grown: int,
+) -> Window:
+    """A window in which the totals grew by so much; versions: by how many the published one rose, else one each."""
+    start = {**dict.fromkeys(TOTALS, 0), **(before or {})}
+    unknown = grown.keys() - start.keys()
+    if unknown:
+        raise KeyError(*unknown)
+    return Window(
+        Snapshot(1_000, 5, start),
+        Snapshot(
+            1_000 + round(1_000 * seconds),
+            5 + (publishes if versions is None else versions),
+            {name: total + grown.get(name, 0) for name, total in start.items()},
+        ),
+        publishes,
+    )
+
+
+def make_engines(count: int, state: str = "ready", silent_ms: int = 0) -> list[ops.EngineReport]:
+    """So many engines."""
+    version = ops.WeightVersion(1, 1)
+    return [ops.EngineReport(f"e{i}", "w", state, version, 0, 0, "", 0, silent_ms=silent_ms) for i in range(count)]
