@@ -14,10 +14,12 @@ from starlette.routing import Route
 
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
 from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.estimate import estimate
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
@@ -85,6 +87,7 @@ class AdminPage:
         runs = CollectorRegistry()
         views = await self._views()
         runs.register(RunCollector(views))
+        runs.register(StalenessCollector(views))
         runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
         body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
         return Response(body, media_type=CONTENT_TYPE_LATEST)
@@ -102,6 +105,7 @@ class AdminPage:
             "tasks_balanced": tasks_balanced(view),
             "filter_starves": starved(view),
             "waits_on": waits_on(Standing.of(view)),
+            "estimate": asdict(estimate(view)),
             "evaluations": [asdict(evaluation) for evaluation in evaluations],
         }
         return JSONResponse({**asdict(view), **derived})

@@ -24,7 +24,7 @@ def verdict(
     view: RunView, known: Quantities, setting: Setting | None, predicted: Predicted, measured: Measured, bias: Bias
 ) -> Verdict:
     """All sentences; the first is on the bottleneck, the second on the staleness."""
-    bound = _bound(known, setting)
+    bound = _bound(setting)
     pre, queued = (
         (measured.pre_queue, measured.in_queue)
         if measured.staleness is not None
@@ -41,7 +41,7 @@ def verdict(
     return Verdict(bound=bound, source=source, sentences=tuple(sentences))
 
 
-def _bound(known: Quantities, setting: Setting | None) -> str:
+def _bound(setting: Setting | None) -> str:
     if setting is None:
         return ""
     if setting.hides_rho:

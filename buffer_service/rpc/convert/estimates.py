@@ -1,6 +1,5 @@
 """Estimates, to the wire and back. The messages have the fields of the dataclasses, by the same names."""
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ _MESSAGES: dict[type, type[Message]] = {
     values.Unknown: pb.UnknownQuantity,
     values.Verdict: pb.StalenessVerdict,
 }
-_OF_MESSAGES = {message.DESCRIPTOR: value for value, message in _MESSAGES.items()}
+_KINDS = {message.DESCRIPTOR.full_name: kind for kind, message in _MESSAGES.items()}
 
 
 def to_estimate(estimate: values.Estimate) -> pb.RunEstimate:
@@ -53,12 +52,9 @@ def _of_wire(kind: type[Value], message: Message) -> Value:
 
 def _field(message: Message, name: str) -> Any:  # noqa: ANN401 - of any type that a field has
     descriptor, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
-    if descriptor.message_type is None:
-        if isinstance(value, (str, int, float)):
-            return value if not descriptor.has_presence or message.HasField(name) else None
+    if descriptor.message_type is not None:
+        kind = _KINDS[descriptor.message_type.full_name]
+        return _of_wire(kind, value) if isinstance(value, Message) else tuple(_of_wire(kind, one) for one in value)
+    if not isinstance(value, (str, int, float)):
         return tuple(value)
-    kind = _OF_MESSAGES[descriptor.message_type]
-    if isinstance(value, Message):
-        return _of_wire(kind, value)
-    parts: Iterable[Message] = value
-    return tuple(_of_wire(kind, one) for one in parts)
+    return None if descriptor.has_presence and not message.HasField(name) else value

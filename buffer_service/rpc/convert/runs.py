@@ -62,7 +62,8 @@ def _to_amount(amount: ops.Amount) -> pb.Amount:
 
 def view_of(run: pb.Run, revision: int = 0) -> ops.RunView:
     """The inverse of `to_run`, for programs that show a run; its window stays behind, of which the message has the
-    estimate. Raises InvalidField, InvalidPolicy for a newer service."""
+    estimate. Raises InvalidField, InvalidPolicy for a newer service.
+    """
     effective = pb.RunPolicy()
     effective.CopyFrom(run.policy)
     # What it left unset is unset, whatever the preset says.
