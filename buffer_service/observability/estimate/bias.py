@@ -32,7 +32,8 @@ def bias(view: RunView) -> Bias:
     """Comparisons of what the window has; empty before it has trained groups."""
     environments = tuple(_environments(view))
     window = view.window
-    if window is None or not (window.grown("accepted_samples") and window.grown("assembled_samples")):
+    counted = [f"{stage}_{unit}" for stage in ("accepted", "assembled") for unit in ("groups", "samples")]
+    if window is None or not all(window.grown(name) for name in counted):
         return Bias(environments=environments)
     return Bias(
         sampled_groups=window.grown("accepted_groups"),
