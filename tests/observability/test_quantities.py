@@ -34,7 +34,7 @@ WINDOW = {
 
 
 def test_every_quantity_is_what_it_is_by_hand() -> None:
-    window = make_window(publishes=10, seconds=80.0, **WINDOW)
+    window = make_window(publishes=10, seconds=80.0, grown=WINDOW)
     view = make_view(RunPolicy(batch_groups=32, max_queued_groups=48), window=window, engines=make_engines(2))
     known, unknown = quantities(view)
     assert unknown == ()
@@ -58,7 +58,7 @@ def test_every_quantity_is_what_it_is_by_hand() -> None:
 
 def test_what_was_counted_before_the_window_does_not_matter() -> None:
     before = dict.fromkeys(WINDOW, 10**9)
-    windows = [make_window(publishes=10, seconds=80.0, before=earlier, **WINDOW) for earlier in ({}, before)]
+    windows = [make_window(publishes=10, seconds=80.0, before=earlier, grown=WINDOW) for earlier in ({}, before)]
     first, second = (quantities(make_view(window=window, engines=make_engines(2))) for window in windows)
     assert first == second
 

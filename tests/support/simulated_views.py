@@ -24,27 +24,26 @@ def simulated_view(simulation: Simulation, **fields: Any) -> tuple[ops.RunView, 
     decoding = window_ms * work.concurrency * (1 - result.slot_idle_share)
     sampled = round(decoding / result.sampled_mean_length / work.group_size)
     publishes = steps // policy.batches_per_publish
-    window = make_window(
-        publishes=publishes,
-        seconds=window_ms / 1000,
-        accepted_groups=sampled,
-        accepted_samples=sampled * work.group_size,
-        accepted_response_tokens=round(decoding),
-        accepted_longest_tokens=round(sampled * result.tailness * result.sampled_mean_length),
-        accepted_turns=sampled * work.group_size,
-        assembled_groups=groups,
-        assembled_samples=groups * work.group_size,
-        assembled_response_tokens=round(tokens),
-        assembled_turns=groups * work.group_size,
-        staleness_sum=round(result.staleness * groups),
-        pre_queue_staleness_sum=round(result.pqs * groups),
-        in_queue_staleness_sum=round(result.iqs * groups),
-        token_staleness_milli_sum=round(result.token_staleness * 1000 * tokens),
-        decoded_tokens=round(decoding),
-        decode_busy_ms=round(window_ms),
-        decode_request_ms=round(decoding),
-        trainer_busy_ms=round(window_ms * (1 - result.trainer_idle_share)),
-        trainer_wait_ms=round(window_ms * result.trainer_idle_share),
-    )
+    grown = {
+        "accepted_groups": sampled,
+        "accepted_samples": sampled * work.group_size,
+        "accepted_response_tokens": round(decoding),
+        "accepted_longest_tokens": round(sampled * result.tailness * result.sampled_mean_length),
+        "accepted_turns": sampled * work.group_size,
+        "assembled_groups": groups,
+        "assembled_samples": groups * work.group_size,
+        "assembled_response_tokens": round(tokens),
+        "assembled_turns": groups * work.group_size,
+        "staleness_sum": round(result.staleness * groups),
+        "pre_queue_staleness_sum": round(result.pqs * groups),
+        "in_queue_staleness_sum": round(result.iqs * groups),
+        "token_staleness_milli_sum": round(result.token_staleness * 1000 * tokens),
+        "decoded_tokens": round(decoding),
+        "decode_busy_ms": round(window_ms),
+        "decode_request_ms": round(decoding),
+        "trainer_busy_ms": round(window_ms * (1 - result.trainer_idle_share)),
+        "trainer_wait_ms": round(window_ms * result.trainer_idle_share),
+    }
+    window = make_window(publishes=publishes, seconds=window_ms / 1000, grown=grown)
     view = make_view(policy, window=window, engines=make_engines(1), world_size=1)
     return replace(view, **fields), result

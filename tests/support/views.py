@@ -60,21 +60,18 @@ def make_window(
     *,
     publishes: int = 20,
     seconds: float = 100.0,
-    versions: int | None = None,
     before: Mapping[str, int] | None = None,
-    **grown: int,
+    grown: Mapping[str, int] | None = None,
 ) -> Window:
-    """A window in which the totals grew by so much; versions: by how many the published one rose, else one each."""
+    """A window in which the totals grew by so much, and the version by one with each publish."""
     start = {**dict.fromkeys(TOTALS, 0), **(before or {})}
-    unknown = grown.keys() - start.keys()
-    if unknown:
-        raise KeyError(*unknown)
+    grown = {**dict.fromkeys(TOTALS, 0), **(grown or {})}
     return Window(
         Snapshot(1_000, 5, start),
         Snapshot(
             1_000 + round(1_000 * seconds),
-            5 + (publishes if versions is None else versions),
-            {name: total + grown.get(name, 0) for name, total in start.items()},
+            5 + publishes,
+            {name: start[name] + growth for name, growth in grown.items()},
         ),
         publishes,
     )
@@ -130,7 +127,7 @@ def make_loop(
         "trainer_wait_ms": round((seconds - tokens / train) * 1_000),
         **(grown or {}),
     }
-    window = make_window(publishes=publishes, seconds=seconds, **totals)
+    window = make_window(publishes=publishes, seconds=seconds, grown=totals)
     lengths = (0,) * 8 + (accepted,) * 4
     return make_view(policy, **{"window": window, "engines": make_engines(2), "response_lengths": lengths, **fields})
 

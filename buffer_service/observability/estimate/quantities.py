@@ -127,17 +127,16 @@ def _of_groups(view: RunView, window: Window, known: Quantities) -> Quantities:
 
 def _combined(known: Quantities) -> Quantities:
     """Quotients of what both sides tell."""
-    rollout, passing = known.rollout_tokens_per_s, known.pass_share
-    if rollout and known.concurrency:
-        known = replace(known, slot_tokens_per_s=rollout / known.concurrency)
+    rollout, passing, concurrency = known.rollout_tokens_per_s, known.pass_share, known.concurrency
+    if rollout and concurrency:
+        known = replace(known, slot_tokens_per_s=rollout / concurrency)
         if known.tailness and known.mean_length:
-            seconds = known.tailness * known.mean_length * known.concurrency / rollout
-            known = replace(known, expected_generation_s=seconds)
+            known = replace(known, expected_generation_s=known.tailness * known.mean_length * concurrency / rollout)
     if rollout and known.train_tokens_per_s and passing:
         known = replace(known, rho=rollout * passing / known.train_tokens_per_s)
-    if known.concurrency and known.groups_per_batch and known.group_size and known.batches_per_publish and passing:
+    if concurrency and known.groups_per_batch and known.group_size and known.batches_per_publish and passing:
         batch = known.groups_per_batch * known.group_size * known.batches_per_publish
-        known = replace(known, concurrency_ratio=known.concurrency * passing / batch)
+        known = replace(known, concurrency_ratio=concurrency * passing / batch)
     return known
 
 
