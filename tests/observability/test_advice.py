@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.values import Advice
 from buffer_service.staleness import closed_forms as cf
@@ -93,7 +93,7 @@ def test_a_gate_is_advised_against_much_staleness_and_loosened_where_it_holds_ba
     assert "max_lookahead 2, overflow_action block: staleness 3.7 -> 2.0; at least 19% less is trained" in found.text
     assert (found.throughput or 0) < 0
     assert "gate" not in levers(concurrency=64)
-    held = RunPolicy(batch_groups=16, max_lookahead=0, max_staleness=0, overflow_action="block")  # type: ignore[arg-type]
+    held = RunPolicy(batch_groups=16, max_lookahead=0, max_staleness=0, overflow_action=OverflowAction.BLOCK)
     loose = levers(held)["gate"]
     assert "max_lookahead and max_staleness 0 -> 1" in loose.text
     assert loose.staleness == 1

@@ -70,6 +70,12 @@ def test_versions_that_rise_by_two_count_twice() -> None:
     assert twice.staleness == pytest.approx(2 * (estimate(view).predicted.staleness or 0))
 
 
+def test_a_version_for_every_third_of_a_batch_makes_three_times_as_many_pass() -> None:
+    often = make_loop(publishes=60, grown={"assembled_groups": 20 * N})
+    assert estimate(often).quantities.batches_per_publish == pytest.approx(1 / 3)
+    assert estimate(often).predicted.staleness == pytest.approx(3 * (estimate(make_loop()).predicted.staleness or 0))
+
+
 def test_a_gate_bounds_what_is_predicted_and_only_by_the_head() -> None:
     gated = estimate(make_loop(policy(max_queued_groups=160, max_staleness=2), rho=1.5)).predicted
     assert gated.staleness == 2

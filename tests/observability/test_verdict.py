@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from buffer_service.domain.ops import Amount, RunView
-from buffer_service.domain.policy import RunPolicy, StaleAction
+from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_loop
 
@@ -42,7 +42,9 @@ def test_engines_that_stand_idle_beside_a_trainer_that_waits() -> None:
     nearly = {"decode_busy_ms": round(0.95 * full)}
     assert "stand idle" not in said(make_loop(rho=0.5, grown=nearly))
     assert "stand idle" not in said(make_loop(rho=1.5, grown=idle))
-    held = RunPolicy(batch_groups=16, max_lookahead=1, max_staleness=1, max_queued_groups=32, overflow_action="block")
+    held = RunPolicy(
+        batch_groups=16, max_lookahead=1, max_staleness=1, max_queued_groups=32, overflow_action=OverflowAction.BLOCK
+    )
     assert "max_lookahead 1 may hold the engines back" in said(make_loop(held, rho=0.5, grown=idle))
 
 

@@ -87,7 +87,9 @@ def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
     rough = closed_forms.is_rough(setting.rho)
     at = barely_train_bound(setting) if rough else setting
     now, then = predict(at), predict(replace(at, queue=room))
-    loss = 0.0 if setting.streams else closed_forms.small_batch_period(round(setting.per_batch), 1.0, at.rho) - 1
+    loss = (
+        0.0 if setting.streams else closed_forms.small_batch_period(max(1, round(setting.per_batch)), 1.0, at.rho) - 1
+    )
     # Near balance that is what an empty queue would cost at its worst, ρ = 1; one of q > 1 costs some of it too.
     slower = f", {loss:.1%} less is trained" if loss >= 0.005 else ""
     what = (

@@ -116,7 +116,8 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
         hides_rho=hides_rho,
         newest_first=policy.order == Order.LIFO,
         prefetched_versions=policy.prefetch_batches / whole,
-        versions_per_publish=versions_per_publish,
+        # Versions that are published while one batch is trained age groups like any other.
+        versions_per_publish=versions_per_publish / min(1.0, batches),
     )
 
 

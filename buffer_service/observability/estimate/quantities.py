@@ -172,9 +172,9 @@ def _causes(window: Window, known: Quantities) -> Iterator[tuple[str, str]]:
         yield "idle_engines", "no engine decoded a token in the window"
     if not window.grown("trainer_busy_ms"):
         yield "no_trainer_times", "the trainer does not report its times"
-    if not window.grown("accepted_response_tokens"):
+    if not all(window.grown(f"accepted_{name}") for name in ("groups", "samples", "response_tokens")):
         yield "nothing_accepted", "no group was accepted in the window"
-    if not window.grown("assembled_response_tokens"):
+    if not all(window.grown(f"assembled_{name}") for name in ("groups", "response_tokens")):
         yield "nothing_assembled", "no group was assembled in the window"
     if not window.grown("generated_groups"):
         yield "nothing_leased", "no group of a lease was accepted in the window"
