@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.values import Advice
@@ -37,8 +38,6 @@ def test_near_balance_a_long_queue_may_fill() -> None:
 
 
 def test_a_cap_in_tokens_is_called_by_its_name() -> None:
-    from buffer_service.domain.ops import Amount
-
     policy = RunPolicy(batch_groups=16, max_queued_groups=160, max_queued_tokens=640_000)
     groups = {"trained": Amount(groups=10, samples=80, tokens=100_000, bytes=1)}
     assert "max_queued_tokens, room for 64 groups -> for 16" in levers(policy, rho=1.6, groups=groups)["queue"].text

@@ -80,7 +80,9 @@ def _split(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
 
 
 def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
-    """A queue of one batch, of two takes where batches are streamed."""
+    """A queue of one batch, of two takes where batches are streamed. Near balance both sides are those of ρ = 1, where a
+    long queue costs most.
+    """
     room = 2 * setting.take if setting.streams else setting.take
     if setting.lookahead is not None or setting.newest_first or setting.queue < 1.2 * room:
         return
@@ -90,7 +92,6 @@ def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
     loss = (
         0.0 if setting.streams else closed_forms.small_batch_period(max(1, round(setting.per_batch)), 1.0, at.rho) - 1
     )
-    # Near balance that is what an empty queue would cost at its worst, ρ = 1; one of q > 1 costs some of it too.
     slower = f", {loss:.1%} less is trained" if loss >= 0.005 else ""
     what = (
         f"max_queued_groups {setting.queue:.0f} -> {room:.0f}"
