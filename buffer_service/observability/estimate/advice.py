@@ -80,8 +80,8 @@ def _split(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
 
 
 def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
-    """A queue of one batch, of two takes where batches are streamed. Near balance both sides are those of ρ = 1, where a
-    long queue costs most.
+    """A queue of one batch, of two takes where batches are streamed. Near balance both sides are taken at ρ = 1, where
+    a long queue costs most.
     """
     room = 2 * setting.take if setting.streams else setting.take
     if setting.lookahead is not None or setting.newest_first or setting.queue < 1.2 * room:
