@@ -15,6 +15,7 @@ from buffer_cli.standing import print_run, state
 from buffer_cli.status import as_values, read
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.rpc.convert.estimates import estimate_of
 from buffer_wire.errors import UnknownRun
 from rollout_buffer.v1 import runs_pb2
 
@@ -69,7 +70,7 @@ def show(runs: RunCalls, run_id: str, *, as_json: bool) -> int:
         print(json.dumps(as_values(run, view), indent=2))
         return 0
     console = Console(highlight=False)
-    print_run(console, view)
+    print_run(console, view, estimate_of(run.estimate))
     console.print(_policy_table(run.policy))
     return 0
 

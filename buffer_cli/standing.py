@@ -6,10 +6,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from buffer_cli.staleness_block import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.estimate import Estimate
 from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
 
@@ -17,11 +19,12 @@ _ALWAYS_SHOWN = frozenset({"accepted", GroupState.QUEUED, GroupState.DELIVERED, 
 MAX_FAILURES = 5
 
 
-def print_run(console: Console, view: RunView) -> None:
-    """Facts, ledgers, engines and failures."""
+def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
+    """Facts, staleness, ledgers, engines and failures."""
     console.print(f"[bold]run {view.run_id}[/bold]{state(view)}")
     for name, value in _facts(view):
         console.print(f"  {name:<14} {escape(value)}")
+    print_estimate(console, estimate)
     console.print(_group_table(view))
     if view.environments.keys() - {""}:
         console.print(_environment_table(view))

@@ -11,6 +11,7 @@ from buffer_cli.exits import exit_code
 from buffer_cli.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.rpc.convert.estimates import estimate_of
 from buffer_service.rpc.convert.runs import view_of
 from rollout_buffer.v1 import runs_pb2
 
@@ -33,7 +34,7 @@ def _show(runs: RunCalls, run_id: str | None, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(as_values(run, view), indent=2))
     else:
-        print_run(Console(highlight=False), view)
+        print_run(Console(highlight=False), view, estimate_of(run.estimate))
     return 0
 
 

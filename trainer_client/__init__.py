@@ -9,6 +9,7 @@ from trainer_client.aio_evaluating import AsyncEvaluation
 from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
+from trainer_client.estimate import Estimate
 from trainer_client.evaluating import Evaluation
 from trainer_client.evaluations import EvaluationFailure, EvaluationState
 from trainer_client.forks import UsedAfterFork
@@ -32,6 +33,7 @@ __all__ = [
     "ClientOptions",
     "CollectiveManifest",
     "Environment",
+    "Estimate",
     "Evaluation",
     "EvaluationFailure",
     "EvaluationState",

@@ -8,6 +8,7 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, weights_pb2
 from trainer_client import state
 from trainer_client.batch import Batch, BatchInfo, Group
+from trainer_client.estimates import estimate_of
 from trainer_client.policy import Policy
 
 _GROUP_ENTRIES = (
@@ -50,6 +51,7 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
         statistics={field.name: getattr(run.statistics, field.name) for field in run.statistics.DESCRIPTOR.fields},
         engines=tuple(_engine(engine) for engine in run.engines),
         failures=tuple(state.TaskFailure(f.task_id, f.attempts, f.error, f.time_ms) for f in run.failures),
+        estimate=estimate_of(run.estimate) if run.HasField("estimate") else None,
     )
 
 

@@ -5,6 +5,7 @@ Invariant: nothing here refers to a message; everything can be pickled and sent 
 
 from dataclasses import dataclass, field
 
+from trainer_client.estimate import Estimate
 from trainer_client.policy import Policy
 
 
@@ -139,6 +140,8 @@ class RunState:
     engines: tuple[Engine, ...]
     failures: tuple[TaskFailure, ...]
     """The newest first."""
+    estimate: Estimate | None = None
+    """Its staleness: predicted, measured, explained; None from a service that does not estimate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ from starlette.routing import Route
 
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
 from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.estimate import estimate
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_service.security.gate import caller
@@ -89,6 +91,7 @@ class AdminPage:
         runs = CollectorRegistry()
         views = await self._views()
         runs.register(RunCollector(views))
+        runs.register(StalenessCollector(views))
         for collector in self._facts.collectors:
             runs.register(collector)
         runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
@@ -108,6 +111,7 @@ class AdminPage:
             "tasks_balanced": tasks_balanced(view),
             "filter_starves": starved(view),
             "waits_on": waits_on(Standing.of(view)),
+            "estimate": asdict(estimate(view)),
             "evaluations": [asdict(evaluation) for evaluation in evaluations],
         }
         return JSONResponse({**asdict(view), **derived})

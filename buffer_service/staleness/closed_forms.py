@@ -133,6 +133,33 @@ def streaming(
     return Prediction(pqs, in_queue_streaming(micro_share, queue_micro_batches, rho))
 
 
+# ── blocking pushes ──────────────────────────────────────────────────────────
+
+
+def blocking(
+    concurrency_ratio: float, queue_factor: float, rho: float, tailness: float, micro_share: float = 1.0
+) -> Prediction:
+    """A queue that lets pushes wait instead of dropping; micro_share m = n/N, 1 for whole batches.
+
+    ρ <= 1: the queue is seldom full, so as `queue_drop` and `streaming`.
+    ρ > 1: nothing is dropped, and workers ask for no more while a push waits, so engines run for the share 1/ρ of the
+    time. Of x = M·C/B in flight (in batches) when a queue of q batches is full, m are in line or queued when room
+    comes, and the others were started at full rate: staleness = q + min(m, x) + max(0, x - m)/ρ. Groups start right
+    after a take, so m/2 of what generation takes, x/ρ, is not seen as PQS but as IQS.
+    C and ρ are those of engines that are never held back.
+    """
+    _positive(concurrency_ratio=concurrency_ratio, rho=rho, micro_share=micro_share)
+    if rho <= 1:
+        if micro_share < 1:
+            return streaming(concurrency_ratio, micro_share, max(1.0, queue_factor / micro_share), rho, tailness)
+        return queue_drop(concurrency_ratio, queue_factor, rho, tailness)
+    _at_least_one(tailness=tailness)
+    in_flight = tailness * concurrency_ratio
+    whole = queue_factor + min(micro_share, in_flight) + max(0.0, in_flight - micro_share) / rho
+    pqs = max(0.0, in_flight / rho - micro_share / 2)
+    return Prediction(pqs, whole - pqs)
+
+
 # ── admission-limited ────────────────────────────────────────────────────────
 
 

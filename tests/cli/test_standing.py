@@ -6,6 +6,7 @@ from rich.console import Console
 
 from buffer_cli.standing import print_run
 from buffer_service.domain.ops import EngineReport, WeightVersion
+from buffer_service.observability.estimate import estimate
 from tests.support.views import make_view
 
 
@@ -17,7 +18,8 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
         EngineReport("member", "w", "ready", loaded, 0, 0, "", 0, membership=2),
         EngineReport("prepared", "w", "loading", loaded, 0, 0, "", 0, membership=2, prepared=WeightVersion(1, 4)),
     ]
-    print_run(Console(file=shown, width=200), make_view(engines=engines))
+    view = make_view(engines=engines)
+    print_run(Console(file=shown, width=200), view, estimate(view))
     rows = {
         cells[0]: cells
         for line in shown.getvalue().splitlines()

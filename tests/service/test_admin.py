@@ -139,7 +139,19 @@ def test_every_metric_bears_the_projects_name_and_no_workers_or_tasks(service: S
     assert all(family.name.startswith("rollout_buffer_") for family in families)
     assert all(family.documentation for family in families)
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels <= {"run", "environment", "disposition", "state", "reason", "method", "code", "outcome", "le"}
+    assert labels <= {
+        "run",
+        "environment",
+        "disposition",
+        "state",
+        "reason",
+        "method",
+        "code",
+        "outcome",
+        "le",
+        "part",
+        "stage",
+    }
 
 
 def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> None:
@@ -155,6 +167,8 @@ def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> N
     assert whole["policy"]["batch_groups"] == 2
     assert whole["groups_balanced"]
     assert whole["tasks_balanced"]
+    assert whole["estimate"]["predicted"]["staleness"] is None
+    assert whole["estimate"]["unknown"][0]["reason"].startswith("fewer than 2 publishes")
 
 
 def test_a_run_that_is_not_there_is_a_404_with_its_reason(service: ServiceProcess) -> None:

@@ -1,12 +1,16 @@
 """The state of a run on the wire, and what programs that show it make of it."""
 
-from dataclasses import replace
+from dataclasses import asdict, fields, is_dataclass, replace
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, RunPolicy
+from buffer_service.observability.estimate import estimate, values
+from buffer_service.rpc.convert.estimates import estimate_of
 from buffer_service.rpc.convert.runs import to_run, view_of
 from rollout_buffer.v1 import runs_pb2
-from tests.support.views import ledger, make_view
+from tests.support.views import ledger, make_loop, make_view
+from trainer_client import estimate as trainer_estimate
+from trainer_client.replies import run_state
 
 SOME = ops.Amount(groups=2, samples=8, tokens=800, bytes=9_000)
 MORE = ops.Amount(groups=3, samples=12, tokens=1_200, bytes=12_000)
@@ -75,3 +79,26 @@ def test_an_environment_that_does_not_balance_says_so() -> None:
     run = to_run(replace(VIEW, environments={"math": broken, "code": VIEW.environments["code"]}))
     assert [entry.groups.balanced for entry in run.environments] == [True, False]
     assert run.groups.balanced
+
+
+def test_an_estimate_travels_there_and_back_and_to_the_trainer() -> None:
+    slow = {"trainer_busy_ms": 0, "trainer_wait_ms": 0}
+    for view in (make_loop(rho=1.5), make_loop(rho=0.6, grown=slow), make_loop(publishes=2), VIEW):
+        message = runs_pb2.Run.FromString(to_run(view).SerializeToString())
+        found = estimate(view)
+        assert estimate_of(message.estimate) == found
+        received = run_state(message, 1).estimate
+        assert received is not None
+        assert asdict(received) == asdict(found)
+
+
+def test_an_older_service_sends_no_estimate() -> None:
+    message = to_run(VIEW)
+    message.ClearField("estimate")
+    assert run_state(message, 1).estimate is None
+
+
+def test_the_trainer_has_the_very_fields_that_the_service_has() -> None:
+    for name, kind in vars(values).items():
+        if is_dataclass(kind):
+            assert [f.name for f in fields(getattr(trainer_estimate, name))] == [f.name for f in fields(kind)]

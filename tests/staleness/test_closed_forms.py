@@ -5,7 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.staleness import closed_forms as cf
+from buffer_service.staleness.lengths import Lognormal
+from buffer_service.staleness.simulator import Simulation, Workload, simulate
 from buffer_wire.errors import InvalidField
 
 
@@ -150,3 +153,28 @@ def test_what_makes_no_sense_is_refused_by_name(field: str, call: object) -> Non
     with pytest.raises(InvalidField) as refused:
         call()  # type: ignore[operator]
     assert refused.value.attributes["field"] == field
+
+
+# ── blocking pushes ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "queue", "micro", "rho"),
+    [(64, 16, 0, 1.5), (128, 32, 0, 1.3), (128, 8, 4, 1.5), (64, 16, 4, 1.5)],
+)
+def test_a_queue_that_blocks_is_predicted(concurrency: int, queue: int, micro: int, rho: float) -> None:
+    lengths = Lognormal.with_mean(1_000, 0.5)
+    policy = RunPolicy(
+        batch_groups=16, max_queued_groups=queue, micro_batch_groups=micro, overflow_action=OverflowAction.BLOCK
+    )
+    workload = Workload(concurrency, 8, rho, lengths)
+    result = simulate(Simulation(policy=policy, workload=workload, steps=80, warmup=20))
+    share = micro / 16 if micro else 1.0
+    found = cf.blocking(concurrency / 128, queue / 16, rho, lengths.tailness(8), share)
+    assert found.staleness == pytest.approx(result.staleness, abs=0.15)
+    assert found.pqs == pytest.approx(result.pqs, abs=0.35)
+
+
+def test_a_queue_that_blocks_is_that_which_drops_as_long_as_it_is_not_full() -> None:
+    assert cf.blocking(1.0, 2.0, 0.7, 1.5) == cf.queue_drop(1.0, 2.0, 0.7, 1.5)
+    assert cf.blocking(1.0, 0.5, 0.7, 1.5, 0.25) == cf.streaming(1.0, 0.25, 2.0, 0.7, 1.5)

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from buffer_service.domain import ops
 from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.observability.estimate import estimate
 from buffer_service.observability.ledgers import balanced, tasks_balanced
+from buffer_service.rpc.convert.estimates import to_estimate
 from buffer_service.rpc.convert.fields import to_version
 from buffer_service.rpc.convert.policies import policy, to_policy
 from buffer_service.rpc.convert.weights import stored_report, to_report
@@ -41,6 +43,7 @@ def to_run(view: ops.RunView) -> pb.Run:
             pb.TaskFailure(task_id=f.task_id, attempts=f.attempts, error=f.error, time_ms=f.time_ms)
             for f in view.failures
         ],
+        estimate=to_estimate(estimate(view)),
     )
 
 
@@ -58,7 +61,9 @@ def _to_amount(amount: ops.Amount) -> pb.Amount:
 
 
 def view_of(run: pb.Run, revision: int = 0) -> ops.RunView:
-    """The inverse of `to_run`, for programs that show a run. Raises InvalidField, InvalidPolicy for a newer service."""
+    """The inverse of `to_run`, for programs that show a run; its window stays behind, of which the message has the
+    estimate. Raises InvalidField, InvalidPolicy for a newer service.
+    """
     effective = pb.RunPolicy()
     effective.CopyFrom(run.policy)
     # What it left unset is unset, whatever the preset says.

@@ -863,6 +863,7 @@ class Run(google.protobuf.message.Message):
     FAILURES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    ESTIMATE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -915,6 +916,10 @@ class Run(google.protobuf.message.Message):
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentLedger]:
         """In order of name, at most 256."""
 
+    @property
+    def estimate(self) -> Global___RunEstimate:
+        """Its staleness: predicted, measured, explained. Computed when it is asked for."""
+
     def __init__(
         self,
         *,
@@ -936,11 +941,552 @@ class Run(google.protobuf.message.Message):
         failures: collections.abc.Iterable[Global___TaskFailure] | None = ...,
         draining: builtins.bool = ...,
         environments: collections.abc.Iterable[Global___EnvironmentLedger] | None = ...,
+        estimate: Global___RunEstimate | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["groups", b"groups", "policy", b"policy", "published", b"published", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class RunEstimate(google.protobuf.message.Message):
+    """What is known of a run's staleness. Times and sums are those of the window: the last 32 intervals between publishes at
+    most, since the last resume and the last change of the policy. A number that is not set is not known; `unknown` says
+    why. docs/staleness.md has the definitions.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PUBLISHES_FIELD_NUMBER: builtins.int
+    WINDOW_S_FIELD_NUMBER: builtins.int
+    QUANTITIES_FIELD_NUMBER: builtins.int
+    UNKNOWN_FIELD_NUMBER: builtins.int
+    PREDICTED_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    BIAS_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    ADVICE_FIELD_NUMBER: builtins.int
+    RESPONSE_LENGTHS_FIELD_NUMBER: builtins.int
+    publishes: builtins.int
+    """Publishes in the window, after the first."""
+    window_s: builtins.float
+    """From the first to the last of them, seconds."""
+    @property
+    def quantities(self) -> Global___EstimatedQuantities:
+        """What staleness depends on."""
+
+    @property
+    def unknown(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UnknownQuantity]:
+        """Why numbers are missing."""
+
+    @property
+    def predicted(self) -> Global___PredictedStaleness:
+        """Mean staleness by the closed form that fits the policy."""
+
+    @property
+    def measured(self) -> Global___MeasuredStaleness:
+        """Mean staleness as it was measured."""
+
+    @property
+    def bias(self) -> Global___SamplingBias:
+        """What is trained beside what is sampled."""
+
+    @property
+    def verdict(self) -> Global___StalenessVerdict:
+        """What the numbers say, in words."""
+
+    @property
+    def advice(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StalenessAdvice]:
+        """Levers that are worth it, the best first."""
+
+    @property
+    def response_lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Accepted samples of the whole run: at place i those of more than 2^(i-1) and at most 2^i response tokens."""
+
+    def __init__(
+        self,
+        *,
+        publishes: builtins.int = ...,
+        window_s: builtins.float = ...,
+        quantities: Global___EstimatedQuantities | None = ...,
+        unknown: collections.abc.Iterable[Global___UnknownQuantity] | None = ...,
+        predicted: Global___PredictedStaleness | None = ...,
+        measured: Global___MeasuredStaleness | None = ...,
+        bias: Global___SamplingBias | None = ...,
+        verdict: Global___StalenessVerdict | None = ...,
+        advice: collections.abc.Iterable[Global___StalenessAdvice] | None = ...,
+        response_lengths: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["bias", b"bias", "measured", b"measured", "predicted", b"predicted", "quantities", b"quantities", "verdict", b"verdict"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["advice", b"advice", "bias", b"bias", "measured", b"measured", "predicted", b"predicted", "publishes", b"publishes", "quantities", b"quantities", "response_lengths", b"response_lengths", "unknown", b"unknown", "verdict", b"verdict", "window_s", b"window_s"]) -> None: ...
+
+Global___RunEstimate: typing_extensions.TypeAlias = RunEstimate
+
+@typing.final
+class EstimatedQuantities(google.protobuf.message.Message):
+    """What staleness depends on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: builtins.int
+    CONCURRENCY_FIELD_NUMBER: builtins.int
+    ROLLOUT_TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    SLOT_TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    ENGINE_BUSY_SHARE_FIELD_NUMBER: builtins.int
+    TRAIN_TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    TRAINER_IDLE_SHARE_FIELD_NUMBER: builtins.int
+    PASS_SHARE_FIELD_NUMBER: builtins.int
+    RHO_FIELD_NUMBER: builtins.int
+    MEAN_LENGTH_FIELD_NUMBER: builtins.int
+    TAILNESS_FIELD_NUMBER: builtins.int
+    GROUP_SIZE_FIELD_NUMBER: builtins.int
+    GROUPS_PER_BATCH_FIELD_NUMBER: builtins.int
+    BATCHES_PER_PUBLISH_FIELD_NUMBER: builtins.int
+    CONCURRENCY_RATIO_FIELD_NUMBER: builtins.int
+    QUEUE_FACTOR_FIELD_NUMBER: builtins.int
+    QUEUE_CAP_FIELD_NUMBER: builtins.int
+    TRAIN_PERIOD_S_FIELD_NUMBER: builtins.int
+    PUBLISH_PERIOD_S_FIELD_NUMBER: builtins.int
+    GROUP_GENERATION_S_FIELD_NUMBER: builtins.int
+    EXPECTED_GENERATION_S_FIELD_NUMBER: builtins.int
+    DECODED_TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    TRAINED_TOKENS_PER_S_FIELD_NUMBER: builtins.int
+    engines: builtins.int
+    """Engines that are ready or loading, and heard of."""
+    concurrency: builtins.float
+    """C: requests that all engines decode at once, while they decode."""
+    rollout_tokens_per_s: builtins.float
+    """R: tokens per second of all engines, while they decode."""
+    slot_tokens_per_s: builtins.float
+    """v = R/C: tokens per second of one request."""
+    engine_busy_share: builtins.float
+    """Share of the window in which an engine decodes anything."""
+    train_tokens_per_s: builtins.float
+    """T: response tokens trained per second, while the trainer works."""
+    trainer_idle_share: builtins.float
+    """Share of its time that the trainer waits for a batch."""
+    pass_share: builtins.float
+    """Share of the recent groups that pass the run's filter."""
+    rho: builtins.float
+    """R/T, of R only what passes the filter."""
+    mean_length: builtins.float
+    """Mean response tokens of accepted samples."""
+    tailness: builtins.float
+    """M: mean longest response of accepted groups over the mean length."""
+    group_size: builtins.float
+    """G: samples of an accepted group."""
+    groups_per_batch: builtins.float
+    """N."""
+    batches_per_publish: builtins.float
+    """Batches that were assembled for each publish."""
+    concurrency_ratio: builtins.float
+    """C/B, B the samples of all batches of a publish."""
+    queue_factor: builtins.float
+    """q: groups that the queue has room for, over N."""
+    queue_cap: builtins.str
+    """The cap that allows the fewest groups, by the mean size of those that were accepted: `max_queued_groups`,
+    `max_queued_tokens` or `max_queued_bytes`.
+    """
+    train_period_s: builtins.float
+    """From batch to batch, seconds."""
+    publish_period_s: builtins.float
+    """From publish to publish, seconds."""
+    group_generation_s: builtins.float
+    """Mean time from a group's lease to its acceptance, seconds."""
+    expected_generation_s: builtins.float
+    """M times the mean length over v: what decoding the longest response takes, seconds."""
+    decoded_tokens_per_s: builtins.float
+    """Tokens decoded per second of the window."""
+    trained_tokens_per_s: builtins.float
+    """Response tokens of assembled groups per second of the window."""
+    def __init__(
+        self,
+        *,
+        engines: builtins.int = ...,
+        concurrency: builtins.float | None = ...,
+        rollout_tokens_per_s: builtins.float | None = ...,
+        slot_tokens_per_s: builtins.float | None = ...,
+        engine_busy_share: builtins.float | None = ...,
+        train_tokens_per_s: builtins.float | None = ...,
+        trainer_idle_share: builtins.float | None = ...,
+        pass_share: builtins.float = ...,
+        rho: builtins.float | None = ...,
+        mean_length: builtins.float | None = ...,
+        tailness: builtins.float | None = ...,
+        group_size: builtins.float | None = ...,
+        groups_per_batch: builtins.float | None = ...,
+        batches_per_publish: builtins.float | None = ...,
+        concurrency_ratio: builtins.float | None = ...,
+        queue_factor: builtins.float | None = ...,
+        queue_cap: builtins.str = ...,
+        train_period_s: builtins.float | None = ...,
+        publish_period_s: builtins.float | None = ...,
+        group_generation_s: builtins.float | None = ...,
+        expected_generation_s: builtins.float | None = ...,
+        decoded_tokens_per_s: builtins.float | None = ...,
+        trained_tokens_per_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batches_per_publish", b"_batches_per_publish", "_concurrency", b"_concurrency", "_concurrency_ratio", b"_concurrency_ratio", "_decoded_tokens_per_s", b"_decoded_tokens_per_s", "_engine_busy_share", b"_engine_busy_share", "_expected_generation_s", b"_expected_generation_s", "_group_generation_s", b"_group_generation_s", "_group_size", b"_group_size", "_groups_per_batch", b"_groups_per_batch", "_mean_length", b"_mean_length", "_publish_period_s", b"_publish_period_s", "_queue_factor", b"_queue_factor", "_rho", b"_rho", "_rollout_tokens_per_s", b"_rollout_tokens_per_s", "_slot_tokens_per_s", b"_slot_tokens_per_s", "_tailness", b"_tailness", "_train_period_s", b"_train_period_s", "_train_tokens_per_s", b"_train_tokens_per_s", "_trained_tokens_per_s", b"_trained_tokens_per_s", "_trainer_idle_share", b"_trainer_idle_share", "batches_per_publish", b"batches_per_publish", "concurrency", b"concurrency", "concurrency_ratio", b"concurrency_ratio", "decoded_tokens_per_s", b"decoded_tokens_per_s", "engine_busy_share", b"engine_busy_share", "expected_generation_s", b"expected_generation_s", "group_generation_s", b"group_generation_s", "group_size", b"group_size", "groups_per_batch", b"groups_per_batch", "mean_length", b"mean_length", "publish_period_s", b"publish_period_s", "queue_factor", b"queue_factor", "rho", b"rho", "rollout_tokens_per_s", b"rollout_tokens_per_s", "slot_tokens_per_s", b"slot_tokens_per_s", "tailness", b"tailness", "train_period_s", b"train_period_s", "train_tokens_per_s", b"train_tokens_per_s", "trained_tokens_per_s", b"trained_tokens_per_s", "trainer_idle_share", b"trainer_idle_share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batches_per_publish", b"_batches_per_publish", "_concurrency", b"_concurrency", "_concurrency_ratio", b"_concurrency_ratio", "_decoded_tokens_per_s", b"_decoded_tokens_per_s", "_engine_busy_share", b"_engine_busy_share", "_expected_generation_s", b"_expected_generation_s", "_group_generation_s", b"_group_generation_s", "_group_size", b"_group_size", "_groups_per_batch", b"_groups_per_batch", "_mean_length", b"_mean_length", "_publish_period_s", b"_publish_period_s", "_queue_factor", b"_queue_factor", "_rho", b"_rho", "_rollout_tokens_per_s", b"_rollout_tokens_per_s", "_slot_tokens_per_s", b"_slot_tokens_per_s", "_tailness", b"_tailness", "_train_period_s", b"_train_period_s", "_train_tokens_per_s", b"_train_tokens_per_s", "_trained_tokens_per_s", b"_trained_tokens_per_s", "_trainer_idle_share", b"_trainer_idle_share", "batches_per_publish", b"batches_per_publish", "concurrency", b"concurrency", "concurrency_ratio", b"concurrency_ratio", "decoded_tokens_per_s", b"decoded_tokens_per_s", "engine_busy_share", b"engine_busy_share", "engines", b"engines", "expected_generation_s", b"expected_generation_s", "group_generation_s", b"group_generation_s", "group_size", b"group_size", "groups_per_batch", b"groups_per_batch", "mean_length", b"mean_length", "pass_share", b"pass_share", "publish_period_s", b"publish_period_s", "queue_cap", b"queue_cap", "queue_factor", b"queue_factor", "rho", b"rho", "rollout_tokens_per_s", b"rollout_tokens_per_s", "slot_tokens_per_s", b"slot_tokens_per_s", "tailness", b"tailness", "train_period_s", b"train_period_s", "train_tokens_per_s", b"train_tokens_per_s", "trained_tokens_per_s", b"trained_tokens_per_s", "trainer_idle_share", b"trainer_idle_share"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batches_per_publish", b"_batches_per_publish"]) -> typing.Literal["batches_per_publish"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_concurrency", b"_concurrency"]) -> typing.Literal["concurrency"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_concurrency_ratio", b"_concurrency_ratio"]) -> typing.Literal["concurrency_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_decoded_tokens_per_s", b"_decoded_tokens_per_s"]) -> typing.Literal["decoded_tokens_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_engine_busy_share", b"_engine_busy_share"]) -> typing.Literal["engine_busy_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_generation_s", b"_expected_generation_s"]) -> typing.Literal["expected_generation_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_group_generation_s", b"_group_generation_s"]) -> typing.Literal["group_generation_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_group_size", b"_group_size"]) -> typing.Literal["group_size"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_groups_per_batch", b"_groups_per_batch"]) -> typing.Literal["groups_per_batch"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_mean_length", b"_mean_length"]) -> typing.Literal["mean_length"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_publish_period_s", b"_publish_period_s"]) -> typing.Literal["publish_period_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_queue_factor", b"_queue_factor"]) -> typing.Literal["queue_factor"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rho", b"_rho"]) -> typing.Literal["rho"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rollout_tokens_per_s", b"_rollout_tokens_per_s"]) -> typing.Literal["rollout_tokens_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slot_tokens_per_s", b"_slot_tokens_per_s"]) -> typing.Literal["slot_tokens_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tailness", b"_tailness"]) -> typing.Literal["tailness"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_train_period_s", b"_train_period_s"]) -> typing.Literal["train_period_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_train_tokens_per_s", b"_train_tokens_per_s"]) -> typing.Literal["train_tokens_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_trained_tokens_per_s", b"_trained_tokens_per_s"]) -> typing.Literal["trained_tokens_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_trainer_idle_share", b"_trainer_idle_share"]) -> typing.Literal["trainer_idle_share"] | None: ...
+
+Global___EstimatedQuantities: typing_extensions.TypeAlias = EstimatedQuantities
+
+@typing.final
+class UnknownQuantity(google.protobuf.message.Message):
+    """A number that is missing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The field of EstimatedQuantities, or `predicted`."""
+    reason: builtins.str
+    """Why, in words."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "reason", b"reason"]) -> None: ...
+
+Global___UnknownQuantity: typing_extensions.TypeAlias = UnknownQuantity
+
+@typing.final
+class PredictedStaleness(google.protobuf.message.Message):
+    """Mean staleness by a closed form, in versions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: builtins.int
+    PRE_QUEUE_FIELD_NUMBER: builtins.int
+    IN_QUEUE_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    PERIOD_RATIO_FIELD_NUMBER: builtins.int
+    ROUGH_FIELD_NUMBER: builtins.int
+    TOLERANCE_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    form: builtins.str
+    """Which form, in words; empty where there is none."""
+    pre_queue: builtins.float
+    """Versions published while a group is generated."""
+    in_queue: builtins.float
+    """Versions published while it is queued."""
+    staleness: builtins.float
+    """Both."""
+    period_ratio: builtins.float
+    """Train period over the ideal one; under admission a lower bound."""
+    rough: builtins.bool
+    """Near balance: only the simulator predicts there."""
+    tolerance: builtins.float
+    """How far the measured mean may be off."""
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What of the policy the form leaves out."""
+
+    def __init__(
+        self,
+        *,
+        form: builtins.str = ...,
+        pre_queue: builtins.float | None = ...,
+        in_queue: builtins.float | None = ...,
+        staleness: builtins.float | None = ...,
+        period_ratio: builtins.float | None = ...,
+        rough: builtins.bool = ...,
+        tolerance: builtins.float | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_period_ratio", b"_period_ratio", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tolerance", b"_tolerance", "in_queue", b"in_queue", "period_ratio", b"period_ratio", "pre_queue", b"pre_queue", "staleness", b"staleness", "tolerance", b"tolerance"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_period_ratio", b"_period_ratio", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tolerance", b"_tolerance", "form", b"form", "in_queue", b"in_queue", "notes", b"notes", "period_ratio", b"period_ratio", "pre_queue", b"pre_queue", "rough", b"rough", "staleness", b"staleness", "tolerance", b"tolerance"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_in_queue", b"_in_queue"]) -> typing.Literal["in_queue"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_period_ratio", b"_period_ratio"]) -> typing.Literal["period_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pre_queue", b"_pre_queue"]) -> typing.Literal["pre_queue"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_staleness", b"_staleness"]) -> typing.Literal["staleness"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tolerance", b"_tolerance"]) -> typing.Literal["tolerance"] | None: ...
+
+Global___PredictedStaleness: typing_extensions.TypeAlias = PredictedStaleness
+
+@typing.final
+class MeasuredStaleness(google.protobuf.message.Message):
+    """Mean staleness of assembled groups, in versions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    PRE_QUEUE_FIELD_NUMBER: builtins.int
+    IN_QUEUE_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    WORST_FIELD_NUMBER: builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    groups: builtins.int
+    """Groups assembled in the window."""
+    pre_queue: builtins.float
+    """Tail version - head version."""
+    in_queue: builtins.float
+    """Train version - tail version."""
+    staleness: builtins.float
+    """Train version - head version."""
+    tokens: builtins.float
+    """Mean over response tokens of train version - version that made the token."""
+    worst: builtins.int
+    """The largest of a group, of the whole run."""
+    @property
+    def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentStaleness]:
+        """Of each environment, over the whole run, in order of name."""
+
+    def __init__(
+        self,
+        *,
+        groups: builtins.int = ...,
+        pre_queue: builtins.float | None = ...,
+        in_queue: builtins.float | None = ...,
+        staleness: builtins.float | None = ...,
+        tokens: builtins.float | None = ...,
+        worst: builtins.int | None = ...,
+        environments: collections.abc.Iterable[Global___EnvironmentStaleness] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tokens", b"_tokens", "_worst", b"_worst", "in_queue", b"in_queue", "pre_queue", b"pre_queue", "staleness", b"staleness", "tokens", b"tokens", "worst", b"worst"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tokens", b"_tokens", "_worst", b"_worst", "environments", b"environments", "groups", b"groups", "in_queue", b"in_queue", "pre_queue", b"pre_queue", "staleness", b"staleness", "tokens", b"tokens", "worst", b"worst"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_in_queue", b"_in_queue"]) -> typing.Literal["in_queue"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pre_queue", b"_pre_queue"]) -> typing.Literal["pre_queue"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_staleness", b"_staleness"]) -> typing.Literal["staleness"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens", b"_tokens"]) -> typing.Literal["tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_worst", b"_worst"]) -> typing.Literal["worst"] | None: ...
+
+Global___MeasuredStaleness: typing_extensions.TypeAlias = MeasuredStaleness
+
+@typing.final
+class EnvironmentStaleness(google.protobuf.message.Message):
+    """Mean staleness of one environment's groups, in versions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    PRE_QUEUE_FIELD_NUMBER: builtins.int
+    IN_QUEUE_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    environment: builtins.str
+    """The environment; empty for groups that named none."""
+    groups: builtins.int
+    """Groups assembled."""
+    pre_queue: builtins.float
+    """Tail version - head version."""
+    in_queue: builtins.float
+    """Train version - tail version."""
+    staleness: builtins.float
+    """Train version - head version."""
+    tokens: builtins.float
+    """Mean over response tokens."""
+    def __init__(
+        self,
+        *,
+        environment: builtins.str = ...,
+        groups: builtins.int = ...,
+        pre_queue: builtins.float = ...,
+        in_queue: builtins.float = ...,
+        staleness: builtins.float = ...,
+        tokens: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens", b"_tokens", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens", b"_tokens", "environment", b"environment", "groups", b"groups", "in_queue", b"in_queue", "pre_queue", b"pre_queue", "staleness", b"staleness", "tokens", b"tokens"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens", b"_tokens"]) -> typing.Literal["tokens"] | None: ...
+
+Global___EnvironmentStaleness: typing_extensions.TypeAlias = EnvironmentStaleness
+
+@typing.final
+class SamplingBias(google.protobuf.message.Message):
+    """Trained (assembled) against sampled (accepted) groups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLED_GROUPS_FIELD_NUMBER: builtins.int
+    TRAINED_GROUPS_FIELD_NUMBER: builtins.int
+    COMPARISONS_FIELD_NUMBER: builtins.int
+    ENVIRONMENTS_FIELD_NUMBER: builtins.int
+    sampled_groups: builtins.int
+    """Groups accepted in the window."""
+    trained_groups: builtins.int
+    """Groups assembled in the window."""
+    @property
+    def comparisons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BiasComparison]:
+        """`mean_length`, `mean_longest`, `mean_reward`, `mean_turns`, `truncated_share`."""
+
+    @property
+    def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BiasComparison]:
+        """Each environment's share of the groups of the whole run, by its name."""
+
+    def __init__(
+        self,
+        *,
+        sampled_groups: builtins.int = ...,
+        trained_groups: builtins.int = ...,
+        comparisons: collections.abc.Iterable[Global___BiasComparison] | None = ...,
+        environments: collections.abc.Iterable[Global___BiasComparison] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["comparisons", b"comparisons", "environments", b"environments", "sampled_groups", b"sampled_groups", "trained_groups", b"trained_groups"]) -> None: ...
+
+Global___SamplingBias: typing_extensions.TypeAlias = SamplingBias
+
+@typing.final
+class BiasComparison(google.protobuf.message.Message):
+    """A mean of what was trained beside the same of what was sampled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SAMPLED_FIELD_NUMBER: builtins.int
+    TRAINED_FIELD_NUMBER: builtins.int
+    RATIO_FIELD_NUMBER: builtins.int
+    CHANCE_FIELD_NUMBER: builtins.int
+    BIASED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What is compared."""
+    sampled: builtins.float
+    """Mean of the accepted."""
+    trained: builtins.float
+    """Mean of the assembled."""
+    ratio: builtins.float
+    """Trained over sampled; unset where sampled is 0 or below."""
+    chance: builtins.float
+    """The largest difference that is left to chance; unset where it is not tested."""
+    biased: builtins.bool
+    """The difference is beyond it."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        sampled: builtins.float = ...,
+        trained: builtins.float = ...,
+        ratio: builtins.float | None = ...,
+        chance: builtins.float | None = ...,
+        biased: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_chance", b"_chance", "_ratio", b"_ratio", "chance", b"chance", "ratio", b"ratio"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_chance", b"_chance", "_ratio", b"_ratio", "biased", b"biased", "chance", b"chance", "name", b"name", "ratio", b"ratio", "sampled", b"sampled", "trained", b"trained"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_chance", b"_chance"]) -> typing.Literal["chance"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ratio", b"_ratio"]) -> typing.Literal["ratio"] | None: ...
+
+Global___BiasComparison: typing_extensions.TypeAlias = BiasComparison
+
+@typing.final
+class StalenessVerdict(google.protobuf.message.Message):
+    """What the numbers say."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BOUND_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    SENTENCES_FIELD_NUMBER: builtins.int
+    bound: builtins.str
+    """`rollout`, `train`, `balanced`, or empty while it is not known."""
+    source: builtins.str
+    """`pre_queue` or `in_queue`, the larger part of the staleness; empty where there is hardly any."""
+    @property
+    def sentences(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In words."""
+
+    def __init__(
+        self,
+        *,
+        bound: builtins.str = ...,
+        source: builtins.str = ...,
+        sentences: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bound", b"bound", "sentences", b"sentences", "source", b"source"]) -> None: ...
+
+Global___StalenessVerdict: typing_extensions.TypeAlias = StalenessVerdict
+
+@typing.final
+class StalenessAdvice(google.protobuf.message.Message):
+    """One lever."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVER_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
+    THROUGHPUT_FIELD_NUMBER: builtins.int
+    lever: builtins.str
+    """`split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
+    text: builtins.str
+    """What to change, and what it does."""
+    staleness: builtins.float
+    """Predicted staleness after it, in versions."""
+    change: builtins.float
+    """Its change, in versions; below 0 is fresher."""
+    throughput: builtins.float
+    """Predicted change of trained tokens per second, as a share; unset where the closed form cannot tell."""
+    def __init__(
+        self,
+        *,
+        lever: builtins.str = ...,
+        text: builtins.str = ...,
+        staleness: builtins.float = ...,
+        change: builtins.float = ...,
+        throughput: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_throughput", b"_throughput", "throughput", b"throughput"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_throughput", b"_throughput", "change", b"change", "lever", b"lever", "staleness", b"staleness", "text", b"text", "throughput", b"throughput"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_throughput", b"_throughput"]) -> typing.Literal["throughput"] | None: ...
+
+Global___StalenessAdvice: typing_extensions.TypeAlias = StalenessAdvice
 
 @typing.final
 class CreateRunRequest(google.protobuf.message.Message):

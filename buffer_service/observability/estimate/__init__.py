@@ -1,0 +1,53 @@
+"""What a live run's staleness is, what the closed form says that it should be, and what to change.
+
+Pure: from a view of the run to an `Estimate`. Before MIN_PUBLISHES nothing is predicted and no verdict given.
+"""
+
+from buffer_service.domain.ops import RunView
+from buffer_service.observability.estimate.advice import advice
+from buffer_service.observability.estimate.bias import bias
+from buffer_service.observability.estimate.measured import measured
+from buffer_service.observability.estimate.prediction import Setting, predicted, setting_of
+from buffer_service.observability.estimate.quantities import FEW_PUBLISHES, MIN_PUBLISHES, quantities
+from buffer_service.observability.estimate.values import Estimate, Predicted, Quantities, Unknown
+from buffer_service.observability.estimate.verdict import verdict
+
+__all__ = ["Estimate", "estimate"]
+
+
+def estimate(view: RunView) -> Estimate:
+    """Everything that can be told of a run's staleness."""
+    known, unknown = quantities(view)
+    window, seen, compared = view.window, measured(view), bias(view)
+    setting = _setting(view, known)
+    forecast = predicted(view, known, setting)
+    if forecast.staleness is None:
+        unknown = (*unknown, Unknown("predicted", _why_not(view, unknown, forecast)))
+    return Estimate(
+        publishes=window.publishes if window else 0,
+        window_s=window.seconds if window else 0.0,
+        quantities=known,
+        unknown=unknown,
+        predicted=forecast,
+        measured=seen,
+        bias=compared,
+        verdict=verdict(view, known, setting, forecast, seen, compared),
+        advice=advice(setting, known, view.world_size) if setting and forecast.staleness is not None else (),
+        response_lengths=tuple(view.response_lengths),
+    )
+
+
+def _setting(view: RunView, known: Quantities) -> Setting | None:
+    window = view.window
+    if window is None or window.publishes < MIN_PUBLISHES:
+        return None
+    versions = (window.last.version - window.first.version) / window.publishes
+    return setting_of(view.policy, view.world_size, known, versions)
+
+
+def _why_not(view: RunView, unknown: tuple[Unknown, ...], forecast: Predicted) -> str:
+    if forecast.notes:
+        return forecast.notes[0]
+    if view.window is not None and view.window.publishes < MIN_PUBLISHES:
+        return FEW_PUBLISHES
+    return next(iter(unknown)).reason

@@ -1,0 +1,198 @@
+"""The closed form that fits a run's policy, fed with what was measured.
+
+What its assumptions do to a live run: the forms take C slots that are always taken and a speed v = R/C that does not
+depend on them. Where pushes wait or admission holds groups back, slots stand empty while their engine decodes others;
+C and R, measured while engines decode, are then both below what the engines could do, by the same factor. v, M and the
+generation time stay right; ρ and C/B are lower bounds. A trainer that hardly waits then tells that the run is
+train-bound; its staleness is predicted by up to 1 - 1/ρ wrong, ρ being what the engines could do. R also holds tokens
+that no batch gets: of evaluations and of groups that are lost on the way.
+"""
+
+from dataclasses import dataclass, replace
+
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
+from buffer_service.observability.estimate.values import Predicted, Quantities
+from buffer_service.staleness import closed_forms
+from buffer_service.staleness.closed_forms import Prediction
+
+NEVER_WAITS = 0.05
+"""A trainer that waits a smaller share of its time is the bottleneck."""
+
+HIDDEN_BELOW = 1.1
+"""Utilizations that waiting engines may hide."""
+
+TOLERANCE = 0.3
+"""Versions that a live mean may differ from the closed form, and less than that share of it."""
+RELATIVE_TOLERANCE = 0.2
+
+_BARELY_TRAIN_BOUND = 1.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the closed forms take, whose batch is all that one version is trained on: b batches of N groups."""
+
+    rho: float
+    concurrency_ratio: float
+    """C/B, B = b·N·G."""
+    tailness: float
+    per_batch: float
+    """N."""
+    batches: int
+    """b."""
+    take: float
+    """Groups that the trainer takes at once: N, or a round of them."""
+    queue: float
+    """Groups that the queue has room for."""
+    lookahead: int | None = None
+    """Versions that admission lets generation run ahead."""
+    gate: int | None = None
+    """Versions of the head beyond which no group is trained."""
+    blocks: bool = False
+    """Pushes wait for room instead of dropping the oldest."""
+    hides_rho: bool = False
+    """The trainer hardly waits, and pushes do: ρ is 1 or more, and cannot be measured."""
+    newest_first: bool = False
+    prefetched_versions: float = 0.0
+    """Versions that a batch waits at the trainer when that is the bottleneck: d/b for d batches ahead."""
+    versions_per_publish: float = 1.0
+
+    @property
+    def groups(self) -> float:
+        """b·N: groups of a version."""
+        return self.batches * self.per_batch
+
+    @property
+    def streams(self) -> bool:
+        """Whether batches are taken in rounds."""
+        return self.take < self.per_batch
+
+    @property
+    def share(self) -> float:
+        """m: groups of a take over those of a version."""
+        return min(1.0, self.take / self.groups)
+
+    @property
+    def queue_factor(self) -> float:
+        """Queue over the groups of a version; newest first the rest of the queue is never reached."""
+        return self.share if self.newest_first else max(self.share, self.queue / self.groups)
+
+    @property
+    def form(self) -> str:
+        """The closed form's name."""
+        if self.lookahead is not None:
+            return f"admission, {self.lookahead} versions ahead"
+        taken = f"rounds of {self.take:.0f} groups" if self.streams else "whole batches"
+        taken += f", {self.batches} batches a version" if self.batches > 1 else ""
+        limit = "" if self.gate is None else f", at most max_staleness {self.gate}"
+        return f"{'blocking' if self.blocks else 'queue-drop'}, {taken}{limit}"
+
+
+def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_per_publish: float) -> Setting | None:
+    """The setting of a live run; None while a quantity that it needs is not known."""
+    rho, ratio, tailness = known.rho, known.concurrency_ratio, known.tailness
+    per_batch, batches = known.groups_per_batch, known.batches_per_publish
+    if not (rho and ratio and tailness and per_batch and batches and known.queue_factor):
+        return None
+    blocks = policy.overflow_action == OverflowAction.BLOCK
+    take = min(policy.micro_batch_groups * max(1, world_size), per_batch) or per_batch
+    never_waits = known.trainer_idle_share is not None and known.trainer_idle_share < NEVER_WAITS
+    hides_rho = blocks and never_waits and rho <= HIDDEN_BELOW
+    gated = policy.max_staleness != UNSET and policy.staleness_measure == StalenessMeasure.HEAD
+    # A publish at the window's edge makes it 1.03 batches; a form for 1 is meant.
+    whole = max(1, round(batches))
+    return Setting(
+        rho=max(rho, _BARELY_TRAIN_BOUND) if hides_rho else rho,
+        concurrency_ratio=ratio * batches / whole,
+        tailness=tailness,
+        per_batch=per_batch,
+        batches=whole,
+        take=take,
+        queue=known.queue_factor * per_batch,
+        lookahead=None if policy.max_lookahead == UNSET else policy.max_lookahead,
+        gate=policy.max_staleness if gated else None,
+        blocks=blocks,
+        hides_rho=hides_rho,
+        newest_first=policy.order == Order.LIFO,
+        prefetched_versions=policy.prefetch_batches / whole,
+        # Versions that are published while one batch is trained age groups like any other.
+        versions_per_publish=versions_per_publish / min(1.0, batches),
+    )
+
+
+def barely_train_bound(setting: Setting) -> Setting:
+    """The same just above ρ = 1, where the queue is full."""
+    return replace(setting, rho=_BARELY_TRAIN_BOUND)
+
+
+def predict(setting: Setting) -> Prediction:
+    """Mean staleness of a setting, in versions."""
+    ratio, rho, tailness, share = setting.concurrency_ratio, setting.rho, setting.tailness, setting.share
+    if setting.lookahead is not None:
+        # Waiting for the slowest of a batch is left out of the period, which stays a lower bound.
+        plain = closed_forms.admission_limited(ratio, setting.lookahead, rho, tailness, tailness)
+    elif setting.blocks:
+        plain = closed_forms.blocking(ratio, setting.queue_factor, rho, tailness, share)
+    elif share < 1:
+        plain = closed_forms.streaming(ratio, share, max(1.0, setting.queue_factor / share), rho, tailness)
+    else:
+        plain = closed_forms.queue_drop(ratio, max(1.0, setting.queue_factor), rho, tailness)
+    if setting.lookahead is None and rho > 1:
+        # What was pulled ahead is dropped no more: it waits its turn at the trainer.
+        plain = replace(plain, iqs=plain.iqs + setting.prefetched_versions)
+    scale = setting.versions_per_publish
+    pqs, iqs = plain.pqs * scale, plain.iqs * scale
+    if setting.gate is not None:
+        # What the gate leaves is what was generated in time and did not wait too long.
+        pqs = min(pqs, setting.gate)
+        iqs = min(iqs, setting.gate - pqs)
+    return replace(plain, pqs=pqs, iqs=iqs)
+
+
+def tolerance(setting: Setting, prediction: Prediction) -> float:
+    """How far a live mean may be off. Near balance IQS lies anywhere between its two branches."""
+    usual = max(TOLERANCE, RELATIVE_TOLERANCE * prediction.staleness)
+    if not closed_forms.is_rough(setting.rho):
+        return usual
+    below = replace(setting, rho=closed_forms.ROUGH_ABOVE)
+    sides = [predict(side).iqs for side in (below, barely_train_bound(setting))]
+    return max(2 * usual, max(sides) - min(sides))
+
+
+def predicted(view: RunView, known: Quantities, setting: Setting | None) -> Predicted:
+    """The prediction beside what its form leaves out."""
+    policy = view.policy
+    if setting is None:
+        return Predicted()
+    if policy.overflow_action == OverflowAction.REJECT and setting.lookahead is None and setting.rho > 1:
+        return Predicted(notes=("overflow_action reject has no closed form above ρ = 1",))
+    prediction = predict(setting)
+    return Predicted(
+        form=setting.form,
+        pre_queue=prediction.pqs,
+        in_queue=prediction.iqs,
+        staleness=prediction.staleness,
+        period_ratio=prediction.train_period_ratio,
+        rough=closed_forms.is_rough(setting.rho),
+        tolerance=tolerance(setting, prediction),
+        notes=tuple(_notes(policy, known, setting, prediction)),
+    )
+
+
+def _notes(policy: RunPolicy, known: Quantities, setting: Setting, prediction: Prediction) -> list[str]:
+    notes = []
+    if closed_forms.is_rough(setting.rho):
+        notes.append("between ρ 0.8 and 1.2 the closed form is rough; `rollout-buffer plan` simulates there")
+    if setting.gate is not None and setting.lookahead is None and prediction.staleness >= setting.gate:
+        action = "starts anew" if policy.stale_action == StaleAction.RECYCLE else "drops"
+        notes.append(f"the gate {action} what is staler than {setting.gate}, and so prefers short responses")
+    elif policy.max_staleness != UNSET and setting.gate is None:
+        notes.append(f"the gate is left out, as it goes by the {policy.staleness_measure} version")
+    if setting.hides_rho:
+        notes.append("the trainer hardly waits, so the run is taken for train-bound: engines wait for room")
+    if policy.order in {Order.PRIORITY, Order.STALEST_FIRST} and setting.rho > 1:
+        notes.append(f"order {policy.order} is taken for fifo")
+    if known.pass_share < 1:
+        notes.append(f"R and C are those of the {known.pass_share:.0%} of the recent groups that pass the filter")
+    return notes

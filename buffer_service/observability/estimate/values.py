@@ -1,0 +1,181 @@
+"""An estimate as plain values. What is not known is None, and `Estimate.unknown` says why."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A quantity that cannot be told yet."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantities:
+    """What a run's staleness depends on, over the window; symbols as in docs/staleness.md."""
+
+    engines: int = 0
+    """Ready or loading, and heard of."""
+    concurrency: float | None = None
+    """C: requests that all engines decode at once, while they decode."""
+    rollout_tokens_per_s: float | None = None
+    """R: of all engines, while they decode."""
+    slot_tokens_per_s: float | None = None
+    """v = R/C: of one request."""
+    engine_busy_share: float | None = None
+    """Share of the window in which an engine decodes anything."""
+    train_tokens_per_s: float | None = None
+    """T: response tokens trained a second, while the trainer works."""
+    trainer_idle_share: float | None = None
+    """Share of its time that the trainer waits for a batch."""
+    pass_share: float = 1.0
+    """Share of the recent groups that pass the run's filter."""
+    rho: float | None = None
+    """R/T, of R only what passes the filter."""
+    mean_length: float | None = None
+    """L̄: response tokens of an accepted sample."""
+    tailness: float | None = None
+    """M: mean longest response of an accepted group over L̄."""
+    group_size: float | None = None
+    """G: samples of an accepted group."""
+    groups_per_batch: float | None = None
+    """N."""
+    batches_per_publish: float | None = None
+    """Batches that were assembled for each publish."""
+    concurrency_ratio: float | None = None
+    """C/B, of C only what passes the filter, B the samples of all batches of a publish."""
+    queue_factor: float | None = None
+    """q: groups that the queue has room for, over N."""
+    queue_cap: str = "max_queued_groups"
+    """The cap that allows the fewest groups, by the mean size of those that were accepted."""
+    train_period_s: float | None = None
+    """From batch to batch."""
+    publish_period_s: float | None = None
+    """From publish to publish."""
+    group_generation_s: float | None = None
+    """From lease to acceptance, waits for environments, rewards and room in the queue included."""
+    expected_generation_s: float | None = None
+    """M·L̄/v: decoding the longest response."""
+    decoded_tokens_per_s: float | None = None
+    """Over the whole window."""
+    trained_tokens_per_s: float | None = None
+    """Response tokens of assembled groups, over the whole window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Mean staleness by the closed form, in versions."""
+
+    form: str = ""
+    """Which one, in words."""
+    pre_queue: float | None = None
+    in_queue: float | None = None
+    staleness: float | None = None
+    period_ratio: float | None = None
+    """Train period over the ideal one; under admission a lower bound."""
+    rough: bool = False
+    """Only the simulator predicts here."""
+    tolerance: float | None = None
+    """How far the measured mean may be off without a reason to look for one."""
+    notes: tuple[str, ...] = ()
+    """What of the policy the form leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStaleness:
+    """Mean staleness of one environment's groups, over the whole run, in versions."""
+
+    environment: str
+    groups: int
+    pre_queue: float
+    in_queue: float
+    staleness: float
+    tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Mean staleness of the groups that were assembled in the window, in versions."""
+
+    groups: int = 0
+    pre_queue: float | None = None
+    in_queue: float | None = None
+    staleness: float | None = None
+    """By the head."""
+    tokens: float | None = None
+    """Mean over response tokens."""
+    worst: int | None = None
+    """By the head, of the whole run."""
+    environments: tuple[EnvironmentStaleness, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One mean of what was trained beside the same of what was sampled."""
+
+    name: str
+    sampled: float
+    trained: float
+    ratio: float | None = None
+    """Trained over sampled; None where that says nothing: sampled is 0 or below."""
+    chance: float | None = None
+    """The largest difference that is left to chance; None where it is not tested."""
+    biased: bool = False
+    """The difference is beyond chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """Trained (assembled) against sampled (accepted) groups."""
+
+    sampled_groups: int = 0
+    trained_groups: int = 0
+    comparisons: tuple[Comparison, ...] = ()
+    """mean_length, mean_longest, mean_reward, mean_turns, truncated_share; over the window."""
+    environments: tuple[Comparison, ...] = ()
+    """Share of the groups of each environment, by its name; over the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the numbers say, in words."""
+
+    bound: str = ""
+    """`rollout`, `train`, `balanced`, or empty while it is not known."""
+    source: str = ""
+    """`pre_queue` or `in_queue`, where most of the staleness comes from; empty where there is hardly any."""
+    sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One lever, and what the closed form says that it does; best first."""
+
+    lever: str
+    """`split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
+    text: str
+    staleness: float
+    """Predicted after it, in versions."""
+    change: float
+    """Of the predicted staleness, in versions; below 0 is fresher."""
+    throughput: float | None = None
+    """Predicted change of trained tokens/s, as a share; None where the closed form cannot tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What is known of a run's staleness."""
+
+    publishes: int
+    """In the window, after the first."""
+    window_s: float
+    quantities: Quantities
+    unknown: tuple[Unknown, ...]
+    predicted: Predicted
+    measured: Measured
+    bias: Bias
+    verdict: Verdict
+    advice: tuple[Advice, ...]
+    response_lengths: tuple[int, ...]
+    """Accepted samples so far: at place i those of more than 2**(i-1) and at most 2**i response tokens."""
