@@ -96,7 +96,8 @@ demo-seeds: ## the demo with three seeds
 MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
-APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults
+APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/staleness_live \
+	--ignore=tests/chart
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
@@ -104,7 +105,8 @@ ENGINE_UPDATES ?= 8
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: test test-fast test-engine test-engine-full test-faults test-model test-redis test-trl test-verifiers test-protobuf-matrix
+.PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-verifiers \
+	test-protobuf-matrix
 test: ## all tests but test-faults and test-engine, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -126,6 +128,9 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
+test-live: install ## a live loop with simulated engines beside the simulator: staleness within 0.2 versions (about 4 minutes)
+	@$(BIN)/python -m pytest -s tests/staleness_live $(PYTEST_ARGS)
+
 test-model: install ## the store beside the reference model, over ten times as many random operations
 	@RB_MODEL_TIMES=$(MODEL_TIMES) $(BIN)/python -m pytest -s tests/model/test_model_against_store.py $(PYTEST_ARGS)
 
@@ -143,6 +148,16 @@ test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environ
 
 test-protobuf-matrix: ## the wheel with its core dependencies alone, under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
+
+# --- chart --------------------------------------------------------------------------------------------------
+
+.PHONY: chart chart-schema
+chart: install ## the Helm chart: lint, render with Helm 3 and 4, validate, cross-references (about 2 minutes)
+	@scripts/chart_tools.sh $(PYTHON)
+	@RB_CHART_TOOLS=1 $(BIN)/python -m pytest tests/chart $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+chart-schema: install ## rewrite the chart's values.schema.json from the settings and options
+	@$(BIN)/python -m scripts.chart_schema
 
 # --- code ---------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class StalenessCollector(Collector):
             counts = list(accumulate(view.response_lengths))
             if counts:
                 ends = [*(str(float(2**i)) for i in range(len(counts) - 1)), "+Inf"]
-                total = view.statistics.get("accepted_response_tokens", 0)
+                total = view.statistics["accepted_response_tokens"]
                 family.add_metric([view.run_id], buckets=list(zip(ends, counts, strict=True)), sum_value=total)
         return family
 
@@ -121,7 +121,7 @@ class StalenessCollector(Collector):
             )
             for view in self._views:
                 for stage in _STAGES:
-                    family.add_metric([view.run_id, stage], view.statistics.get(f"{stage}_{total}", 0))
+                    family.add_metric([view.run_id, stage], view.statistics[f"{stage}_{total}"])
             yield family
         rewards = GaugeMetricFamily(
             "rollout_buffer_summed_rewards",
@@ -130,7 +130,7 @@ class StalenessCollector(Collector):
         )
         for view in self._views:
             for stage in _STAGES:
-                rewards.add_metric([view.run_id, stage], view.statistics.get(f"{stage}_reward_milli", 0) / 1000)
+                rewards.add_metric([view.run_id, stage], view.statistics[f"{stage}_reward_milli"] / 1000)
         yield rewards
 
 
