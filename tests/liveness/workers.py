@@ -179,6 +179,10 @@ class SimulatedWorker:
             rewards=struct.pack("<2f", *rewards),
             min_response_tokens=min(lengths),
             max_response_tokens=max(lengths),
+            response_tokens=sum(lengths),
+            reward_milli=1_000 * sum(rewards),
+            turns=2,
+            truncated_samples=0,
         )
 
     def _push(self, job: Job) -> None:

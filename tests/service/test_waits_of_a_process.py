@@ -207,6 +207,10 @@ FACTS = ops.GroupFacts(
     rewards=bytes(4),
     min_response_tokens=1,
     max_response_tokens=1,
+    response_tokens=0,
+    reward_milli=0,
+    turns=1,
+    truncated_samples=0,
 )
 
 
