@@ -107,7 +107,7 @@ RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-verifiers \
 	test-protobuf-matrix
-test: ## all tests but test-faults and test-engine, with real SGLang end to end
+test: ## all tests but test-engine, test-faults, test-live and chart, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
