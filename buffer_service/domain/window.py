@@ -58,7 +58,7 @@ STALENESS = (
 train version minus the version that made the token, at least 0 for a group, in thousandths."""
 
 GENERATION = ("generated_groups", "generation_ms")
-"""Accepted groups that had a lease, and the sum of the time from that lease to the acceptance."""
+"""Accepted groups of the last lease of their task, and the sum of the time from that lease to the acceptance."""
 
 ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
 """Of all engines, by their workers: tokens decoded, time with at least one request in progress (summed over engines),
@@ -68,7 +68,10 @@ TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
 """By the trainer's word at its publishes: time that it worked, time that it waited for a batch."""
 
 TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
-"""In the order in which the store keeps them. The store counts in doubles: exact up to 2**53, about 9e15."""
+"""In the order in which the store keeps them."""
+
+MOST = (1 << 53) - 1
+"""Totals stop here, and at its negative: the store counts in doubles, which tell whole numbers apart up to it."""
 
 OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
 """Totals that are kept for each environment too, in the order in which the store keeps them."""

@@ -4,7 +4,8 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
-from buffer_service.domain.window import LENGTH_BUCKETS, TOTALS, length_buckets
+from buffer_service.domain.window import LENGTH_BUCKETS, MOST, TOTALS, length_buckets
+from buffer_wire.limits import MAX_VERSION
 from tests.domain.world import World
 
 
@@ -78,10 +79,19 @@ def test_generation_is_measured_by_the_last_lease() -> None:
 
 def test_engine_counters_leave_the_revision_alone() -> None:
     world = World(batch_groups=2)
-    revision = report(world, 10, 5, 5).revision
+    revision = report(world, 0, 0, 0).revision
+    assert report(world, 10, 5, 5).revision == revision
     assert report(world, 30, 9, 12).revision == revision
     assert report(world, 1, 1, 1).revision == revision
     assert totals(world, "decoded_tokens", "decode_busy_ms", "decode_request_ms") == [31, 10, 13]
+
+
+def test_a_total_stops_where_the_store_can_count_no_further() -> None:
+    world = World(batch_groups=1)
+    world.publish(MAX_VERSION)
+    world.push("a", response_tokens=(1 << 20, 1 << 20))
+    world.batch(0)
+    assert totals(world, "token_staleness_milli_sum") == [MOST]
 
 
 def test_the_window_begins_anew_with_an_epoch() -> None:

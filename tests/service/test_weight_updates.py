@@ -140,6 +140,7 @@ def test_a_trainer_says_both_of_its_times_within_their_bounds(rpc: Rpc, said: di
 
 def test_counters_of_engines_travel_into_the_runs_statistics(rpc: Rpc) -> None:
     run = rpc.create()
+    run.report("e", decoded_tokens=0, decode_busy_ms=0, decode_request_ms=0)
     run.report("e", decoded_tokens=5, decode_busy_ms=6, decode_request_ms=7)
     run.report("e", decoded_tokens=9, decode_busy_ms=6, decode_request_ms=8)
     state = run.get()

@@ -5,8 +5,9 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
-from buffer_service.domain.window import LENGTH_BUCKETS, TOTALS, WINDOW_VERSIONS, Window
+from buffer_service.domain.window import LENGTH_BUCKETS, MOST, TOTALS, WINDOW_VERSIONS, Window
 from buffer_service.store.keys import index_key
+from buffer_wire.limits import MAX_VERSION
 from tests.store.driver import Run, weights
 
 
@@ -170,17 +171,28 @@ async def test_the_result_of_a_lease_that_was_replaced_has_no_known_beginning(ru
 
 async def test_counters_of_engines_add_up_and_repeats_add_nothing(run: Run) -> None:
     await run.create()
+    await report(run, 0, 0, 0)
     await report(run, 100, 10, 40)
     await report(run, 100, 10, 40)
     await report(run, 130, 15, 60)
+    await report(run, 0, 0, 0, "other")
     await report(run, 7, 1, 2, "other")
     assert await totals(run, *ENGINES) == [137, 16, 62]
     engines = {one.engine_id: one for one in (await run.view()).engines}
     assert (engines["e"].decoded_tokens, engines["other"].decode_busy_ms) == (130, 1)
 
 
+async def test_what_an_engine_did_before_the_run_heard_of_it_is_none_of_the_runs(run: Run) -> None:
+    await run.create()
+    await report(run, 100, 10, 40)
+    assert await totals(run, *ENGINES) == [0, 0, 0]
+    await report(run, 130, 15, 60)
+    assert await totals(run, *ENGINES) == [30, 5, 20]
+
+
 async def test_a_worker_that_began_anew_counts_from_nothing(run: Run) -> None:
     await run.create()
+    await report(run, 0, 0, 0)
     await report(run, 100, 50, 60)
     await report(run, 120, 5, 6)
     assert await totals(run, *ENGINES) == [220, 55, 66], "one smaller counter says that all began anew"
@@ -198,10 +210,12 @@ async def test_counters_alone_raise_no_revision_and_wake_nobody(run: Run) -> Non
 
 async def test_an_engine_that_is_forgotten_takes_its_counters_with_it(run: Run) -> None:
     await run.create()
+    await report(run, 0, 0, 0)
     await report(run, 100, 10, 10)
     await run.pass_ms(3_600_001)
     await run.store.sweep()
     assert await run.hash("engine_counters") == {}
+    await report(run, 150, 20, 20)
     assert await totals(run, "decoded_tokens") == [100]
 
 
@@ -265,7 +279,18 @@ async def test_another_regime_begins_with_a_resume_and_with_another_policy(run: 
 
 async def test_a_total_beyond_32_bits_is_exact(run: Run) -> None:
     await run.create()
+    await report(run, 0, 0, 0)
     for restart in range(3):
         await report(run, (1 << 48) - 1, 1 << 47, restart)
         await report(run, 0, 0, 0)
     assert await totals(run, *ENGINES[:2]) == [3 * ((1 << 48) - 1), 3 << 47]
+
+
+async def test_a_total_stops_where_the_store_can_count_no_further(run: Run) -> None:
+    await run.create(batch_groups=1)
+    await run.publish(MAX_VERSION)
+    await run.push(run.group("a", head=0, mean=0, lengths=(1 << 20, 1 << 20)))
+    await run.batch(0)
+    assert await totals(run, "token_staleness_milli_sum", "staleness_sum") == [MOST, MAX_VERSION]
+    (environment,) = (await run.view()).environment_statistics.values()
+    assert environment["token_staleness_milli_sum"] == MOST

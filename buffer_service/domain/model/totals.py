@@ -13,6 +13,7 @@ from buffer_service.domain.model.records import Group
 from buffer_service.domain.ops import EngineReport, GroupFacts, TrainerClock
 from buffer_service.domain.window import (
     LENGTH_BUCKETS,
+    MOST,
     OF_ENVIRONMENT,
     TOTALS,
     WINDOW_VERSIONS,
@@ -41,19 +42,19 @@ class Totals:
     def accept(self, facts: GroupFacts, generation_ms: int | None) -> None:
         """A group is accepted; how long ago its lease was given, where that is known."""
         for name, amount in _amounts(facts).items():
-            self.sums[f"accepted_{name}"] += amount
+            _add(self.sums, f"accepted_{name}", amount)
         environment = self.environments.setdefault(facts.environment, dict.fromkeys(OF_ENVIRONMENT, 0))
-        environment["accepted_response_tokens"] += facts.response_tokens
+        _add(environment, "accepted_response_tokens", facts.response_tokens)
         self.by_length.update(length_buckets(facts.response_lengths))
         if generation_ms is not None:
-            self.sums["generated_groups"] += 1
-            self.sums["generation_ms"] += generation_ms
+            _add(self.sums, "generated_groups", 1)
+            _add(self.sums, "generation_ms", generation_ms)
 
     def assemble(self, group: Group, train_version: int) -> None:
         """A group enters a round."""
         facts = group.facts
         for name, amount in _amounts(facts).items():
-            self.sums[f"assembled_{name}"] += amount
+            _add(self.sums, f"assembled_{name}", amount)
         staleness = {
             "staleness_sum": max(0, train_version - group.head),
             "pre_queue_staleness_sum": group.tail - group.head,
@@ -61,22 +62,22 @@ class Totals:
             "token_staleness_milli_sum": facts.response_tokens * max(0, MILLI * train_version - group.mean_milli),
         }
         environment = self.environments[facts.environment]
-        environment["assembled_groups"] += 1
-        environment["assembled_response_tokens"] += facts.response_tokens
+        _add(environment, "assembled_groups", 1)
+        _add(environment, "assembled_response_tokens", facts.response_tokens)
         for name, amount in staleness.items():
-            self.sums[name] += amount
-            environment[name] += amount
+            _add(self.sums, name, amount)
+            _add(environment, name, amount)
 
     # ── counters ──
 
     def engine(self, report: EngineReport) -> None:
-        """An engine's counters as of now."""
+        """An engine's counters as of now; what it did before the run heard of it is none of this run's."""
         counters = {
             "decoded_tokens": report.decoded_tokens,
             "decode_busy_ms": report.decode_busy_ms,
             "decode_request_ms": report.decode_request_ms,
         }
-        self._grow(self.engines.get(report.engine_id), counters)
+        self._grow(self.engines.get(report.engine_id, counters), counters)
         self.engines[report.engine_id] = counters
 
     def trainer_says(self, clock: TrainerClock) -> None:
@@ -90,7 +91,7 @@ class Totals:
         if before is None or any(counters[name] < before[name] for name in counters):
             before = dict.fromkeys(counters, 0)
         for name, count in counters.items():
-            self.sums[name] += count - before[name]
+            _add(self.sums, name, count - before[name])
 
     # ── window ──
 
@@ -108,6 +109,10 @@ class Totals:
     def response_lengths(self) -> list[int]:
         """See RunView."""
         return [self.by_length[bucket] for bucket in range(LENGTH_BUCKETS)]
+
+
+def _add(sums: dict[str, int], name: str, by: int) -> None:
+    sums[name] = max(-MOST, min(MOST, sums[name] + by))
 
 
 def _amounts(facts: GroupFacts) -> dict[str, int]:

@@ -177,7 +177,7 @@ table.insert(before_close, 1, function()
   end
   for environment, tokens in pairs(response_tokens) do
     local its = environment_totals(environment)
-    its[1] = its[1] + tokens
+    add_total(its, 1, tokens)
   end
   for bucket, samples in pairs(by_length) do
     call('HINCRBY', key('response_lengths'), format('%d', bucket), format('%d', samples))

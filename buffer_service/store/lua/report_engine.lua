@@ -30,7 +30,9 @@ local counters = {unpack(request, 6, 8)}
 local said, packed = call('HGET', key('engine_counters'), engine_id), pack(counters)
 if said ~= packed then
   call('HSET', key('engine_counters'), engine_id, packed)
-  total_growth({'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, said and unpack_msg(said), counters)
+  -- What an engine did before the run heard of it, in a deleted run of this name perhaps, is none of this run's.
+  local before = said and unpack_msg(said) or counters
+  total_growth({'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, before, counters)
 end
 
 -- An engine that does not serve anyway cannot be taken out of service: it needs no place.

@@ -22,7 +22,7 @@ local function count_assembled(environments, own, others)
     for place = 2, #ENVIRONMENT_TOTALS do
       -- Samples, tokens and bytes are in the ledger already.
       local by = sums[place == 2 and 1 or place + 2]
-      its[place] = its[place] + by
+      add_total(its, place, by)
       count_total(ENVIRONMENT_TOTALS[place], by)
     end
   end

@@ -4,14 +4,21 @@
 -- `trainer`: {busy_ms, wait_ms} as the trainer of this epoch said them last. List `snapshots`: for each of the last
 -- publishes, oldest first, the totals right after it as {ms, version, totals...}. Hash `engine_counters`: by engine
 -- {decoded_tokens, decode_busy_ms, decode_request_ms} as its worker said them last. Hash `response_lengths`: accepted
--- samples by bucket. Sums are doubles, exact up to 2^53.
+-- samples by bucket.
 --
 -- A total that grows is nothing that callers must have seen: it does not raise the revision by itself.
 
 -- @include run
 -- @include total_places
 
+-- Doubles tell whole numbers apart up to here; sums stop at it.
+local MOST = 9007199254740991
+
 local totals
+
+local function add_total(sums, place, by)
+  sums[place] = math.max(-MOST, math.min(MOST, sums[place] + by))
+end
 
 local function load_totals()
   if not totals then
@@ -29,12 +36,11 @@ end
 
 local function count_total(name, by)
   if by ~= 0 then
-    local sums, place = load_totals(), TOTAL_PLACES[name]
-    sums[place] = sums[place] + by
+    add_total(load_totals(), TOTAL_PLACES[name], by)
   end
 end
 
--- Adds what counters of these names grew by since they were `before` (nil: since 0). When one is smaller than it was,
+-- Adds what counters of these names grew by since they were `before` (nil: 0). When one is smaller than it was,
 -- whoever counts has begun anew.
 local function total_growth(names, before, counters)
   local is_new = not before
