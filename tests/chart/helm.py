@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -33,11 +33,15 @@ def tool(name: str) -> Path:
     """A program of the chart's tools; skips the test, or fails it under `make chart`, where it is missing."""
     path = TOOLS / name
     if not path.exists():
-        message = f"{path.relative_to(ROOT)} is missing: `make chart` installs it"
-        if os.environ.get("RB_CHART_TOOLS"):
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(f"{path.relative_to(ROOT)} is missing: `make chart` installs it")
     return path
+
+
+def missing(message: str) -> NoReturn:
+    """Skip the test, or fail it where everything has to be there."""
+    if os.environ.get("RB_CHART_TOOLS"):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def helm(major: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.chart.helm import documents, environment, every_value_set, load, pods, pods_of, strings
+from tests.chart.helm import KIND, documents, environment, every_value_set, load, pods, pods_of, strings
 
 
 @every_value_set
@@ -115,6 +115,39 @@ def test_the_store_has_room_beyond_its_data_in_memory_and_on_its_volume(values: 
         most = _bytes(environment(server)["MAXMEMORY"])
         assert _bytes(server["resources"]["limits"]["memory"]) >= 1.5 * most
         assert _bytes(pod.volumes["data"]["spec"]["resources"]["requests"]["storage"]) >= 3 * most
+
+
+@every_value_set
+def test_what_is_kept_for_replicas_fits_beside_the_data_in_memory(values: Path) -> None:
+    for pod in pods_of(values, "store"):
+        server = pod.container("server")
+        given = environment(server)
+        if "HOSTS" in given:
+            kept = _bytes(given["REPL_BACKLOG"]) + _bytes(given["REPLICA_BUFFER_LIMIT"].split()[0])
+            assert _bytes(given["MAXMEMORY"]) + kept <= _bytes(server["resources"]["limits"]["memory"])
+
+
+@every_value_set
+def test_servers_of_a_replicated_store_are_on_different_nodes(values: Path) -> None:
+    for pod in pods_of(values, "store"):
+        spread = {rule["topologyKey"]: rule for rule in pod.spec.get("topologySpreadConstraints", [])}
+        assert bool(spread) == (pod.owner["spec"]["replicas"] > 1)
+        if spread:
+            nodes = spread["kubernetes.io/hostname"]
+            assert (nodes["whenUnsatisfiable"], nodes["minDomains"], nodes["maxSkew"]) == ("DoNotSchedule", 3, 1)
+            assert nodes["labelSelector"]["matchLabels"] == pod.labels
+
+
+def test_kind_has_a_node_for_each_server_of_its_store() -> None:
+    nodes = [node["role"] for node in load((KIND.parent / "cluster.yaml").read_text())["nodes"]]
+    (pod,) = pods_of(KIND, "store")
+    assert nodes.count("worker") >= pod.owner["spec"]["replicas"]
+
+
+@every_value_set
+def test_the_log_of_helm_test_can_be_read_after_it(values: Path) -> None:
+    (pod,) = pods_of(values, "test")
+    assert pod.metadata["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
 
 
 @every_value_set

@@ -12,6 +12,8 @@ POOL = OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {si
 
 SECURED = "security: {tls: {source: secret, secret: s%s}, tokens: {secret: t}}\nworkers: [{name: w, run: r, "
 
+LONG = POOL.replace("name: w", "name: twelve-chars") + "\nfullnameOverride: %s"
+
 BY_SCHEMA = {
     "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
     "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
@@ -82,6 +84,19 @@ BY_TEMPLATE = {
     "volumes for pods without names": (POOL % "kind: Deployment, weights: {volume: template}", "kind=StatefulSet"),
     "a claim without name": (POOL % "weights: {volume: claim}", "weights.claim"),
     "ports the wrong way round": (POOL % "collective: {enabled: true, portRange: {from: 3000, to: 2000}}", "from"),
+    "a StatefulSet with a name of 53 characters": (
+        LONG % ("kind: StatefulSet", "f" * 40),
+        "name: the StatefulSet",
+    ),
+    "weights at the engine's port": (POOL % "weights: {servePort: 30000}", "engine.sidecar.port"),
+    "weights at a port of collectives": (
+        POOL % "weights: {servePort: 20005}, collective: {enabled: true}",
+        "weights.servePort: 20005",
+    ),
+    "an engine at a port of collectives": (
+        POOL % "collective: {enabled: true, portRange: {from: 29000, to: 31000}}",
+        "engine.sidecar.port: 30000",
+    ),
     "workers that the policy would shut out": (
         POOL % "collective: {enabled: true, hostNetwork: true}",
         "networkPolicy.trainers",
@@ -115,6 +130,21 @@ def test_the_templates_refuse(tmp_path: Path, values: str, named: str) -> None:
     assert "schema" not in done.stderr
     assert named in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        LONG % ("kind: StatefulSet", "f" * 39),
+        LONG % ("kind: Deployment", "f" * 40),
+        POOL % "weights: {servePort: 30001}, collective: {enabled: false, portRange: {from: 30000, to: 31000}}",
+    ],
+    ids=["52 characters", "a Deployment of 53", "ports of collectives that are off"],
+)
+def test_what_just_fits_is_rendered(tmp_path: Path, values: str) -> None:
+    done = render_with(tmp_path, values)
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("major", MAJORS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buffer_service.store.binary import find_binary
-from tests.chart.helm import CHART
+from tests.chart.helm import CHART, KIND, VALUE_SETS, missing, pods_of
 from tests.support.mortal import mortal
 from tests.support.sentinels import free_port
 
@@ -27,7 +27,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with valkey-server and valkey-cli, as the image has them."""
     command_line = shutil.which("valkey-cli") or shutil.which("redis-cli")
     if command_line is None:
-        pytest.skip("there is no valkey-cli or redis-cli on PATH")
+        missing("there is no valkey-cli or redis-cli on PATH (Debian and Ubuntu: redis-tools)")
     folder = tmp_path_factory.mktemp("bin")
     (folder / "valkey-server").symlink_to(find_binary(os.environ.get("RB_TEST_STORE_BINARY")))
     (folder / "valkey-cli").symlink_to(command_line)
@@ -92,6 +92,16 @@ class StorePod:
         done = subprocess.run(asked, capture_output=True, text=True, check=False, env=environment, timeout=30)
         return (done.stdout + done.stderr).strip()
 
+    def ready(self, probe: list[str], folder: Path) -> bool:
+        """Whether a readiness probe of the chart passes, with a valkey-cli that finds this server."""
+        folder.mkdir(exist_ok=True)
+        client = folder / "valkey-cli"
+        programs = self.environment["PATH"].partition(":")[0]
+        client.write_text(f'#!/bin/sh\nexec {programs}/valkey-cli -h {self.host} -p {self.port} "$@"\n')
+        client.chmod(0o755)
+        environment = {**self.environment, "PATH": f"{folder}:/usr/bin:/bin"}
+        return subprocess.run(probe, capture_output=True, check=False, env=environment, timeout=30).returncode == 0
+
     @property
     def role(self) -> str:
         """master or slave; empty while it does not answer."""
@@ -136,6 +146,41 @@ def test_a_single_server_evicts_nothing_asks_for_the_password_and_keeps_its_data
     assert pod.ask("GET", "kept") == "1"
 
 
+def _probe(values: Path) -> list[str]:
+    (pod,) = pods_of(values, "store")
+    command: list[str] = pod.container("server")["readinessProbe"]["exec"]["command"]
+    return command
+
+
+def test_a_replica_is_ready_when_it_follows_its_primary(pods: list[StorePod], tmp_path: Path) -> None:
+    (with_password,) = (path for path in VALUE_SETS if path.name == "store-sentinel-values.yaml")
+    probe = _probe(with_password)
+    primary, replica = pods[:2]
+    for pod in (primary, replica):
+        pod.start("server")
+    _until(lambda: primary.ready(probe, tmp_path / "bin"), "the primary is ready", [primary])
+    _until(lambda: replica.ready(probe, tmp_path / "bin"), "a server alone is ready", [replica])
+
+    replica.ask("REPLICAOF", primary.host, str(primary.port))
+    _until(lambda: replica.ready(probe, tmp_path / "bin"), "the replica follows", [primary, replica])
+    primary.kill()
+    _until(lambda: "master_link_status:down" in replica.ask("INFO", "replication"), "the link is lost", [replica])
+
+    assert replica.ask("PING") == "PONG"
+    assert not replica.ready(probe, tmp_path / "bin")
+    replica.environment["STORE_PASSWORD"] = "another"
+    replica.ask("REPLICAOF", "NO", "ONE")
+    assert not replica.ready(probe, tmp_path / "bin"), "the password is asked for"
+
+
+def test_a_server_without_password_is_ready(pods: list[StorePod], tmp_path: Path) -> None:
+    pod = pods[0]
+    del pod.environment["STORE_PASSWORD"]
+    assert not pod.ready(_probe(KIND), tmp_path / "bin")
+    pod.start("server")
+    _until(lambda: pod.ready(_probe(KIND), tmp_path / "bin"), "it is ready", [pod])
+
+
 @pytest.mark.timeout(400)
 def test_the_newest_primary_remains_it_when_everything_is_lost_and_started_again(pods: list[StorePod]) -> None:
     def primaries() -> list[StorePod]:
@@ -153,6 +198,9 @@ def test_the_newest_primary_remains_it_when_everything_is_lost_and_started_again
         pod.start("sentinel", "replicated")
     _until(in_step, "the first is primary of two replicas, known to three Sentinels", pods)
     assert primaries() == [pods[0]], "Sentinels that have never run begin with the first"
+    assert pods[0].ask("CONFIG", "GET", "repl-backlog-size").splitlines()[1] == str(64 << 20)
+    limits = pods[0].ask("CONFIG", "GET", "client-output-buffer-limit").splitlines()[1]
+    assert f"{4 << 30} {2 << 30} 300" in limits
     assert "NOAUTH" in pods[1].ask("PING", sentinel=True, password="")
 
     pods[0].kill()

@@ -105,13 +105,21 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Pods of a set on different nodes and zones where possible. The labels of the set. */}}
+{{/* Pods of a set on different nodes and zones where possible. dict id (what rb.selector takes); nodes if so many have to be there. */}}
 {{- define "rb.spread" -}}
-{{- $labels := . -}}
+{{- $nodes := .nodes -}}
+{{- $labels := include "rb.selector" .id -}}
 {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
 - topologyKey: {{ . }}
   maxSkew: 1
+  {{- if and $nodes (eq . "kubernetes.io/hostname") }}
+  whenUnsatisfiable: DoNotSchedule
+  minDomains: {{ $nodes }}
+  # Nodes that do not take these pods are not counted as empty ones.
+  nodeTaintsPolicy: Honor
+  {{- else }}
   whenUnsatisfiable: ScheduleAnyway
+  {{- end }}
   labelSelector:
     matchLabels: {{- $labels | nindent 6 }}
 {{- end }}

@@ -52,6 +52,13 @@ redis://{{ $user }}{{ include "rb.storeName" . }}.{{ .Release.Namespace }}.svc:6
 {{- end -}}
 {{- end -}}
 
+{{/* Shell command of the server's readiness. */}}
+{{- define "rb.storeReady" -}}
+{{- if .Values.store.auth.secret }}export REDISCLI_AUTH=$STORE_PASSWORD; {{ end -}}
+valkey-cli ping | grep -q PONG
+{{- if eq .Values.store.mode "sentinel" }} && valkey-cli info replication | grep -qE '^(role:master|master_link_status:up)'{{ end -}}
+{{- end -}}
+
 {{/* Environment of both programs of the bundled store; see files/store/run.sh. */}}
 {{- define "rb.storeProgramEnv" -}}
 {{- $sentinel := .Values.store.sentinel -}}
@@ -68,6 +75,10 @@ redis://{{ $user }}{{ include "rb.storeName" . }}.{{ .Release.Namespace }}.svc:6
   value: {{ include "rb.storeHosts" . }}
 - name: SERVICE
   value: {{ $sentinel.service }}
+- name: REPL_BACKLOG
+  value: {{ $sentinel.replicationBacklog }}
+- name: REPLICA_BUFFER_LIMIT
+  value: {{ $sentinel.replicaBufferLimit }}
 - name: DOWN_AFTER_MS
   value: {{ include "rb.text" $sentinel.downAfterMs | quote }}
 - name: FAILOVER_TIMEOUT_MS

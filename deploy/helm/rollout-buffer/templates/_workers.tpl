@@ -50,6 +50,31 @@
 {{- if and $pool.collective.enabled (gt (int $pool.collective.portRange.from) (int $pool.collective.portRange.to)) -}}
 {{- fail (printf "%s: collective.portRange: from is above to" $where) -}}
 {{- end -}}
+{{- $name := include "rb.poolName" . -}}
+{{- if and (eq $pool.kind "StatefulSet") (gt (len $name) 52) -}}
+{{- fail (printf "%s: name: the StatefulSet %s has %d characters; its pods carry it with a hash as a label, which leaves 52" $where $name (len $name)) -}}
+{{- end -}}
+{{- include "rb.checkPorts" (dict "pool" $pool "where" $where) -}}
+{{- end -}}
+
+{{/* Refuses two listeners of a pod at one port. dict pool, where */}}
+{{- define "rb.checkPorts" -}}
+{{- $pool := .pool -}}
+{{- $where := .where -}}
+{{- $range := $pool.collective.portRange -}}
+{{- $ports := dict -}}
+{{- if $pool.weights.servePort -}}{{- $_ := set $ports "weights.servePort" (int $pool.weights.servePort) -}}{{- end -}}
+{{- if eq $pool.engine.source "sidecar" -}}{{- $_ := set $ports "engine.sidecar.port" (int $pool.engine.sidecar.port) -}}{{- end -}}
+{{- if gt (len $ports) (values $ports | uniq | len) -}}
+{{- fail (printf "%s: weights.servePort: %v is SGLang's, engine.sidecar.port" $where $pool.weights.servePort) -}}
+{{- end -}}
+{{- if and $pool.collective.enabled (not $pool.collective.hostNetwork) -}}
+{{- range $value, $port := $ports -}}
+{{- if and (ge $port (int $range.from)) (le $port (int $range.to)) -}}
+{{- fail (printf "%s: %s: %d lies in collective.portRange, whose ports connections take at any time" $where $value $port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Options of the command line by their names in Python. The map. */}}

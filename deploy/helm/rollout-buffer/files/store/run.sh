@@ -10,7 +10,10 @@
 #
 # Environment: APPENDFSYNC, MAXMEMORY; SELF (this pod's host name), HOSTS (all of them, separated by blanks), SERVICE,
 # DOWN_AFTER_MS and FAILOVER_TIMEOUT_MS where there are Sentinels; STORE_PASSWORD if there is one; DATA (default /data),
-# CONFIG (/run/valkey), PORT (6379), SENTINEL_PORT (26379), BIND (every address), WAIT_S (120).
+# CONFIG (/run/valkey), PORT (6379), SENTINEL_PORT (26379), BIND (every address), WAIT_S (120), and in mode replicated
+# REPL_BACKLOG (64mb) and REPLICA_BUFFER_LIMIT (4gb 2gb 300): how far behind a replica may be before it has to copy
+# everything again, and what is kept for it while it copies. With Valkey's own (10mb, 256mb 64mb 60) a large store under
+# load cuts a replica off during the copy, again and again. Give less where maxmemory leaves less memory free.
 set -eu
 umask 077
 data=${DATA:-/data} config=${CONFIG:-/run/valkey} port=${PORT:-6379} sentinel_port=${SENTINEL_PORT:-26379}
@@ -74,6 +77,8 @@ replicated)
     {
         server_config
         echo "replica-announce-ip $SELF"
+        echo "repl-backlog-size ${REPL_BACKLOG:-64mb}"
+        echo "client-output-buffer-limit replica ${REPLICA_BUFFER_LIMIT:-4gb 2gb 300}"
         [ "$primary" = "$SELF $port" ] || echo "replicaof $primary"
     } > "$config/server.conf"
     echo "store: the primary is $primary" >&2
