@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from buffer_service.security.certificates import Certificates, RenewedContext
 
@@ -36,12 +36,12 @@ class _Protocol(H11Protocol):
         """Abort when there is no request, and was none at the last look, since the response `seen` was complete."""
         if self.transport.is_closing():
             return
-        # Until the first request there is none.
-        waits = self.cycle is None or self.cycle.response_complete
-        if waits and self.cycle is seen:
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
+        waits = cycle is None or cycle.response_complete
+        if waits and cycle is seen:
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(REQUEST_S, self._look, self.cycle if waits else self)
+            self._timer = self.loop.call_later(REQUEST_S, self._look, cycle if waits else self)
 
 
 class AdminServer(uvicorn.Server):
