@@ -1,17 +1,47 @@
 """uvicorn inside the supervisor: it must leave signals to its owner and end when told to."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from buffer_service.security.certificates import Certificates, RenewedContext
 
 MAX_HEADER_BYTES = 16 << 10
 MAX_REQUESTS = 512
 """Connections and requests at once; more are answered with 503."""
+
+REQUEST_S = 10.0
+"""A connection that brings no whole request for this long is closed; between two looks it may be up twice as long."""
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, which waits without end for a first request, and for the rest of one that has begun."""
+
+    _timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(REQUEST_S, self._look, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look(self, seen: object) -> None:
+        """Abort when there is no request, and was none at the last look, since the response `seen` was complete."""
+        if self.transport.is_closing():
+            return
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
+        waits = cycle is None or cycle.response_complete
+        if waits and cycle is seen:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(REQUEST_S, self._look, cycle if waits else self)
 
 
 class AdminServer(uvicorn.Server):
@@ -20,12 +50,14 @@ class AdminServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, certificates: Certificates | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
+            # No proxy is believed: refusals are counted by the address that connects.
+            proxy_headers=False,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             limit_concurrency=MAX_REQUESTS,

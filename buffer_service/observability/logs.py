@@ -39,3 +39,9 @@ def configure(level: str, log_format: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
+
+
+def _shows_no_metadata(record: logging.LogRecord) -> bool:
+    """False for gRPC's line about a header field that is not UTF-8: it shows the field, which may be a token."""
+    return not str(record.msg).startswith("Invalid encoding")

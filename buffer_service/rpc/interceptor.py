@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX = "/rollout_buffer.v1."
 REFLECTION_PREFIX = "/grpc.reflection."
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Behavior: TypeAlias = Callable[[Any, Any], Any]
@@ -31,7 +32,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Lets in, translates errors and measures. Health passes untouched, reflection is let in like the contract."""
+    """Lets in, translates errors and measures. A check of health passes untouched."""
 
     def __init__(self, metrics: RpcMetrics, gate: Gate) -> None:
         self._metrics = metrics
@@ -46,14 +47,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         """The guarded handler of the method, built once per method; or one that refuses the caller."""
         method = handler_call_details.method
         of_contract = method.startswith(PREFIX)
-        if not of_contract and not (self._gate.asks and method.startswith(REFLECTION_PREFIX)):
+        if not of_contract and (method == HEALTH_CHECK or not self._gate.asks):
             return await continuation(handler_call_details)
         try:
+            # Reflection, and watches of health, which are streams without end.
             rule = RULES.get(method) if of_contract else REFLECTION
             # This RPC's task runs the handler too, so that it finds its caller.
             CALLER.set(self._gate.enter(_authorization(handler_call_details.invocation_metadata), method, rule))
         except AccessRefused as refusal:
-            return self._refusing(method if of_contract else "reflection", refusal)
+            return self._refusing(method, refusal)
         if not of_contract:
             return await continuation(handler_call_details)
         guarded = self._guarded.get(method)
@@ -66,7 +68,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
     def _refusing(self, method: str, refusal: AccessRefused) -> Handler:
         """A handler that reads nothing, whatever the client sends."""
-        name = method.rpartition("/")[2] if method in RULES or method == "reflection" else "unknown"
+        if method in RULES:
+            name = method.rpartition("/")[2]
+        else:
+            name = "reflection" if method.startswith(REFLECTION_PREFIX) else "unknown"
 
         async def refuse(_: object, context: Context) -> None:
             self._metrics.refused(refusal.reason)

@@ -96,6 +96,12 @@ class Certificates:
         found = [path.stat() for path in self._files.paths]
         return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in found)
 
+    def _are(self, stamp: Stamp) -> bool:
+        try:
+            return self._stamped() == stamp
+        except OSError:
+            return False
+
     def _read(self) -> tuple[Stamp, Material]:
         files = self._files
         try:
@@ -112,10 +118,13 @@ class Certificates:
             raise TlsRefused(f"certificate {files.cert} and key {files.key} do not go together: {error}") from None
         if files.client_ca is not None:
             try:
-                context.load_verify_locations(cadata=content[2].decode("ascii"))
+                context.load_verify_locations(cadata=content[2].decode("ascii", "ignore"))
             except (OSError, ValueError) as error:
                 raise TlsRefused(f"{files.client_ca} holds no certificates: {error}") from None
             context.verify_mode = ssl.CERT_REQUIRED
+        # The context has read certificate and key by itself, perhaps others than `content` holds.
+        if not self._are(stamp):
+            raise TlsRefused("TLS files are being replaced")
         return stamp, Material(content[0], content[1], content[2] if files.client_ca else None, context)
 
 

@@ -96,7 +96,7 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
 }
 
 REFLECTION = _rule(run_at=RunAt.NOWHERE)
-"""Of gRPC's reflection service."""
+"""Of gRPC's reflection service, and of whatever else is not of the contract; checks of health need no token."""
 
 RULES: Mapping[str, Rule] = {
     f"/rollout_buffer.v1.{service}/{method}": rule

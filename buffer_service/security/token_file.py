@@ -6,6 +6,8 @@ the last good one in force, with an error in the log and `broken` True until it 
 
 import fcntl
 import os
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,14 +26,12 @@ Stamp = tuple[int, int, int]
 
 
 class TokenFile:
-    """The tokens of a file as they are now. Raises TokensRefused when the first reading fails.
-
-    Several threads may ask: what they share is replaced and never changed.
-    """
+    """The tokens of a file as they are now. May be asked from any thread. Raises TokensRefused at the first reading."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
+        self._lock = threading.Lock()
         self._stamp: Stamp | None = None
         self.broken = False
         """The file as it is now cannot be used; an earlier one is in force."""
@@ -43,8 +43,10 @@ class TokenFile:
         """The tokens, read again if the file has changed; looked at once a second, or `at_once`."""
         now = self._clock()
         if at_once or now - self._looked >= LOOK_S:
-            self._looked = now
-            self._refresh()
+            # One at a time: tokens that were read earlier must not follow those that were read later.
+            with self._lock:
+                self._looked = now
+                self._refresh()
         return self.tokens
 
     def _refresh(self) -> None:
@@ -86,7 +88,8 @@ def _stamp(path: Path) -> Stamp:
 def changing(path: Path) -> Iterator[list[TokenSet]]:
     """Change a tokens file: the list holds what it has, and what it holds at the end is written, atomically.
 
-    Others that change it wait meanwhile. The file is for its owner alone (mode 0600). Raises TokensRefused.
+    Others that change it wait meanwhile. A new file is for its owner alone (mode 0600); one that is there keeps its
+    owner and mode. Raises TokensRefused.
     """
     lock = _opened(path.with_name(f"{path.name}.lock"))
     try:
@@ -115,6 +118,8 @@ def _write(path: Path, text: str) -> None:
     written = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            if target.exists():
+                _give_as(target.stat(), file.fileno())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -127,3 +132,11 @@ def _write(path: Path, text: str) -> None:
     finally:
         with suppress(FileNotFoundError):
             written.unlink()
+
+
+def _give_as(was: os.stat_result, file: int) -> None:
+    """Owner and mode as they were: root may change the file of a service that runs as another user."""
+    # Somebody else's may be replaced, but not given away; then it is the writer's own.
+    with suppress(PermissionError):
+        os.fchown(file, was.st_uid, was.st_gid)
+        os.fchmod(file, stat.S_IMODE(was.st_mode))

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import urllib.error
 import urllib.request
 
@@ -45,7 +46,7 @@ def test_probes_need_no_token(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/api/runs", "/api/runs/math-1", "/api/runs/absent", "/absent"])
 def test_everything_else_does(guarded: Guarded, path: str) -> None:
-    for authorization in (None, "Bearer garbage", "Basic ???", "Basic Zm9v", "Digest x"):
+    for authorization in (None, "Bearer garbage", "Basic ???", "Basic Zm9v", "Basic é", "Digest x"):
         assert fetched(guarded, path, authorization)[0] == 401, authorization
 
 
@@ -53,6 +54,7 @@ def test_everything_else_does(guarded: Guarded, path: str) -> None:
     ("path", "roles"),
     [
         ("/metrics", {Role.READER, Role.ADMIN}),
+        ("/metrics%0A", {Role.READER, Role.ADMIN}),
         ("/", {Role.READER, Role.TRAINER, Role.ADMIN}),
         ("/api/runs", {Role.READER, Role.TRAINER, Role.ADMIN}),
     ],
@@ -96,23 +98,28 @@ def test_the_state_of_the_files_and_refusals_are_measured(guarded: Guarded, chan
         guarded.tokens_file.write_text(content)
 
 
-def test_health_is_open_and_reflection_is_for_admins(
+def test_checks_of_health_are_open_and_watches_and_reflection_are_for_admins(
     guarded: Guarded, channel: grpc.Channel, tokens: dict[Role, str]
 ) -> None:
-    health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    health_stub = health_pb2_grpc.HealthStub(channel)
+    health = health_stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     for role in (None, *Role):
         metadata = () if role is None else (("authorization", f"Bearer {tokens[role]}"),)
         answers = stub.ServerReflectionInfo(iter([asked]), metadata=metadata, timeout=10)
+        watch = health_stub.Watch(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=10)
         if role is Role.ADMIN:
             assert len(next(answers).list_services_response.service) > 5
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
             continue
-        with pytest.raises(grpc.RpcError) as refused:
-            next(answers)
         denied = grpc.StatusCode.UNAUTHENTICATED if role is None else grpc.StatusCode.PERMISSION_DENIED
-        assert refused.value.code() is denied
+        for refused_stream in (answers, watch):
+            with pytest.raises(grpc.RpcError) as refused:
+                next(refused_stream)
+            assert refused.value.code() is denied
 
 
 def test_who_keeps_failing_is_told_less_and_good_tokens_still_pass(
@@ -124,3 +131,37 @@ def test_who_keeps_failing_is_told_less_and_good_tokens_still_pass(
     log = guarded.service.log.read_text()
     assert "not authenticated" in log
     assert tokens[Role.READER].rpartition(".")[2] not in log
+
+
+def test_a_token_that_is_not_ascii_is_refused_and_not_logged(guarded: Guarded) -> None:
+    """In HTTP/2's own frames: gRPC's clients do not send such a value."""
+    fields = {
+        ":method": b"POST",
+        ":scheme": b"http",
+        ":path": CREATE.encode(),
+        ":authority": b"localhost",
+        "te": b"trailers",
+        "content-type": b"application/grpc",
+        "authorization": b"Bearer rb.not-ascii.\xff\xfe",
+    }
+    block = b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value for name, value in fields.items()
+    )
+    settings, headers, end_of_headers = 4, 1, 4
+    host, _, port = guarded.service.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings, 0, 0, b""))
+        connection.sendall(frame(headers, end_of_headers, 1, block))
+        with connection.makefile("rb") as answer:
+            kind = settings
+            while kind != headers:
+                length, kind = int.from_bytes(answer.read(3), "big"), answer.read(1)[0]
+                answer.read(5 + length)
+    log = guarded.service.log.read_text()
+    assert "rb.not-ascii" not in log
+    assert "Invalid encoding" not in log
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """One of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body

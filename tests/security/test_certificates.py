@@ -227,6 +227,38 @@ def test_an_authority_file_without_certificates_is_refused(files: TlsFiles) -> N
         Certificates(TlsFiles(files.cert, files.key, files.key))
 
 
+def test_an_authority_file_may_have_comments_in_any_language(pki: Pki, files: TlsFiles, tmp_path: Path) -> None:
+    ca = tmp_path / "clients.crt"
+    ca.write_text(f"# Société\n{pki.ours.cert.read_text()}", encoding="utf-8")
+    context = Certificates(TlsFiles(files.cert, files.key, ca)).material().context
+    assert context.cert_store_stats()["x509_ca"] == 1
+
+
+def test_files_that_are_replaced_while_they_are_read_are_not_mixed(
+    pki: Pki, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    certificates = Certificates(files, clock)
+    good = certificates.material()
+    read = Path.read_bytes
+
+    def then_replaced(path: Path) -> bytes:
+        content = read(path)
+        if path == files.key:
+            install(pki.server, files)
+        return content
+
+    install(pki.renewed, files)
+    clock.now += 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", then_replaced)
+        assert certificates.material() is good
+        assert certificates.broken
+    clock.now += 1.0
+    assert certificates.material().cert == pki.server.cert.read_bytes()
+    assert not certificates.broken
+
+
 def test_a_client_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match=r"tls_ca is .*absent"):
         Connector("localhost:1", Access(tls_ca=tmp_path / "absent"))

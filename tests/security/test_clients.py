@@ -1,6 +1,7 @@
 """Clients of a service that asks for tokens: who gets what, and tokens that are replaced while they run."""
 
 import asyncio
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -9,18 +10,23 @@ import grpc
 import pytest
 
 from buffer_service.security.roles import Role
+from buffer_wire import access as access_module
 from buffer_wire.access import Access
 from buffer_wire.codec import join_push
-from buffer_wire.errors import PermissionDenied, RolloutBufferError, Unauthenticated
+from buffer_wire.errors import InvalidField, PermissionDenied, Unauthenticated
 from buffer_wire.retry import rpc_error
 from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
 from rollout_workers.service import ServiceClient
 from rollout_workers.versions import Version
 from rollout_workers.weights.watcher import WeightWatcher
+from tests.security.contract import call
 from tests.security.guarded import Guarded
 from trainer_client.aio import AsyncBufferClient
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
+from trainer_client.integrations.miles.pushing import GroupPusher
+
+GET_RUN = "/rollout_buffer.v1.RunService/GetRun"
 
 
 class Rotation:
@@ -35,24 +41,34 @@ class Rotation:
     def replace(self) -> None:
         """A new token into the client's file, then the old one out of the service's."""
         self._generation += 1
+        old = self.path.read_text().strip()
         self.path.write_text(self._guarded.add(f"{self._name}-{self._generation}", self._role) + "\n")
-        self.revoke(self._generation - 1)
+        self._guarded.revoke(f"{self._name}-{self._generation - 1}")
+        until_refused(self._guarded, old)
 
-    def revoke(self, generation: int | None = None) -> None:
-        self._guarded.revoke(f"{self._name}-{self._generation if generation is None else generation}")
+    def revoke(self) -> None:
+        """Take the client's token out of the service's file; it is refused from now on."""
+        self._guarded.revoke(f"{self._name}-{self._generation}")
+        until_refused(self._guarded, self.path.read_text().strip())
 
 
-def until_refused(client: BufferClient, run_id: str) -> RolloutBufferError:
-    """The error of the first call that is refused; a revoked token is good for up to a second."""
+def until_refused(guarded: Guarded, token: str) -> None:
+    """Return when the service refuses a token that was revoked, which may be good for a second more."""
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            client.run(run_id)
-        except RolloutBufferError as error:
-            return error
-    raise AssertionError("never refused")
+    with grpc.insecure_channel(guarded.service.address) as channel:
+        while call(channel, GET_RUN, token, "math-absent")[0] is not grpc.StatusCode.UNAUTHENTICATED:
+            assert time.monotonic() < deadline, "the service has not refused the revoked token"
+            # It looks at its file once a second.
+            time.sleep(0.05)
 
 
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients read their token file again when a token is refused, and not because time has passed."""
+    monkeypatch.setattr(access_module, "LOOK_S", float("inf"))
+
+
+@pytest.mark.usefixtures("no_looks")
 def test_a_trainer_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
     rotation = Rotation(guarded, tmp_path / "token", "rotating", Role.TRAINER)
     with BufferClient(guarded.service.address, ClientOptions(token_file=rotation.path, timeout_s=20)) as client:
@@ -61,15 +77,34 @@ def test_a_trainer_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) ->
             rotation.replace()
             assert client.run("math-rotation").run_id == "math-rotation"
         rotation.revoke()
-        assert isinstance(until_refused(client, "math-rotation"), Unauthenticated)
+        with pytest.raises(Unauthenticated):
+            client.run("math-rotation")
 
 
+@pytest.mark.usefixtures("no_looks")
+def test_a_trainer_that_pushes_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
+    rotation = Rotation(guarded, tmp_path / "token", "miles", Role.TRAINER)
+    with BufferClient(guarded.service.address, ClientOptions(token_file=rotation.path, timeout_s=20)) as client:
+        client.create_run("math-miles")
+        pusher = GroupPusher(client, "math-miles")
+        rotation.replace()
+        # Before the pusher the client, whose token is then another than that of the pusher's channel.
+        assert client.run("math-miles").run_id == "math-miles"
+        try:
+            # What the service says of a group without samples.
+            with pytest.raises(InvalidField):
+                pusher.push(groups_pb2.GroupHeader(), b"", threading.Event())
+        finally:
+            pusher.close()
+
+
+@pytest.mark.usefixtures("no_looks")
 async def test_an_asyncio_client_goes_on_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
     rotation = Rotation(guarded, tmp_path / "token", "aio", Role.TRAINER)
     options = ClientOptions(token_file=rotation.path, timeout_s=20)
     async with AsyncBufferClient(guarded.service.address, options) as client:
         await client.create_run("math-aio")
-        rotation.replace()
+        await asyncio.to_thread(rotation.replace)
         assert (await client.run("math-aio")).run_id == "math-aio"
 
 
@@ -92,6 +127,7 @@ def test_a_token_of_the_environment_is_enough(guarded: Guarded, monkeypatch: pyt
         assert client.runs() == ()
 
 
+@pytest.mark.usefixtures("no_looks")
 async def test_a_worker_goes_on_watching_with_a_new_token(guarded: Guarded, tmp_path: Path) -> None:
     trainer = ClientOptions(token=guarded.add("publisher", Role.TRAINER), timeout_s=20)
     rotation = Rotation(guarded, tmp_path / "token", "watching", Role.WORKER)
@@ -103,8 +139,8 @@ async def test_a_worker_goes_on_watching_with_a_new_token(guarded: Guarded, tmp_
         watcher = WeightWatcher(service)
         watching = asyncio.create_task(watcher.run())
         await watcher.changes.until(lambda: watcher.latest is not None)
-        rotation.replace()
-        # The service has noticed by the time that it refuses the old one; the next version ends the old stream.
+        await asyncio.to_thread(rotation.replace)
+        # The next version ends the stream of the old token.
         await client.publish("math-watch", epoch=epoch, version=1)
         await watcher.changes.until(lambda: watcher.latest is not None and watcher.latest.version == Version(epoch, 1))
         assert not watching.done()

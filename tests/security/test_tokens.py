@@ -1,6 +1,7 @@
 """Tokens and the file that knows them: what is read, what is refused, what stays in force."""
 
 import json
+import os
 import stat
 import threading
 import time
@@ -120,6 +121,47 @@ def test_a_changed_file_is_taken_over_and_a_broken_one_is_not(path: Path) -> Non
     clock.now = 4.0
     assert file.look().find(first) is None
     assert not file.broken
+
+
+def test_tokens_read_earlier_do_not_follow_those_read_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread reads, a token is revoked, another reads: the revoked one stays out whoever ends last."""
+    add_token(path, "kept", Role.READER)
+    revoked = add_token(path, "revoked", Role.READER)
+    file = TokenFile(path)
+    add_token(path, "new", Role.READER)
+    parse = TokenSet.parse
+    has_read, may_go_on = threading.Event(), threading.Event()
+
+    def slow_in_the_thread(text: str) -> TokenSet:
+        if threading.current_thread() is earlier:
+            has_read.set()
+            assert may_go_on.wait(10)
+        return parse(text)
+
+    earlier = threading.Thread(target=lambda: file.look(at_once=True))
+    later = threading.Thread(target=lambda: file.look(at_once=True))
+    monkeypatch.setattr(TokenSet, "parse", slow_in_the_thread)
+    earlier.start()
+    assert has_read.wait(10)
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"revoked"' not in line))
+    later.start()
+    # Where it does not wait for the other, it is done within this.
+    later.join(0.2)
+    may_go_on.set()
+    earlier.join(10)
+    later.join(10)
+    assert file.look(at_once=True).find(revoked) is None
+
+
+def test_a_file_that_is_changed_keeps_its_owner_and_mode(path: Path) -> None:
+    add_token(path, "first", Role.READER)
+    path.chmod(0o640)
+    # Root alone may give files away.
+    owner = (65_534, 65_534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    os.chown(path, *owner)
+    add_token(path, "second", Role.READER)
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (*owner, 0o640)
 
 
 def test_a_token_that_was_made_just_now_is_good_at_once(path: Path) -> None:

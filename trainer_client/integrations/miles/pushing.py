@@ -27,7 +27,9 @@ class GroupPusher:
     def __init__(self, client: BufferClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._channel = Connector(client.target, client.options, client.options.channel_options()).blocking()
+        connector = Connector(client.target, client.options, client.options.channel_options())
+        self._tokens = connector.tokens
+        self._channel = connector.blocking()
         self._push = self._channel.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
             # Built by buffer_wire.codec: bytes already.
@@ -54,7 +56,7 @@ class GroupPusher:
             deadline_s=PATIENCE_S,
             waiting_on=f"room in the queue of run {self._run_id!r}, which the trainer's pulls make",
             retry_on=lambda error: worth_repeating(error) and not stop.is_set(),
-            tokens=self._client.tokens,
+            tokens=self._tokens,
         )
         self._client.revisions.note(self._run_id, reply.revision)
         ack = reply.acks[0]
