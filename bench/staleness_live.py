@@ -173,11 +173,12 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=1, help="runs of a setting until one is undisturbed (default 1)")
     parser.add_argument("--slower", type=float, default=1.0, help="stretch of time, for a busy machine (default 1)")
     options = parser.parse_args()
+    chosen = [setting for setting in (*AGREEMENT, *WHOLE_GROUPS, *SYNC) if options.only in setting.name]
+    if not chosen:
+        parser.error(f"--only: no setting has {options.only!r} in its name")
     rows: dict[str, Row] = {}
     off = []
-    for setting in (*AGREEMENT, *WHOLE_GROUPS, *SYNC):
-        if options.only not in setting.name:
-            continue
+    for setting in chosen:
         setting = setting.slower(options.slower)  # noqa: PLW2901 - the same, in other units
         found = _compared(setting, options.steps, options.warmup)
         disturbed = 0

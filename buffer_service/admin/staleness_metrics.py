@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate import Estimate, estimate
+from buffer_service.observability.estimate.values import Bias
 
 Value = Callable[[Estimate], float | None]
 
@@ -50,7 +51,7 @@ _GAUGES: dict[str, tuple[str, Value]] = {
     "length_bias_ratio": ("Mean response length, trained over sampled.", lambda e: _ratio(e, "mean_length")),
     "sampling_biased": (
         "1 where what is trained differs from what is sampled beyond chance.",
-        lambda e: any(one.biased for one in (*e.bias.comparisons, *e.bias.environments)),
+        lambda e: _biased(e.bias),
     ),
 }
 
@@ -132,6 +133,12 @@ class StalenessCollector(Collector):
             for stage in _STAGES:
                 rewards.add_metric([view.run_id, stage], view.statistics[f"{stage}_reward_milli"] / 1000)
         yield rewards
+
+
+def _biased(bias: Bias) -> bool | None:
+    """None where nothing could be tested yet."""
+    tested = [one for one in (*bias.comparisons, *bias.environments) if one.chance is not None]
+    return any(one.biased for one in tested) if tested else None
 
 
 def _ratio(one: Estimate, name: str) -> float | None:

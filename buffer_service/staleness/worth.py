@@ -2,8 +2,8 @@
 
 Of n = n_r + n_t GPUs, a split gives n_r to rollouts and n_t to training, for good. The synchronous loop on such a split
 leaves each part idle while the other works. Its fair rival is the synchronous loop on shared GPUs: all n generate, then
-all n train. There R' = R·n/n_r, on C' = C·n/n_r slots of the same speed, T' = T·n/n_t, so ρ' = ρ·n_t/n_r, and a switch
-between the phases costs time.
+all n train. There R' = R·n/n_r, on C' = C·n/n_r slots of the same speed, with as many times the groups in flight,
+T' = T·n/n_t, so ρ' = ρ·n_t/n_r, and a switch between the phases costs time.
 
 No arrangement of n GPUs has a shorter period than B·L̄·(1/R' + 1/T'): each of them busy all the time, nothing thrown
 away. A split with ρ = 1 whose parts never wait has just that period, and so have shared GPUs without switches, if no
@@ -41,9 +41,11 @@ class Split:
 
     def shared(self, workload: Workload, switch_pause: float) -> Workload:
         """The loop in which all GPUs do both by turns; `switch_pause` in token times, both ways together."""
+        more = (self.rollout_gpus + self.train_gpus) / self.rollout_gpus
         return replace(
             workload,
-            concurrency=round(workload.concurrency * (self.rollout_gpus + self.train_gpus) / self.rollout_gpus),
+            concurrency=round(workload.concurrency * more),
+            groups_in_flight=round(workload.groups_in_flight * more),
             rho=workload.rho * self.train_gpus / self.rollout_gpus,
             reload_pause=workload.reload_pause + switch_pause,
         )

@@ -1,5 +1,7 @@
 """Which levers are advised, with the closed form's numbers."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.values import Advice
 from buffer_service.staleness import closed_forms as cf
 from tests.support.views import make_loop
+
+BLOCKS: dict[str, Any] = {"overflow_action": OverflowAction.BLOCK}
 
 
 def levers(policy: RunPolicy | None = None, **fields: Any) -> dict[str, Advice]:
@@ -40,7 +44,10 @@ def test_near_balance_a_long_queue_may_fill() -> None:
 def test_a_cap_in_tokens_is_called_by_its_name() -> None:
     policy = RunPolicy(batch_groups=16, max_queued_groups=160, max_queued_tokens=640_000)
     groups = {"trained": Amount(groups=10, samples=80, tokens=100_000, bytes=1)}
-    assert "max_queued_tokens, room for 64 groups -> for 16" in levers(policy, rho=1.6, groups=groups)["queue"].text
+    assert (
+        "max_queued_tokens 640000 -> 160000, room for 64 groups -> for 16"
+        in levers(policy, rho=1.6, groups=groups)["queue"].text
+    )
 
 
 def test_streaming_takes_away_what_waits_for_whole_batches() -> None:
@@ -84,6 +91,9 @@ def test_gpus_move_towards_balance_and_staleness_that_rises_is_said() -> None:
     assert "staleness 2.0 -> 3.6" in found.text
     train = levers(rho=1.6)["split"]
     assert "38% of them could train instead" in train.text
+    assert train.throughput is None, "what is freed is not what is trained"
+    names = list(levers(rho=1.6, concurrency=256))
+    assert names.index("split") < names.index("gate"), "it costs nothing, and a gate does"
     assert "split" not in levers(rho=1.0)
 
 
@@ -94,9 +104,65 @@ def test_a_gate_is_advised_against_much_staleness_and_loosened_where_it_holds_ba
     assert "gate" not in levers(concurrency=64)
     held = RunPolicy(batch_groups=16, max_lookahead=0, max_staleness=0, overflow_action=OverflowAction.BLOCK)
     loose = levers(held)["gate"]
-    assert "max_lookahead and max_staleness 0 -> 1" in loose.text
+    assert "max_lookahead 0 -> 1, max_staleness 0 -> 1:" in loose.text
     assert loose.staleness == 1
     assert (loose.throughput or 0) > 0.05
+
+
+def test_a_gate_other_than_the_lookahead_is_raised_by_one() -> None:
+    held = RunPolicy(batch_groups=16, max_lookahead=1, max_staleness=2, max_queued_groups=32, **BLOCKS)
+    assert "max_lookahead 1 -> 2, max_staleness 2 -> 3:" in levers(held, concurrency=256)["gate"].text
+
+
+@pytest.mark.parametrize("fields", [{"max_inflight_groups": 24}, {"reserve_queue_space": True}])
+def test_no_engines_are_advised_where_the_policy_holds_the_requests(fields: dict[str, Any]) -> None:
+    """16 groups of 8 decode at once, and 24 are in flight, as their longest response takes 1.5 times the mean."""
+    assert "split" not in levers(RunPolicy(batch_groups=16, **fields), rho=0.5)
+    assert "split" in levers(RunPolicy(batch_groups=16, max_inflight_groups=64), rho=0.5)
+    assert "split" in levers(RunPolicy(batch_groups=16, **fields), rho=1.6)
+
+
+NUMBER = re.compile(r"\b((?:max|micro|batch)_[a-z_]+) (?:\d+ -> )?(\d+)")
+
+
+@pytest.mark.parametrize(
+    ("policy", "lever", "fields", "advised"),
+    [
+        (RunPolicy(batch_groups=16, prefetch_batches=4), "gate", {"rho": 1.5}, {"max_lookahead": 4}),
+        (
+            RunPolicy(batch_groups=16, batch_tokens=90_000, max_queued_groups=64),
+            "queue",
+            {"rho": 1.6},
+            {"max_queued_groups": 16},
+        ),
+        (
+            RunPolicy(batch_groups=16, batch_tokens=90_000, max_queued_groups=160, max_queued_tokens=640_000),
+            "queue",
+            {"rho": 1.6},
+            {"max_queued_tokens": 180_000},
+        ),
+        (
+            RunPolicy(batch_groups=16, batch_tokens=90_000),
+            "batch",
+            {"concurrency": 256},
+            {"batch_tokens": 180_000, "batch_groups": 32},
+        ),
+        (RunPolicy(batch_groups=16), "streaming", {}, {"micro_batch_groups": 2, "max_queued_groups": 4}),
+        (RunPolicy(batch_groups=16, max_lookahead=0, max_staleness=0), "gate", {}, {"max_lookahead": 1}),
+    ],
+)
+def test_the_service_takes_what_is_advised(
+    policy: RunPolicy, lever: str, fields: dict[str, Any], advised: dict[str, int]
+) -> None:
+    # Where a budget of tokens decides, 11 groups of 8,000 fit a batch.
+    grown = {"assembled_groups": 20 * 11} if policy.batch_tokens else {}
+    groups = {"trained": Amount(groups=10, samples=80, tokens=80_000, bytes=1)}
+    found = levers(policy, grown=grown, groups=groups, **fields)[lever]
+    numbers = {name: int(number) for name, number in NUMBER.findall(found.text)}
+    assert numbers.items() >= advised.items()
+    if lever == "batch":
+        numbers["max_queued_groups"] = 2 * policy.max_queued_groups
+    replace(policy, **numbers)  # type: ignore[arg-type]
 
 
 def test_what_costs_no_throughput_comes_first_and_the_strongest_of_it() -> None:

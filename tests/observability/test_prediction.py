@@ -50,6 +50,12 @@ def test_the_form_is_that_of_the_policy(chosen: RunPolicy, rho: float, form: str
     assert found.staleness == pytest.approx(expected.staleness, abs=0.02)
 
 
+def test_admission_beyond_what_the_queue_has_room_for_is_that_of_the_queue() -> None:
+    """Eight versions ahead, and a queue of one batch that drops what is older."""
+    assert estimate(make_loop(policy(max_lookahead=8), rho=1.5)).predicted.form == "queue-drop, whole batches"
+    assert estimate(make_loop(policy(max_lookahead=1), rho=1.5)).predicted.form.startswith("admission")
+
+
 def test_rounds_are_those_of_all_ranks() -> None:
     streamed = policy(micro_batch_groups=2, max_queued_groups=8)
     assert "rounds of 4 groups" in estimate(make_loop(streamed, world_size=2)).predicted.form
@@ -115,6 +121,7 @@ LENGTHS = Lognormal.with_mean(1_000, 0.5)
         (policy(micro_batch_groups=2, max_queued_groups=4), 1.5),
         (policy(prefetch_batches=1), 1.5),
         (policy(batches_per_publish=2), 1.5),
+        (policy(max_lookahead=8), 1.5),
     ],
 )
 def test_what_was_simulated_is_predicted(chosen: RunPolicy, rho: float) -> None:

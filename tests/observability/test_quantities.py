@@ -8,6 +8,7 @@ from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.quantities import quantities
+from buffer_service.observability.estimate.values import Unknown
 from tests.support.views import make_engines, make_loop, make_view, make_window
 
 WINDOW = {
@@ -84,6 +85,16 @@ def test_batches_of_a_publish_are_counted_and_those_of_a_token_budget_are_declar
     fewer = make_loop(budget, grown={"assembled_groups": 20 * 12})
     by_tokens, _ = quantities(fewer)
     assert (by_tokens.batches_per_publish, by_tokens.groups_per_batch) == (1, 12)
+
+
+def test_steps_of_their_own_size_are_not_taken_for_several_batches() -> None:
+    own = estimate(make_loop(grown={"assembled_groups": 20 * 24}))
+    assert (own.predicted.staleness, own.advice, own.verdict.bound) == (None, (), "")
+    assert own.unknown[-1] == Unknown("predicted", "steps take batches of other sizes than batch_groups")
+    # One batch more at the window's edge, however short it is.
+    for publishes in (4, 20):
+        edge = estimate(make_loop(publishes=publishes, grown={"assembled_groups": (publishes + 1) * 16}))
+        assert edge.predicted.staleness is not None
 
 
 def test_caps_in_tokens_and_bytes_go_by_the_mean_group() -> None:

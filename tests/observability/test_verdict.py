@@ -46,6 +46,9 @@ def test_engines_that_stand_idle_beside_a_trainer_that_waits() -> None:
         batch_groups=16, max_lookahead=1, max_staleness=1, max_queued_groups=32, overflow_action=OverflowAction.BLOCK
     )
     assert "max_lookahead 1 may hold the engines back" in said(make_loop(held, rho=0.5, grown=idle))
+    for fields in ({"max_inflight_groups": 24}, {"reserve_queue_space": True}):
+        few = said(make_loop(RunPolicy(batch_groups=16, **fields), rho=0.5))
+        assert f"{next(iter(fields))} may hold the engines back" in few
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,13 @@ def test_what_cannot_be_answered_is_refused(
         asked(*contenders, split=split, switch=switch)
 
 
+def test_shared_gpus_have_as_many_times_the_groups_in_flight_as_slots() -> None:
+    split = Workload(128, 8, 1.0, Fixed(100), groups_in_flight=8)
+    assert Split(4, 4).shared(split, 0.0).groups_in_flight == 16
+    assert Split(4, 4).shared(split, 0.0).concurrency == 256
+    assert Split(4, 4).shared(Workload(128, 8, 1.0, Fixed(100)), 0.0).groups_in_flight == 0, "no bound stays none"
+
+
 def test_a_split_has_gpus_on_both_sides() -> None:
     with pytest.raises(InvalidField, match="train_gpus"):
         Split(4, 0)

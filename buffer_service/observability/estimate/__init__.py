@@ -8,7 +8,13 @@ from buffer_service.observability.estimate.advice import advice
 from buffer_service.observability.estimate.bias import bias
 from buffer_service.observability.estimate.measured import measured
 from buffer_service.observability.estimate.prediction import Setting, predicted, setting_of
-from buffer_service.observability.estimate.quantities import FEW_PUBLISHES, MIN_PUBLISHES, quantities
+from buffer_service.observability.estimate.quantities import (
+    FEW_PUBLISHES,
+    MIN_PUBLISHES,
+    UNEVEN_BATCHES,
+    quantities,
+    uneven,
+)
 from buffer_service.observability.estimate.values import Estimate, Predicted, Quantities, Unknown
 from buffer_service.observability.estimate.verdict import verdict
 
@@ -22,7 +28,7 @@ def estimate(view: RunView) -> Estimate:
     setting = _setting(view, known)
     forecast = predicted(view, known, setting)
     if forecast.staleness is None:
-        unknown = (*unknown, Unknown("predicted", _why_not(view, unknown, forecast)))
+        unknown = (*unknown, Unknown("predicted", _why_not(view, known, unknown, forecast)))
     return Estimate(
         publishes=window.publishes if window else 0,
         window_s=window.seconds if window else 0.0,
@@ -32,22 +38,24 @@ def estimate(view: RunView) -> Estimate:
         measured=seen,
         bias=compared,
         verdict=verdict(view, known, setting, forecast, seen, compared),
-        advice=advice(setting, known, view.world_size) if setting and forecast.staleness is not None else (),
+        advice=advice(setting, known, view) if setting and forecast.staleness is not None else (),
         response_lengths=tuple(view.response_lengths),
     )
 
 
 def _setting(view: RunView, known: Quantities) -> Setting | None:
     window = view.window
-    if window is None or window.publishes < MIN_PUBLISHES:
+    if window is None or window.publishes < MIN_PUBLISHES or uneven(window, known):
         return None
     versions = (window.last.version - window.first.version) / window.publishes
     return setting_of(view.policy, view.world_size, known, versions)
 
 
-def _why_not(view: RunView, unknown: tuple[Unknown, ...], forecast: Predicted) -> str:
+def _why_not(view: RunView, known: Quantities, unknown: tuple[Unknown, ...], forecast: Predicted) -> str:
     if forecast.notes:
         return forecast.notes[0]
     if view.window is not None and view.window.publishes < MIN_PUBLISHES:
         return FEW_PUBLISHES
-    return next(iter(unknown)).reason
+    if view.window is not None and uneven(view.window, known):
+        return UNEVEN_BATCHES
+    return next((one.reason for one in unknown), "a quantity that the closed form needs is 0")

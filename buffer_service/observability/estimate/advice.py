@@ -4,9 +4,12 @@ Trained tokens/s are those of min(R, T) over the period's ratio. A lever is wort
 the staleness and a tenth of a version, or adds a twentieth to the throughput.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate.prediction import Setting, barely_train_bound, predict
 from buffer_service.observability.estimate.values import Advice, Quantities
 from buffer_service.staleness import closed_forms
@@ -24,24 +27,25 @@ WORTH_A_GATE = 2.0
 
 _NO_LOSS = -0.02
 
-Lever = Callable[[Setting, Quantities, int], Iterator[Advice]]
+Lever = Callable[[Setting, Quantities, RunView], Iterator[Advice]]
 
 
-def advice(setting: Setting, known: Quantities, world_size: int) -> tuple[Advice, ...]:
+def advice(setting: Setting, known: Quantities, view: RunView) -> tuple[Advice, ...]:
     """Levers that are worth it."""
     now = predict(setting).staleness
     least = max(LEAST_VERSIONS, LEAST_SHARE * now)
     found = [
         one
         for lever in _LEVERS
-        for one in lever(setting, known, world_size)
-        if one.change <= -least or (one.throughput or 0.0) >= LEAST_THROUGHPUT
+        for one in lever(setting, known, view)
+        if one.lever == "split" or one.change <= -least or (one.throughput or 0.0) >= LEAST_THROUGHPUT
     ]
     return tuple(sorted(found, key=lambda one: (_costs(one), one.change)))
 
 
 def _costs(one: Advice) -> bool:
-    return one.throughput is None or one.throughput < _NO_LOSS
+    # A split costs nothing, also where what it gains is not known.
+    return one.lever != "split" and (one.throughput is None or one.throughput < _NO_LOSS)
 
 
 def _advised(
@@ -56,7 +60,7 @@ def _advised(
     )
 
 
-def _split(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
+def _split(setting: Setting, _known: Quantities, _: RunView) -> Iterator[Advice]:
     """Between engines and training. Fewer or more engines change C as they change R."""
     now, rho = predict(setting), setting.rho
     if setting.lookahead is not None:
@@ -67,9 +71,9 @@ def _split(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
             f"split: engines make {rho - 1:.0%} more than is trained; {1 - 1 / rho:.0%} of them could train instead "
             f"(ρ {rho:.2f} -> 1): at least as much is trained, {_total(now, then)}"
         )
-        # What the same GPUs train cannot be known here; some of it is gained whatever they train.
-        yield from _advised("split", text, now, then, 1 - 1 / rho)
-    elif rho < closed_forms.ROUGH_ABOVE:
+        # How much the freed GPUs train cannot be known here.
+        yield from _advised("split", text, now, then, None)
+    elif rho < closed_forms.ROUGH_ABOVE and not setting.capped:
         more = SLIGHTLY_ROLLOUT_BOUND / rho
         then = predict(replace(setting, rho=SLIGHTLY_ROLLOUT_BOUND, concurrency_ratio=setting.concurrency_ratio * more))
         text = (
@@ -79,11 +83,12 @@ def _split(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
         yield from _advised("split", text, now, then, more - 1)
 
 
-def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
+def _queue(setting: Setting, known: Quantities, view: RunView) -> Iterator[Advice]:
     """A queue of one batch, of two takes where batches are streamed. Near balance both sides are taken at ρ = 1, where
     a long queue costs most.
     """
-    room = 2 * setting.take if setting.streams else setting.take
+    policy, cap = view.policy, known.queue_cap
+    room = max(2 * setting.take if setting.streams else setting.take, _least_queue(policy, cap, setting))
     if setting.lookahead is not None or setting.newest_first or setting.queue < 1.2 * room:
         return
     rough = closed_forms.is_rough(setting.rho)
@@ -93,19 +98,27 @@ def _queue(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
         0.0 if setting.streams else closed_forms.small_batch_period(max(1, round(setting.per_batch)), 1.0, at.rho) - 1
     )
     slower = f", {loss:.1%} less is trained" if loss >= 0.005 else ""
-    what = (
-        f"max_queued_groups {setting.queue:.0f} -> {room:.0f}"
-        if known.queue_cap == "max_queued_groups"
-        else f"{known.queue_cap}, room for {setting.queue:.0f} groups -> for {room:.0f}"
-    )
+    limit = getattr(policy, cap)
+    what = f"{cap} {limit} -> {math.ceil(round(limit * room / setting.queue, 3))}"
+    if cap != "max_queued_groups":
+        what += f", room for {setting.queue:.0f} groups -> for {room:.0f}"
     upto = "up to " if rough else ""
     text = f"queue: {what}: in-queue staleness {upto}{now.iqs:.1f} -> {then.iqs:.1f}{slower}"
     yield from _advised("queue", text, now, then, -loss)
 
 
-def _streaming(setting: Setting, _known: Quantities, world_size: int) -> Iterator[Advice]:
+def _least_queue(policy: RunPolicy, cap: str, setting: Setting) -> float:
+    """Groups that the queue must have room for, or the policy is refused; a batch by tokens may hold fewer."""
+    if policy.micro_batch_groups:
+        return policy.micro_batch_groups
+    if cap == "max_queued_tokens":
+        return setting.queue * 2 * policy.batch_tokens / policy.max_queued_tokens
+    return policy.batch_groups
+
+
+def _streaming(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advice]:
     """Micro-batches of an eighth of a batch over a queue of two of them."""
-    ranks = max(1, world_size)
+    ranks = max(1, view.world_size)
     each = max(1, int(setting.per_batch / MICRO_BATCHES / ranks))
     take = each * ranks
     if setting.lookahead is not None or 2 * take > setting.take:
@@ -119,21 +132,22 @@ def _streaming(setting: Setting, _known: Quantities, world_size: int) -> Iterato
     yield from _advised("streaming", text, now, then, 0.0)
 
 
-def _batch(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
+def _batch(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advice]:
     """Twice the batch, and the queue with it."""
-    groups = setting.per_batch
+    groups, policy = setting.per_batch, view.policy
     doubled = replace(setting, concurrency_ratio=setting.concurrency_ratio / 2, per_batch=2 * groups)
     if not setting.streams:
         doubled = replace(doubled, take=2 * setting.take, queue=2 * setting.queue)
     now, then = predict(setting), predict(doubled)
-    text = (
-        f"batch: {groups:.0f} -> {2 * groups:.0f} groups (and the queue with it): {_total(now, then)}; "
-        "as many tokens/s, half as many steps"
-    )
+    what = f"{groups:.0f} -> {2 * groups:.0f} groups"
+    if policy.batch_tokens:
+        tokens, most = policy.batch_tokens, policy.batch_groups
+        what = f"batch_tokens {tokens} -> {2 * tokens}, batch_groups {most} -> {2 * most}"
+    text = f"batch: {what} (and the queue with it): {_total(now, then)}; as many tokens/s, half as many steps"
     yield from _advised("batch", text, now, then, 0.0)
 
 
-def _concurrency(setting: Setting, known: Quantities, _: int) -> Iterator[Advice]:
+def _concurrency(setting: Setting, known: Quantities, _: RunView) -> Iterator[Advice]:
     """Half of C, R as it is: how many tokens/s engines make with fewer requests is not known here."""
     if setting.concurrency_ratio < MUCH_CONCURRENCY or not known.concurrency:
         return
@@ -151,7 +165,7 @@ def _concurrency(setting: Setting, known: Quantities, _: int) -> Iterator[Advice
     yield from _advised("concurrency", text, now, then, None if most else 0.0)
 
 
-def _length_cap(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
+def _length_cap(setting: Setting, _known: Quantities, _: RunView) -> Iterator[Advice]:
     """Half of the tail."""
     if setting.tailness < LONG_TAIL:
         return
@@ -164,21 +178,21 @@ def _length_cap(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice
     yield from _advised("length_cap", text, now, then, 0.0)
 
 
-def _gate(setting: Setting, _known: Quantities, _: int) -> Iterator[Advice]:
+def _gate(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advice]:
     """Admission: tighter where there is none, looser where it costs throughput. Its period is a lower bound."""
     now = predict(setting)
     if setting.lookahead is not None:
         gate = None if setting.gate is None else setting.gate + 1
         then = predict(replace(setting, lookahead=setting.lookahead + 1, gate=gate))
         gain = now.train_period_ratio / then.train_period_ratio - 1
+        raised = "" if gate is None else f", max_staleness {setting.gate} -> {gate}"
         text = (
-            f"gate: max_lookahead{'' if gate is None else ' and max_staleness'} {setting.lookahead} -> "
-            f"{setting.lookahead + 1}: about {gain:.0%} more is trained, "
-            f"{_total(now, then)}"
+            f"gate: max_lookahead {setting.lookahead} -> {setting.lookahead + 1}{raised}: "
+            f"about {gain:.0%} more is trained, {_total(now, then)}"
         )
         yield from _advised("gate", text, now, then, gain)
         return
-    lookahead = max(1, round(now.staleness / 2))
+    lookahead = max(1, view.policy.least_staleness, round(now.staleness / 2))
     if now.staleness < WORTH_A_GATE:
         return
     then = predict(replace(setting, lookahead=lookahead, blocks=True))

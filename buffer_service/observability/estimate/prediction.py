@@ -26,6 +26,9 @@ TOLERANCE = 0.3
 """Versions that a live mean may differ from the closed form, and less than that share of it."""
 RELATIVE_TOLERANCE = 0.2
 
+IN_FLIGHT_HOLDS = 1.25
+"""Times the groups that C requests take, up to which max_inflight_groups may be what holds C."""
+
 _BARELY_TRAIN_BOUND = 1.001
 
 
@@ -57,6 +60,8 @@ class Setting:
     prefetched_versions: float = 0.0
     """Versions that a batch waits at the trainer when that is the bottleneck: d/b for d batches ahead."""
     versions_per_publish: float = 1.0
+    capped: str = ""
+    """What of the policy may hold C, so that more engines would not make more; empty where nothing does."""
 
     @property
     def groups(self) -> float:
@@ -102,7 +107,7 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
     gated = policy.max_staleness != UNSET and policy.staleness_measure == StalenessMeasure.HEAD
     # A publish at the window's edge makes it 1.03 batches; a form for 1 is meant.
     whole = max(1, round(batches))
-    return Setting(
+    setting = Setting(
         rho=max(rho, _BARELY_TRAIN_BOUND) if hides_rho else rho,
         concurrency_ratio=ratio * batches / whole,
         tailness=tailness,
@@ -118,7 +123,22 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
         prefetched_versions=policy.prefetch_batches / whole,
         # Versions that are published while one batch is trained age groups like any other.
         versions_per_publish=versions_per_publish / min(1.0, batches),
+        capped=_capped(policy, known, tailness),
     )
+    if setting.lookahead is None:
+        return setting
+    # Admission that lets generation run further ahead than the queue has room for holds nothing back.
+    free = replace(setting, lookahead=None)
+    return free if predict(free).staleness < predict(setting).staleness else setting
+
+
+def _capped(policy: RunPolicy, known: Quantities, tailness: float) -> str:
+    """The field that may hold C. Of a group's requests 1/M decode, on average over its time."""
+    if policy.reserve_queue_space:
+        return "reserve_queue_space"
+    in_flight = policy.max_inflight_groups * (known.group_size or 0)
+    held = 0 < in_flight <= IN_FLIGHT_HOLDS * tailness * (known.concurrency or 0)
+    return "max_inflight_groups" if held else ""
 
 
 def barely_train_bound(setting: Setting) -> Setting:

@@ -15,6 +15,11 @@ from buffer_service.observability.filters import filters, recent_acceptance
 MIN_PUBLISHES = 4
 """Fewer are no steady state: no prediction, no verdict."""
 
+EDGE = 0.2
+"""Of a batch: so far off a whole number are the batches of a publish by what lies at the window's edges."""
+
+UNEVEN_BATCHES = "steps take batches of other sizes than batch_groups"
+
 FEW_PUBLISHES = f"fewer than {MIN_PUBLISHES} publishes since the first one of the window"
 
 _IN_SERVICE = frozenset({"ready", "loading"})
@@ -58,6 +63,15 @@ def quantities(view: RunView) -> tuple[Quantities, tuple[Unknown, ...]]:
         known = _of_trainer(view.window, _of_engines(view.window, known))
         known = _combined(_of_groups(view, view.window, known))
     return known, tuple(_unknown(view.window, known))
+
+
+def uneven(window: Window, known: Quantities) -> bool:
+    """Whether batches of a publish, counted as batch_groups each, are no whole number: steps have sizes of their own.
+
+    In a short window one batch at an edge is more than EDGE.
+    """
+    batches = known.batches_per_publish or 0.0
+    return batches > 1 and abs(batches - round(batches)) > max(EDGE, 1 / window.publishes)
 
 
 def _of_engines(window: Window, known: Quantities) -> Quantities:

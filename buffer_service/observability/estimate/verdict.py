@@ -70,6 +70,10 @@ def _on_bottleneck(known: Quantities, setting: Setting | None, bound: str) -> It
             f"max_lookahead {setting.lookahead} may hold the engines back: with all slots taken they could make more "
             "than this ρ says"
         )
+    elif idle >= HELD_BACK and setting.capped:
+        yield (
+            f"{setting.capped} may hold the engines back: with all slots taken they could make more than this ρ says"
+        )
     elif idle >= HELD_BACK and busy is not None and 1 - busy >= HELD_BACK:
         yield (
             f"engines stand idle {1 - busy:.0%} of the time although the trainer waits: there are too few tasks, or "
