@@ -137,7 +137,7 @@ def test_what_is_in_hand_is_known_without_parsing(sampling: dict[str, Any], monk
     # The spans of what was seen under a label are closed by reading it, which is not what is counted here.
     for upto, label in [(2, "1.0"), (5, "1.1"), (7, "1.2"), (11, "1.2"), (12, "1.2")]:
         stream.feed(server.chunk(0, upto), label)
-    stream.feed(server.chunk(1, 3), "1.2")
+    stream.feed(server.chunk(1, 2) + server.chunk(1, 3), "1.2")
     with monkeypatch.context() as patched:
         patched.setattr(json, "loads", None)
         assert stream.in_hand == 12 + 3
