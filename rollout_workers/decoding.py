@@ -14,48 +14,38 @@ class Decoded:
 
     tokens: int = 0
     busy_ms: int = 0
-    """With at least one request in progress."""
+    """With at least one request that decodes."""
     request_ms: int = 0
-    """Summed over requests in progress."""
+    """Summed over requests that decode, each from its first token to its last."""
 
 
 class DecodeMeter:
-    """Of one engine. `in_hand`: tokens that have arrived of requests in progress."""
+    """Of one engine. `in_hand`: tokens that have arrived of calls under way."""
 
     def __init__(self, in_hand: Callable[[], int], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._in_hand = in_hand
         self._clock = clock
         self._requests = 0
         self._since = clock()
-        """When the number of requests in progress changed last."""
+        """When time was last counted."""
         self._busy_s = 0.0
         self._request_s = 0.0
         self._received = 0
         self._shown = Decoded()
 
-    @property
-    def requests(self) -> int:
-        """In progress now."""
-        return self._requests
-
-    def began(self, requests: int) -> None:
-        """So many more requests are in progress."""
+    def changed(self, by: int) -> None:
+        """So many more requests decode. A DecodingListener."""
         self._pass()
-        self._requests += requests
-
-    def ended(self, requests: int) -> None:
-        """So many are no longer."""
-        self._pass()
-        self._requests -= requests
+        self._requests += by
 
     def received(self, tokens: int) -> None:
-        """Tokens of requests that have ended."""
+        """Tokens of calls that have ended."""
         self._received += tokens
 
     def show(self) -> Decoded:
         """As of now."""
         self._pass()
-        # A request that has just ended may be in hand no longer and not yet received.
+        # A call that has just ended may be in hand no longer and not yet received.
         tokens = max(self._shown.tokens, self._received + self._in_hand())
         self._shown = Decoded(tokens, int(1_000 * self._busy_s), int(1_000 * self._request_s))
         return self._shown

@@ -5,7 +5,8 @@ brought to a published version since it was last connected, and is not quarantin
 published do not count as loaded. Written by the loader and the guard, read by everybody else.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -41,9 +42,16 @@ class SwapHold(Protocol):
 class EngineSlot:
     """State of one engine."""
 
-    def __init__(self, engine_id: str, engine: Engine, info: EngineInfo, *, base_model: str | None) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        engine: Engine,
+        info: EngineInfo,
+        *,
+        base_model: str | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine_id = engine_id
-        self.engine = engine
         self.info = info
         self.base_model = base_model
         """What holds version 0, as the engine would load it; None when nobody knows."""
@@ -84,15 +92,23 @@ class EngineSlot:
         """Open after failed calls in a row: no new work until a trial has succeeded."""
         self.evaluating = 0
         """Groups of evaluations on the engine: the training leaves them room."""
-        self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand)
+        self.in_flight = 0
+        """Requests of this worker that the engine has not answered."""
+        self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
+        self.engine = engine
         self.load = LoadView()
         self.suspect = False
         """True from an error that may mean that the engine is gone until the guard has heard from it."""
 
     @property
-    def in_flight(self) -> int:
-        """Requests of this worker that the engine has not answered."""
-        return self.decoding.requests
+    def engine(self) -> Engine:
+        """Another one once a dead engine was started anew; what both decode is counted together."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
+        engine.on_decoding = self.decoding.changed
 
     @property
     def leasable(self) -> bool:
@@ -132,7 +148,7 @@ class EngineSlot:
 
     async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
         """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
-        self.decoding.began(len(requests))
+        self.in_flight += len(requests)
         try:
             done = await self.engine.generate(requests, deadline_s=deadline_s)
         except EngineError as error:
@@ -148,7 +164,7 @@ class EngineSlot:
                 self.changes.notify()
             return done
         finally:
-            self.decoding.ended(len(requests))
+            self.in_flight -= len(requests)
 
     def take_cut_off(self) -> int:
         """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""

@@ -96,9 +96,9 @@ class Engine:
     decoded_tokens: int = 0
     """Tokens that it has sent since its worker began with it."""
     decode_busy_ms: int = 0
-    """Time in which it had at least one request."""
+    """Time in which at least one request decoded."""
     decode_request_ms: int = 0
-    """Time of its requests, summed."""
+    """Time of each request that decodes, from its first token to its last, summed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -427,9 +427,9 @@ class EngineReport:
     decoded_tokens: int = 0
     """This and the next two: since the worker began with the engine. Tokens that it was sent."""
     decode_busy_ms: int = 0
-    """Time with at least one request in progress."""
+    """Time in which at least one request decodes."""
     decode_request_ms: int = 0
-    """Time of each request in progress, summed."""
+    """Time of each request that decodes, summed."""
     wants_load: bool = False
     """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
     silent_ms: int = 0

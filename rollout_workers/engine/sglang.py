@@ -37,6 +37,7 @@ from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
 from rollout_workers.engine.sglang_generate import ServerSettings, SglangGenerate
 from rollout_workers.engine.sglang_weights import SglangWeights
 from rollout_workers.engine.types import (
+    DecodingListener,
     EngineInfo,
     EngineLoad,
     GeneratedSample,
@@ -44,6 +45,7 @@ from rollout_workers.engine.types import (
     PauseMode,
     SampleRequest,
     TensorSpec,
+    nobody_counts,
 )
 
 __all__ = ["SglangEngine", "SglangOptions"]
@@ -70,6 +72,7 @@ class SglangEngine:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.options = options or SglangOptions()
+        self.on_decoding: DecodingListener = nobody_counts
         self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
         self._calls = SglangCalls(self._http, self.options)
         self._weights = SglangWeights(self._calls)
@@ -158,7 +161,7 @@ class SglangEngine:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineMalformed(self.address, "asking for its settings", f"{type(error).__name__} {error}") from error
         await self._weights.found(label, Path(info.model_path), ranks=int(server.get("tp_size") or 1))
-        self._generate_calls = SglangGenerate(self._calls, settings, lambda: self._weights.label)
+        self._generate_calls = SglangGenerate(self._calls, settings, lambda: self._weights.label, self._say_decoding)
         return info
 
     async def _ask_vocab_size(self) -> int:
@@ -252,6 +255,9 @@ class SglangEngine:
     def take_cut_off(self) -> int:
         """See Engine."""
         return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0
+
+    def _say_decoding(self, by: int) -> None:
+        self.on_decoding(by)
 
     async def abort(self, rids: Sequence[str]) -> None:
         """See Engine. Returns when they have ended, or after a second of trying."""

@@ -14,7 +14,7 @@ from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.sglang_calls import SglangCalls
 from rollout_workers.engine.sglang_stream import BatchStream, StreamRefused
-from rollout_workers.engine.types import GeneratedSample, SampleRequest
+from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,15 @@ class Answer:
 
 
 class SglangGenerate:
-    """Calls to the server behind `calls`; `label` says which weights are in force there."""
+    """Calls to the server behind `calls`; `label` says which weights are in force there, `on_decoding` as in Engine."""
 
-    def __init__(self, calls: SglangCalls, settings: ServerSettings, label: Callable[[], str]) -> None:
+    def __init__(
+        self, calls: SglangCalls, settings: ServerSettings, label: Callable[[], str], on_decoding: DecodingListener
+    ) -> None:
         self._calls = calls
         self._settings = settings
         self._label = label
+        self._on_decoding = on_decoding
         self._cut_off = 0
         self._streams: set[BatchStream] = set()
         self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -51,7 +54,7 @@ class SglangGenerate:
     @property
     def tokens_in_hand(self) -> int:
         """Tokens that have arrived of calls that are under way."""
-        return sum(stream.received for stream in self._streams)
+        return sum(stream.in_hand for stream in self._streams)
 
     def take_cut_off(self) -> int:
         """Tokens that had arrived of calls that were cancelled, since this was asked last."""
@@ -72,7 +75,11 @@ class SglangGenerate:
         stream: BatchStream | None = None
         if calls.options.stream:
             stream = BatchStream(
-                requests, vocab_size=settings.vocab_size, incremental=settings.incremental, label=self._label()
+                requests,
+                vocab_size=settings.vocab_size,
+                incremental=settings.incremental,
+                label=self._label(),
+                on_decoding=self._on_decoding,
             )
             self._streams.add(stream)
         post = asyncio.create_task(self._post(requests, stream, doing, deadline))
@@ -93,7 +100,10 @@ class SglangGenerate:
             except sglang_wire.Malformed as error:
                 raise EngineMalformed(calls.address, doing, str(error)) from error
         except asyncio.CancelledError:
-            self._cut_off += stream.received if stream is not None else 0
+            if stream is not None:
+                # At once: while the requests are being aborted its tokens would be counted twice.
+                self._streams.discard(stream)
+                self._cut_off += stream.in_hand
             await self.abort_quietly(rids)
             raise
         except EngineError as error:
@@ -103,9 +113,10 @@ class SglangGenerate:
                 error.partial = tuple(s for s in stream.samples() if len(s.output_ids) or s.unusable_tokens)
             raise
         finally:
+            post.cancel()
             if stream is not None:
                 self._streams.discard(stream)
-            post.cancel()
+                stream.close()
             await asyncio.gather(post, return_exceptions=True)
 
     async def _post(
@@ -120,6 +131,9 @@ class SglangGenerate:
             stream_interval=calls.options.stream_interval if stream is not None else None,
             cumulative=not settings.incremental,
         )
+        unseen = len(requests) if stream is None else 0
+        if unseen:
+            self._on_decoding(unseen)
         try:
             reply = await calls.http.call(
                 "POST",
@@ -132,6 +146,9 @@ class SglangGenerate:
             )
         except StreamRefused as refused:
             raise EngineRejected(calls.address, doing, refused.status, refused.message) from refused
+        finally:
+            if unseen:
+                self._on_decoding(-unseen)
         if reply.status != 200:
             raise EngineRejected(calls.address, doing, reply.status, reply.message)
         if stream is None:

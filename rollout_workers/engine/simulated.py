@@ -26,6 +26,7 @@ from rollout_workers.engine.simulated_decoding import Decoding
 from rollout_workers.engine.simulated_weights import SimulatedWeights
 from rollout_workers.engine.slots import Slots
 from rollout_workers.engine.types import (
+    DecodingListener,
     EngineInfo,
     EngineLoad,
     GeneratedSample,
@@ -33,6 +34,7 @@ from rollout_workers.engine.types import (
     PauseMode,
     SampleRequest,
     TensorSpec,
+    nobody_counts,
 )
 
 
@@ -76,6 +78,8 @@ class SimulatedEngine:
         address: str = "simulated://0",
     ) -> None:
         self.options = options or SimulatedEngineOptions()
+        self.on_decoding: DecodingListener = nobody_counts
+        """See Engine. What holds a slot decodes."""
         self._clock: Clock = clock or WallClock()
         self._address = address
         self._gate = Gate()
@@ -352,10 +356,12 @@ class SimulatedEngine:
             prefill_left_s=len(request.input_ids) / self.options.prefill_tokens_per_s,
         )
         self._decoding[request.rid] = sample
+        self.on_decoding(1)
         try:
             await self._decode(sample)
         finally:
             del self._decoding[request.rid]
+            self.on_decoding(-1)
             self._slots.release()
             self._some_ended.set()
         self.answered[request.sample_index] += 1

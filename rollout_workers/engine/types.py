@@ -13,7 +13,7 @@ Invariants of every engine's answers:
 
 import enum
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -25,6 +25,14 @@ RID_LENGTH = 32
 """Length of every request id, in characters. SGLang aborts by prefix, so no id may be the prefix of another."""
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+DecodingListener = Callable[[int], None]
+"""Told by how many the requests that decode have changed."""
+
+
+def nobody_counts(by: int) -> None:
+    """The DecodingListener of an engine that has no other."""
 
 
 def new_rid() -> str:
@@ -167,6 +175,13 @@ class Engine(Protocol):
 
     Every method takes at most its deadline (the engine's configured one, or `deadline_s` where a call has it) and
     raises EngineTimeout beyond it, EngineUnavailable if the engine cannot be reached, EngineRejected if it refuses.
+    """
+
+    on_decoding: DecodingListener
+    """Called, from the event loop, whenever a request begins to decode (+1) or does so no longer (-1); `nobody_counts`
+    until somebody sets it. A request decodes from its first token to its last or to the end of its call, pauses in
+    between included; one that waits inside the engine, or that has ended while others of its call go on, does not.
+    What an engine answers without a stream decodes for as long as the answer takes.
     """
 
     async def generate(

@@ -13,7 +13,7 @@ from aiohttp import web
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.types import EngineLoad, PauseMode, SampleRequest, VersionSpan
-from tests.engine.fake_sglang import FakeSglang, answer, event, ok
+from tests.engine.fake_sglang import FakeSglang, answer, event, hang_up, ok
 
 PROMPT = np.array([3, 4, 5], dtype=np.int32)
 QUICK = SglangOptions(
@@ -159,6 +159,43 @@ async def test_tokens_of_a_cancelled_call_are_counted_once(engine: SglangEngine,
         await running
     assert {body["rid"] for body in fake.received["/abort_request"]} == {r.rid for r in asked}
     assert (engine.take_cut_off(), engine.take_cut_off()) == (3, 0)
+
+
+@pytest.mark.parametrize("how", ["breaks", "cancelled", "given up", "complete", "silent"])
+async def test_nothing_decodes_after_a_call(engine: SglangEngine, fake: FakeSglang, how: str) -> None:
+    stream, changes = Stream(fake), list[int]()
+    engine.on_decoding = changes.append
+    asked = requests(3)
+    running = asyncio.create_task(engine.generate(asked, deadline_s=1.0 if how == "silent" else 5.0))
+    await stream.started.wait()
+    stream.send(chunk(asked[0].rid, 0, [7]), chunk(asked[1].rid, 1, [9]), last(asked[1].rid, 1, [9, 8]))
+    await until_received(engine, 3)
+    assert changes == [1, 1, -1]
+    match how:
+        case "breaks":
+            stream.break_off()
+        case "cancelled":
+            running.cancel()
+        case "given up":
+            engine.give_up("its machine is away")
+        case "complete":
+            stream.send(last(asked[0].rid, 0, [7, 7]), last(asked[2].rid, 2, [7]), DONE)
+    await asyncio.wait({running})
+    assert (running.cancelled() or running.exception() is not None) == (how != "complete")
+    assert changes == [1, 1, -1, -1]
+
+
+async def test_without_a_stream_the_requests_decode_while_the_answer_is_awaited(fake: FakeSglang) -> None:
+    engine, changes = SglangEngine(fake.url, options=replace(QUICK, stream=False)), list[int]()
+    await engine.info()
+    engine.on_decoding = changes.append
+    await engine.generate(requests(3))
+    assert changes == [3, -3]
+    fake.handlers["/generate"] = hang_up
+    with pytest.raises(EngineUnavailable):
+        await engine.generate(requests(2))
+    assert changes == [3, -3, 2, -2]
+    await engine.close()
 
 
 async def test_an_event_that_is_none_ends_the_call_and_keeps_the_siblings(

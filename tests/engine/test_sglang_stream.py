@@ -109,7 +109,50 @@ def test_what_arrived_of_a_stream_that_broke_off_is_kept(incremental: bool) -> N
     assert (tokens(finished)[0], finished.finish_reason) == ([0, 1, 2], "length")
     assert (tokens(cut)[0], cut.finish_reason) == ([0, 1, 2, 3, 4], "abort")
     assert (tokens(silent)[0], silent.aborted_in_queue, silent.fault) == ([], True, "")
-    assert stream.received == 8
+    assert stream.in_hand == 8
+
+
+def test_a_sample_decodes_from_its_first_event_to_its_last(incremental: bool) -> None:
+    asked = [request(0), request(1), request(2)]
+    server, changes = Server(asked, incremental=incremental), list[int]()
+    stream = BatchStream(asked, vocab_size=VOCABULARY, incremental=incremental, label="1.0", on_decoding=changes.append)
+    stream.feed(server.chunk(0, 1) + server.chunk(1, 1), "1.0")
+    assert changes == [1, 1]
+    stream.feed(server.chunk(0, 9) + server.last(0, 12), "1.0")
+    assert changes == [1, 1, -1]
+    full = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+    stream.feed(server.chunk(2, 0, finish=full), "1.0")
+    assert changes == [1, 1, -1], "it never ran"
+    stream.close()
+    stream.close()
+    assert changes == [1, 1, -1, -1]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}])
+def test_what_is_in_hand_is_known_without_parsing(sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [request(0, **sampling), request(1, **sampling)]
+    server = Server(asked, incremental=False)
+    stream = stream_of(asked, incremental=False)
+    assert stream.in_hand == 0
+    # The spans of what was seen under a label are closed by reading it, which is not what is counted here.
+    for upto, label in [(2, "1.0"), (5, "1.1"), (7, "1.2"), (11, "1.2"), (12, "1.2")]:
+        stream.feed(server.chunk(0, upto), label)
+    stream.feed(server.chunk(1, 2) + server.chunk(1, 3), "1.2")
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "loads", None)
+        assert stream.in_hand == 12 + 3
+        stream.feed(server.chunk(0, 20) + server.last(1, 6), "1.2")
+        assert stream.in_hand == 20 + 6
+    assert [len(sample.output_ids) for sample in stream.samples()] == [20, 6]
+    assert stream.in_hand == 20 + 6
+
+
+def test_what_is_in_hand_of_a_stream_that_does_not_say_it_is_counted() -> None:
+    asked = request()
+    stream = stream_of([asked], incremental=False)
+    meta = {"id": asked.rid, "finish_reason": None, "output_token_logprobs": [[-1.0, 7, None]] * 4}
+    stream.feed(event({"output_ids": [7] * 4, "meta_info": meta, "index": 0}), "1.0")
+    assert stream.in_hand == 4
 
 
 def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(incremental: bool) -> None:

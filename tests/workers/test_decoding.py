@@ -9,8 +9,10 @@ import pytest
 from rollout_workers.decoding import Decoded, DecodeMeter
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.simulated_answers import AnswerOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.slot import EngineSlot
+from tests.support.virtual_clock import VirtualClock
 from tests.workers.building import generated
 
 
@@ -22,20 +24,19 @@ class Meter:
         self.meter = DecodeMeter(lambda: self.in_hand, clock=lambda: self.now)
 
 
-def test_an_engine_is_busy_while_it_has_a_request() -> None:
+def test_an_engine_is_busy_while_a_request_decodes() -> None:
     at = Meter()
     at.now += 5.0
-    at.meter.began(3)
+    at.meter.changed(3)
     at.now += 2.0
     assert at.meter.show() == Decoded(0, 2_000, 6_000), "what goes on is in it"
-    at.meter.ended(2)
+    at.meter.changed(-2)
     at.now += 1.0
-    at.meter.began(1)
+    at.meter.changed(1)
     at.now += 0.5
-    at.meter.ended(2)
+    at.meter.changed(-2)
     at.now += 60.0
     assert at.meter.show() == Decoded(0, 3_500, 6_000 + 1_000 + 1_000)
-    assert at.meter.requests == 0
 
 
 def test_tokens_that_have_arrived_of_running_requests_are_told_and_the_number_never_falls() -> None:
@@ -101,3 +102,68 @@ async def test_what_was_decoded_is_no_news() -> None:
     await slot.generate([REQUEST], deadline_s=1.0)
     assert slot.report("w") == before
     assert slot.full_report("w") != before
+
+
+class Decoder:
+    """A slot on a simulated engine, both on a clock of the test: 10 tokens/s for each request."""
+
+    def __init__(self, clock: VirtualClock, slot: EngineSlot) -> None:
+        self.clock = clock
+        self.slot = slot
+
+    @classmethod
+    async def make(cls, *, slots: int, sigma: float = 0.0) -> "Decoder":
+        clock = VirtualClock()
+        answers = AnswerOptions(length_median=100, length_sigma=sigma)
+        engine = SimulatedEngine(SimulatedEngineOptions(tokens_per_s=10.0, slots=slots, answers=answers), clock=clock)
+        return cls(clock, EngineSlot("w.e0", engine, await engine.info(), base_model=None, clock=clock.now_s))
+
+    @property
+    def times(self) -> tuple[int, int]:
+        report = self.slot.full_report("w")
+        return report.decode_busy_ms, report.decode_request_ms
+
+
+def requests(*limits: int) -> list[SampleRequest]:
+    return [SampleRequest(sample_index=i, input_ids=REQUEST.input_ids, max_new_tokens=n) for i, n in enumerate(limits)]
+
+
+async def test_no_more_requests_decode_than_the_engine_has_slots() -> None:
+    at = await Decoder.make(slots=8, sigma=0.5)
+    await at.clock.run(
+        asyncio.wait_for(
+            asyncio.gather(*(at.slot.generate(requests(*[1_000] * 8), deadline_s=9e4) for _ in range(16))), None
+        )
+    )
+    busy_ms, request_ms = at.times
+    assert 6 < request_ms / busy_ms <= 8
+
+
+async def test_a_sample_decodes_until_it_ends_and_not_until_its_group_does() -> None:
+    at = await Decoder.make(slots=8)
+    await at.clock.run(at.slot.generate(requests(10, 20, 40), deadline_s=60))
+    assert at.times == (4_000, 1_000 + 2_000 + 4_000)
+    await at.clock.pass_time(60)
+    assert at.times == (4_000, 7_000)
+
+
+async def test_a_cancelled_call_decodes_no_longer_and_what_waited_never_did() -> None:
+    at = await Decoder.make(slots=1)
+    running = asyncio.create_task(at.slot.generate(requests(90, 90), deadline_s=60))
+    await at.clock.pass_time(2)
+    assert (at.times, at.slot.in_flight) == ((2_000, 2_000), 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await at.clock.pass_time(60)
+    assert (at.times, at.slot.in_flight) == ((2_000, 2_000), 0)
+
+
+async def test_an_engine_that_was_started_anew_is_counted_with_the_one_before() -> None:
+    at, other = await Decoder.make(slots=8), SimulatedEngine()
+    await at.clock.run(at.slot.generate(requests(10), deadline_s=60))
+    at.slot.engine = other
+    other.on_decoding(1)
+    await at.clock.pass_time(3)
+    other.on_decoding(-1)
+    assert at.times == (4_000, 4_000)

@@ -784,9 +784,9 @@ class RunStatistics(google.protobuf.message.Message):
     decoded_tokens: builtins.int
     """Sums of what engines reported: tokens that they sent."""
     decode_busy_ms: builtins.int
-    """Time with at least one request in progress, in milliseconds."""
+    """Time in which at least one request decodes, in milliseconds."""
     decode_request_ms: builtins.int
-    """Time of each request in progress, in milliseconds."""
+    """Time of each request that decodes, in milliseconds."""
     trainer_busy_ms: builtins.int
     """Sums of what trainers said at their publishes: time that they worked, in milliseconds."""
     trainer_wait_ms: builtins.int

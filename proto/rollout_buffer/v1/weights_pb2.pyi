@@ -580,9 +580,11 @@ class EngineReport(google.protobuf.message.Message):
     Tokens that the engine has sent, those of evaluations and of attempts that were given up included.
     """
     decode_busy_ms: builtins.int
-    """Time with at least one request for tokens in progress, in milliseconds."""
+    """Time in which at least one request decodes, in milliseconds."""
     decode_request_ms: builtins.int
-    """Time that requests for tokens were in progress, summed over requests, in milliseconds."""
+    """Time of each request that decodes, summed, in milliseconds: from its first token to its last. What waits inside the
+    engine, or has ended while others of its group go on, is not in it.
+    """
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights it has loaded."""
