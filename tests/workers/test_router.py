@@ -130,7 +130,7 @@ async def test_a_worker_drives_what_the_router_lists_while_it_changes(fake: Fake
             await eventually(lambda: len(worker.slots) == 2)
             router.urls = [servers[1].url]
             await eventually(lambda: [slot.info.address for slot in worker.slots] == [servers[1].url])
-            assert engine_of(fake, "w.e0").state == weights_pb2.ENGINE_STATE_STOPPED
+            await eventually(lambda: engine_of(fake, "w.e0").state == weights_pb2.ENGINE_STATE_STOPPED)
             servers[1].received.clear()
             await fake.submit(task("t1", group_size=2))
             await fake.until(lambda: "t1" in fake.results())
