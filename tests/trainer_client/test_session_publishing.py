@@ -85,6 +85,7 @@ def test_the_run_adds_up_the_trainers_time_and_what_engines_decoded(
             assert spent is not None
             next(session)
             session.publish()
+        report("e0", READY, 1)
         report("e0", READY, 1, decoded_tokens=700, decode_busy_ms=30, decode_request_ms=90)
         run = client.run(run_id)
     assert first["trainer_busy_ms"] <= spent.busy_ms
