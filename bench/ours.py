@@ -20,8 +20,7 @@ from bench import workload
 from bench.measure import descendants
 from bench.roles import Handler
 
-_START_TIMEOUT_S = 180.0
-"""A machine that is busy with other things takes minutes for imports alone."""
+_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from buffer_cli.standing import print_run, state
 from buffer_cli.status import as_values, read
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
-from buffer_service.rpc.convert.estimates import estimate_of
 from buffer_wire.errors import UnknownRun
+from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 
 

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from buffer_service.observability.estimate.values import Estimate
+from buffer_wire.estimate import Estimate
 
 MAX_ADVICE = 4
 _NOTHING = "-"

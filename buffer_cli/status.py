@@ -11,8 +11,8 @@ from buffer_cli.exits import exit_code
 from buffer_cli.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
-from buffer_service.rpc.convert.estimates import estimate_of
 from buffer_service.rpc.convert.runs import view_of
+from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 
 

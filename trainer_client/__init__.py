@@ -4,12 +4,12 @@ Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate`, `da
 publishers and integrations, and imported when they are.
 """
 
+from buffer_wire.estimate import Estimate
 from trainer_client.aio import AsyncBufferClient
 from trainer_client.aio_evaluating import AsyncEvaluation
 from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
-from trainer_client.estimate import Estimate
 from trainer_client.evaluating import Evaluation
 from trainer_client.evaluations import EvaluationFailure, EvaluationState
 from trainer_client.forks import UsedAfterFork

@@ -3,12 +3,12 @@
 import time
 
 from buffer_wire.codec import Delivered, MalformedMessage, split_pull
+from buffer_wire.estimate_messages import estimate_of
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, weights_pb2
 from trainer_client import state
 from trainer_client.batch import Batch, BatchInfo, Group
-from trainer_client.estimates import estimate_of
 from trainer_client.policy import Policy
 
 _GROUP_ENTRIES = (

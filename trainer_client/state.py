@@ -5,7 +5,7 @@ Invariant: nothing here refers to a message; everything can be pickled and sent 
 
 from dataclasses import dataclass, field
 
-from trainer_client.estimate import Estimate
+from buffer_wire.estimate import Estimate
 from trainer_client.policy import Policy
 
 

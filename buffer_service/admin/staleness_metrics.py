@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate import Estimate, estimate
-from buffer_service.observability.estimate.values import Bias
+from buffer_wire.estimate import Bias
 
 Value = Callable[[Estimate], float | None]
 

@@ -15,22 +15,9 @@ from buffer_service.settings import Settings
 from buffer_wire.access import Access
 from buffer_wire.errors import InvalidField
 from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
+from tests.support.commands import command
 from tests.support.rpc import connect, make_task
 from tests.support.service import ServiceProcess, running_service
-
-
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
-    return subprocess.run(
-        [sys.executable, "-m", "buffer_cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**around, "COLUMNS": "160", **environment},
-    )
 
 
 @pytest.fixture(scope="module")

@@ -46,10 +46,11 @@ def test_the_machine_finds(name: str) -> None:
 def test_a_history_that_fails_is_shortened_and_can_be_stored() -> None:
     subject = Mutant(MUTANTS["the newest group is dropped, not the oldest"])
     with pytest.raises(Disagreement) as found:
-        explore(subject, OPERATIONS, moods=["steady"], shrink_s=0)
-    shorter = shrink(subject, found.value, seconds=90)
-    # A run, pushes of which one drops a group, and what shows which: here two batches of which one is taken back.
-    assert len(shorter.history) <= 8 < len(found.value.history) // 4
+        # Of this seed it is found over a pull. One that is found over a resume needs the batch that is taken back too.
+        explore(subject, OPERATIONS, moods=["steady"], shrink_s=0, seed="a")
+    shorter = shrink(subject, found.value, seconds=20)
+    # A run, pushes of which one drops a group, and what shows which.
+    assert len(shorter.history) <= 6 < len(found.value.history)
     written = [line(one) for one in shorter.history]
     assert all(text in str(shorter) for text in written)
     with pytest.raises(Disagreement):

@@ -7,7 +7,7 @@ import pytest
 from buffer_service.domain.ops import Amount
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.bias import compared
-from buffer_service.observability.estimate.values import Bias, Comparison
+from buffer_wire.estimate import Bias, Comparison
 from tests.support.views import make_loop
 
 

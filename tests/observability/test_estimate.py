@@ -10,7 +10,7 @@ from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.domain.window import TOTALS
 from buffer_service.observability.estimate import estimate
-from buffer_service.rpc.convert.estimates import estimate_of, to_estimate
+from buffer_wire.estimate_messages import estimate_of, to_estimate
 from tests.support.views import make_engines, make_view, make_window
 
 POLICIES: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.quantities import quantities
-from buffer_service.observability.estimate.values import Unknown
+from buffer_wire.estimate import Unknown
 from tests.support.views import make_engines, make_loop, make_view, make_window
 
 WINDOW = {

@@ -1,12 +1,9 @@
 """A service with everything on: mutual TLS, TLS of the admin page, tokens; as its users meet it."""
 
 import json
-import os
 import shutil
 import ssl
 import stat
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +16,7 @@ from buffer_service.security.roles import Role
 from buffer_wire.errors import RolloutBufferError
 from tests.security.certificates import Authority
 from tests.security.guarded import add_token
+from tests.support.commands import command
 from tests.support.service import ServiceProcess, running_service
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
@@ -62,18 +60,6 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
     }
     with running_service(folder, **settings) as service:
         yield Closed(service, folder, authority)
-
-
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
-    return subprocess.run(
-        [sys.executable, "-m", "buffer_cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**around, "COLUMNS": "160", **environment},
-    )
 
 
 def test_a_trainer_gets_in_and_nobody_without_a_certificate(closed: Closed) -> None:

@@ -15,8 +15,8 @@ from buffer_service.observability.estimate.quantities import (
     quantities,
     uneven,
 )
-from buffer_service.observability.estimate.values import Estimate, Predicted, Quantities, Unknown
 from buffer_service.observability.estimate.verdict import verdict
+from buffer_wire.estimate import Estimate, Predicted, Quantities, Unknown
 
 __all__ = ["Estimate", "estimate"]
 

@@ -19,7 +19,7 @@ from math import sqrt
 
 from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.window import Window
-from buffer_service.observability.estimate.values import Bias, Comparison
+from buffer_wire.estimate import Bias, Comparison
 
 MIN_GROUPS = 30
 """Trained groups from which a mean is about normal."""

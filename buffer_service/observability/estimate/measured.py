@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from buffer_service.domain.ops import RunView
-from buffer_service.observability.estimate.values import EnvironmentStaleness, Measured
+from buffer_wire.estimate import EnvironmentStaleness, Measured
 
 
 def measured(view: RunView) -> Measured:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
-from buffer_service.observability.estimate.values import Predicted, Quantities
 from buffer_service.staleness import closed_forms
 from buffer_service.staleness.closed_forms import Prediction
+from buffer_wire.estimate import Predicted, Quantities
 
 NEVER_WAITS = 0.05
 """A trainer that waits a smaller share of its time is the bottleneck."""

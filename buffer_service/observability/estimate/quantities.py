@@ -9,8 +9,8 @@ from dataclasses import replace
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.window import Window
 from buffer_service.observability.diagnosis import SILENT_MS
-from buffer_service.observability.estimate.values import Quantities, Unknown
 from buffer_service.observability.filters import filters, recent_acceptance
+from buffer_wire.estimate import Quantities, Unknown
 
 MIN_PUBLISHES = 4
 """Fewer are no steady state: no prediction, no verdict."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.estimate.prediction import Setting
-from buffer_service.observability.estimate.values import Bias, Comparison, Measured, Predicted, Quantities, Verdict
 from buffer_service.observability.filters import filtered
+from buffer_wire.estimate import Bias, Comparison, Measured, Predicted, Quantities, Verdict
 
 BALANCED = 0.1
 """|ρ - 1| up to which neither side is the bottleneck."""

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from buffer_service.observability.estimate import values
+from buffer_wire import estimate as values
 from rollout_buffer.v1 import runs_pb2 as pb
 
 Value = TypeVar("Value")

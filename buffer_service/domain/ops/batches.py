@@ -1,0 +1,100 @@
+"""Pulls, batches and resumes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One try to pull a rank's shard of a round of a step; whole batches have round 0 only.
+
+    train_version None: that of the step's earlier rounds, else the published version. batch_groups None: the policy's.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    train_version: int | None
+    round: int = 0
+    batch_groups: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """One group of a shard; head and tail in the present timeline."""
+
+    group_id: str
+    payload_key: str
+    sequence: int
+    head_version: int
+    tail_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A closed round of a step as one rank sees it; totals are over all ranks and the step's rounds up to this one,
+    hence the step's totals when `final`.
+    """
+
+    revision: int
+    step: int
+    round: int
+    final: bool
+    train_version: int
+    total_groups: int
+    total_samples: int
+    total_tokens: int
+    total_loss_tokens: int
+    staleness_sum: int
+    staleness_max: int
+    shard: Sequence[ShardGroup]
+    shard_tokens: int
+    replayed: bool
+    queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """No round yet: what is queued, what the round needs, and on whom the pull waits."""
+
+    revision: int
+    step: int
+    queued: int
+    needed: int
+    leased: int
+    pending: int
+    blocked_hint: str
+    """"" or why nothing moves although there is work, e.g. `no worker has asked for a lease`."""
+
+
+class ResumeMode(StrEnum):
+    """What happens to batches at or after next_step."""
+
+    REPLAY = "replay"
+    REQUEUE = "requeue"
+    DISCARD = "discard"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A trainer takes the run over; next_step None: after the last committed step."""
+
+    next_step: int | None
+    mode: ResumeMode
+    request_id: str
+    allow_regenerate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Result of a resume."""
+
+    revision: int
+    epoch: int
+    next_step: int
+    next_unassembled_step: int
+    version: int
+    cursor: int
+    feeder_state: bytes

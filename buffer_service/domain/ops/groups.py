@@ -1,0 +1,94 @@
+"""Groups as they are pushed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from buffer_service.domain.ops.weights import WeightVersion
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What the rules need to know of a pushed group. `lease_id` is empty for a push without a lease."""
+
+    task_id: str
+    generation: int
+    lease_id: str
+    environment: str
+    samples: int
+    tokens: int
+    loss_tokens: int
+    size_bytes: int
+    """Length of the serialized wire Group that is stored."""
+    head: WeightVersion
+    tail: WeightVersion
+    spans_versions: bool
+    """True when tokens of the group came from more than one weight version."""
+    mean_milli: int
+    """Mean over all response tokens of the version that made each, in milli-versions, rounded down."""
+    equal_rewards: bool
+    """True when there are two or more samples and all have the same reward."""
+    mean_reward_milli: int
+    """Mean reward in milli-rewards, rounded down, within +-NO_REWARD_BOUND."""
+    response_lengths: bytes
+    """Response tokens of each sample, little-endian uint32."""
+    rewards: bytes
+    """Reward of each sample, little-endian float32."""
+    min_response_tokens: int
+    max_response_tokens: int
+    response_tokens: int
+    """Of all samples."""
+    reward_milli: int
+    """Sum of the samples' rewards, each rounded to milli-rewards, within +-NO_REWARD_BOUND."""
+    turns: int
+    """Turns of role assistant; a sample without turns has one."""
+    truncated_samples: int
+    """Samples with finish reason LENGTH."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """Facts and the serialized wire Group, stored untouched and returned byte for byte."""
+
+    facts: GroupFacts
+    body: Buffer = field(repr=False)
+
+
+class PushKind(StrEnum):
+    """What became of a pushed group."""
+
+    QUEUED = "queued"
+    DUPLICATE = "duplicate"
+    CLOSED = "closed"
+    REJECTED_FULL = "rejected_full"
+    BLOCKED = "blocked"
+    UNKNOWN_LEASE = "unknown_lease"
+    FILTERED = "filtered"
+    """Accepted, and ended by the run's filter."""
+    INVALID = "invalid"
+    """Could never be accepted: above a cap on its own, or a generation that does not exist yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Outcome for one group. `payload_key` is set for BLOCKED: the body stays stored under it for `retry_push`."""
+
+    kind: PushKind
+    group_id: str
+    payload_key: str = ""
+    field: str = ""
+    """For INVALID: the field, with `value` and `limit` for the error."""
+    value: str = ""
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """Outcomes in request order."""
+
+    revision: int
+    outcomes: Sequence[Pushed]
+    published: WeightVersion

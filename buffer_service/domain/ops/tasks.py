@@ -1,0 +1,145 @@
+"""Tasks and their leases."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from buffer_service.domain.ops.weights import WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to submit. `spec` is the serialized wire Task, opaque here; an empty task_id asks for a generated one."""
+
+    task_id: str
+    group_size: int
+    priority: int
+    environment: str
+    spec: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Compare-and-set of the cursor together with tasks."""
+
+    epoch: int
+    request_id: str
+    expected_cursor: int
+    cursor: int
+    feeder_state: bytes
+    tasks: Sequence[NewTask]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Result of a submit, or of its repeat."""
+
+    revision: int
+    cursor: int
+    task_ids: Sequence[str]
+    pending: int
+
+
+class LeaseWait(StrEnum):
+    """Why fewer leases than asked were given."""
+
+    NO_TASKS = "no_tasks"
+    AT_CAPACITY = "at_capacity"
+    ENGINE_STALE = "engine_stale"
+    PAUSED = "paused"
+    BACKING_OFF = "backing_off"
+    QUARANTINED = "quarantined"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """A worker asks for up to max_tasks tasks."""
+
+    worker_id: str
+    instance_id: str
+    request_id: str
+    engine_id: str
+    loaded: WeightVersion
+    max_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """One lease. `spec` and `continuation` are the bytes that were stored, continuation empty when there is none."""
+
+    lease_id: str
+    task_id: str
+    generation: int
+    attempt: int
+    spec: bytes
+    continuation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Result of a lease request; `wait` is None when everything asked for was given."""
+
+    revision: int
+    grants: Sequence[LeaseGrant]
+    wait: LeaseWait | None
+    published: WeightVersion
+    required_version: int
+    ttl_ms: int
+
+
+class ReturnKind(StrEnum):
+    """Why a lease comes back."""
+
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturn:
+    """A lease handed back. `continuation` is a serialized wire Group, opaque here, empty for none.
+
+    `head` is the smallest version of any kept first token (None without continuation); `tokens` counts kept response
+    tokens.
+    """
+
+    lease_id: str
+    kind: ReturnKind
+    error: str
+    continuation: bytes
+    head: WeightVersion | None
+    tokens: int
+
+
+class ReturnOutcome(StrEnum):
+    """What became of the task."""
+
+    PENDING = "pending"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class LeaseState(StrEnum):
+    """What a heartbeat finds of a lease."""
+
+    LIVE = "live"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    """Its group could no longer be fresh: this very call took it back, later ones find it lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Result of a heartbeat; `states` is in request order."""
+
+    revision: int
+    states: Sequence[LeaseState]
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Result of a return, in request order."""
+
+    revision: int
+    outcomes: Sequence[ReturnOutcome]

@@ -1,0 +1,75 @@
+"""A run as it is looked at: its whole state, and the records of its history."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from buffer_service.domain.ops.weights import EngineReport, WeightVersion
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Sizes of a set of groups."""
+
+    groups: int = 0
+    samples: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One event of a run's recording: `data` is packed, its fields are named in docs/recording.md."""
+
+    event_id: str
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """A task that failed for good."""
+
+    task_id: str
+    attempts: int
+    error: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The whole state of a run.
+
+    `groups` maps `accepted` and every GroupState to its Amount, `tasks` maps `submitted` and every TaskState to a
+    count; what is queued, forming, delivered, pending and leased is counted from what exists. `environments` has the
+    same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics,
+    among them those of window.TOTALS.
+    """
+
+    run_id: str
+    policy: RunPolicy
+    revision: int
+    created_ms: int
+    epoch: int
+    published: WeightVersion
+    next_step: int
+    committed_steps: int
+    checkpointed_steps: int
+    world_size: int
+    cursor: int
+    paused: str
+    draining: bool
+    groups: dict[str, Amount]
+    environments: dict[str, dict[str, Amount]]
+    tasks: dict[str, int]
+    statistics: dict[str, int]
+    engines: Sequence[EngineReport]
+    failures: Sequence[TaskFailure]
+    window: Window | None = None
+    """Between the oldest and the newest publish that are kept; None before the second one."""
+    response_lengths: Sequence[int] = ()
+    """Accepted samples by response length, LENGTH_BUCKETS counts."""
+    environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
+    `accepted_response_tokens` and `assembled_response_tokens`."""

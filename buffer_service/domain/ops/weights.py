@@ -1,0 +1,104 @@
+"""Weight versions, their publishes, collective plans, and what engines report."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightVersion:
+    """Identity of a set of weights."""
+
+    epoch: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Make (epoch, version) the published weights. `manifest` is a serialized wire WeightManifest, empty for none."""
+
+    epoch: int
+    version: int
+    manifest: bytes
+    commit_through: int | None
+    clock: "TrainerClock | None" = None
+    """The trainer's word on its time; None: it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerClock:
+    """What a trainer did since its epoch began, in ms by its clock."""
+
+    busy_ms: int
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCollective:
+    """Announce a collective update to (epoch, version), or its next phase.
+
+    `plan` is a serialized wire CollectivePlan, opaque here.
+    """
+
+    epoch: int
+    version: int
+    plan: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Result of a publish."""
+
+    revision: int
+    published: WeightVersion
+    committed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsView:
+    """The published weights of a run, and the collective update to newer ones that is under way (empty: none)."""
+
+    revision: int
+    published: WeightVersion
+    manifest: bytes
+    paused: bool
+    plan: bytes = b""
+    may_load: bool = True
+    """False while as many engines as the policy allows are out of service for a load."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What a worker says of an engine; `state` is one of starting, ready, loading, quarantined, stopped."""
+
+    engine_id: str
+    worker_id: str
+    state: str
+    loaded: WeightVersion
+    reloads: int
+    last_reload_ms: int
+    last_error: str
+    errors: int
+    membership: int = 0
+    """The process group that it belongs to; 0: none."""
+    prepared: WeightVersion | None = None
+    """The planned version that it is ready to receive."""
+    weights_url: str = ""
+    """Where peers get the versions that its worker has fetched; empty: nowhere."""
+    decoded_tokens: int = 0
+    """This and the next two: since the worker began with the engine. Tokens that it was sent."""
+    decode_busy_ms: int = 0
+    """Time in which at least one request decodes."""
+    decode_request_ms: int = 0
+    """Time of each request that decodes, summed."""
+    wants_load: bool = False
+    """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
+    silent_ms: int = 0
+    """In a view: time since the last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """Result of an engine's report."""
+
+    revision: int
+    published: WeightVersion
+    may_load: bool
