@@ -5,4 +5,5 @@ from rollout_workers.rewards import RewardInput
 
 def even_share(sample: RewardInput) -> float:
     """The share of even token ids in the response, 0 to 1."""
-    return sum(token % 2 == 0 for token in sample.response_ids) / max(1, len(sample.response_ids))
+    even = [token for token in sample.response_ids if token % 2 == 0]
+    return len(even) / max(1, len(sample.response_ids))
