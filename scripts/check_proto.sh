@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails if the committed generated code is not what the proto files generate today.
+# Fails if the committed generated code, or docs/protocol_reference.md, is not what the proto files generate today.
 # usage: check_proto.sh PYTHON   (PYTHON: an interpreter with constraints/proto.txt)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,3 +15,4 @@ if ! diff -rq --exclude='*.proto' --exclude='__init__.py' --exclude='py.typed' -
     exit 1
 fi
 echo "proto-check: $(find "$fresh" -name '*.py' | wc -l) generated modules match their proto files"
+"$python" -m scripts.protocol_reference --check

@@ -158,9 +158,9 @@ class BatchInfo(google.protobuf.message.Message):
     shard_tokens: builtins.int
     """Tokens of this rank."""
     staleness_mean_milli: builtins.int
-    """Staleness of the step's groups (train_version - head_version), mean over groups in milli-versions, and maximum."""
+    """Mean staleness (train_version - head_version) over the step's groups, in thousandths of a version."""
     staleness_max: builtins.int
-    """The largest staleness of a group, in versions."""
+    """The largest staleness of any of the step's groups, in versions."""
     replayed: builtins.bool
     """True when this reply repeats an earlier assembly of the step."""
     waited_ms: builtins.int

@@ -505,7 +505,7 @@ class PushGroupRequest(google.protobuf.message.Message):
 
     @property
     def group(self) -> Global___Group:
-        """The group as it was pushed, byte for byte."""
+        """The group; pushed again after a lost answer, it is the same bytes."""
 
     def __init__(
         self,

@@ -613,7 +613,7 @@ class TaskLedger(google.protobuf.message.Message):
     failed: builtins.int
     """Reached the attempt cap."""
     cancelled: builtins.int
-    """Cancelled."""
+    """Ended before a result by a decision from outside; no RPC does so yet."""
     balanced: builtins.bool
     """True when submitted equals the sum of the others, pending and leased counted from what exists."""
     def __init__(
