@@ -58,11 +58,19 @@ def required_version(
     """The oldest weights with which another group may be started, where its engine's lag is all that forbids it.
 
     train_version of the group's turn - max_staleness, at least 0 and at most the published version: engines that have
-    that get work as far as the policy allows, also where max_lookahead is above max_staleness.
+    that get work as far as the policy allows, also where max_lookahead is above max_staleness. Where turns are not
+    judged, that of the next step.
     """
-    steps = (open_step.groups + queued + leased) // _step_groups(policy, open_step)
-    turn = next_train_version(published, unpublished_steps + steps, policy.batches_per_publish)
+    steps = unpublished_steps
+    if _judges_turns(policy):
+        steps += (open_step.groups + queued + leased) // _step_groups(policy, open_step)
+    turn = next_train_version(published, steps, policy.batches_per_publish)
     return min(published, oldest_useful_version(policy, turn))
+
+
+def _judges_turns(policy: RunPolicy) -> bool:
+    gated = policy.max_staleness != UNSET and policy.staleness_measure is StalenessMeasure.HEAD
+    return policy.max_lookahead != UNSET and gated and policy.order is not Order.LIFO
 
 
 def _lookahead(policy: RunPolicy, behind: int) -> int:
@@ -70,8 +78,7 @@ def _lookahead(policy: RunPolicy, behind: int) -> int:
 
     A group whose turn is a versions ahead has the staleness a + behind, so a <= max_staleness - behind.
     """
-    gated = policy.max_staleness != UNSET and policy.staleness_measure is StalenessMeasure.HEAD
-    if behind > 0 and gated and policy.order is not Order.LIFO:
+    if behind > 0 and _judges_turns(policy):
         return min(policy.max_lookahead, policy.max_staleness - behind)
     return policy.max_lookahead
 

@@ -1,4 +1,6 @@
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -71,34 +73,21 @@ def test_an_engine_that_is_behind_is_let_start_what_is_fresh_at_its_turn_and_not
         unpublished, queued, leased = dice.randint(0, per_publish), dice.randint(0, 12), dice.randint(0, 6)
         loaded = dice.randint(max(0, published - policy.max_staleness), published)
 
-        def room(behind: int, policy: RunPolicy = policy) -> int:
-            found = capacity(
-                policy,
-                unpublished_steps=unpublished,
-                open_step=open_step,
-                queued=queued,
-                leased=leased,
-                behind=behind,
-            )
-            assert found is not None
-            return found
-
+        exists: dict[str, Any] = {
+            "unpublished_steps": unpublished,
+            "open_step": open_step,
+            "queued": queued,
+            "leased": leased,
+        }
+        room = partial(capacity, policy, **exists)
         steps = (open_step.groups + queued + leased) // max(policy.batch_groups, open_step.target)
         turn = next_train_version(published, unpublished + steps, per_publish)
         fresh = not too_stale(policy, train_version=turn, head_version=loaded)
-        may = room(published - loaded) > 0
-        assert may == (room(0) > 0 and (fresh or loaded == published))
-        if room(0) > 0:
+        may, may_if_current = room(behind=published - loaded) > 0, room(behind=0) > 0
+        assert may == (may_if_current and (fresh or loaded == published))
+        if may_if_current:
             held_back += not may
-            oldest = required_version(
-                policy,
-                published=published,
-                unpublished_steps=unpublished,
-                open_step=open_step,
-                queued=queued,
-                leased=leased,
-            )
-            assert may == (loaded >= oldest)
+            assert may == (loaded >= required_version(policy, published=published, **exists))
     assert held_back > 200
 
 
