@@ -139,14 +139,14 @@ class TrainerActions(WorkerActions):
     def fall_behind(self, draw: Draw) -> None:
         """An engine asks with the weights that a publish has replaced, and again when it has loaded others."""
         self.submit(draw)
-        for _ in range(draw.integer(1, 2)):
-            if draw.integer(0, 2):
-                self.train(draw)
-            else:
-                self.publish_some(1)
+        self.submit(draw)
+        self.train(draw)
+        self.publish_some(draw.integer(0, 1))
+        if draw.integer(0, 1):
+            self.fill(draw)
         last = len(self.versions) - 1
-        for behind in (draw.integer(1, 3), draw.integer(0, 1)):
-            self.lease_with(self.versions[max(0, last - behind)], draw.integer(1, 5))
+        for behind in (draw.pick((1, 1, 2)), draw.integer(0, 1)):
+            self.lease_with(self.versions[max(0, last - behind)], draw.integer(2, 6))
 
     def outdate_queue(self, draw: Draw) -> None:
         """Queued groups are left behind, and a pull finds them."""
