@@ -80,10 +80,10 @@ def test_an_engine_that_is_behind_is_let_start_what_is_fresh_at_its_turn_and_not
             "leased": leased,
         }
         room = partial(capacity, policy, **exists)
+        may, may_if_current = ((room(behind=behind) or 0) > 0 for behind in (published - loaded, 0))
         steps = (open_step.groups + queued + leased) // max(policy.batch_groups, open_step.target)
         turn = next_train_version(published, unpublished + steps, per_publish)
         fresh = not too_stale(policy, train_version=turn, head_version=loaded)
-        may, may_if_current = room(behind=published - loaded) > 0, room(behind=0) > 0
         assert may == (may_if_current and (fresh or loaded == published))
         if may_if_current:
             held_back += not may

@@ -214,13 +214,13 @@ def test_an_engine_that_never_loads_holds_nobody_up(service: ServiceProcess, rpc
     run.pull(1)
     assert run.get().groups.queued.groups == 0
     run.submit([make_task("b")])
-    request = tasks_pb2.ReturnLeasesRequest(
+    back = tasks_pb2.ReturnLeasesRequest(
         run=run.ref,
         worker_id="prompt",
         instance_id=run.instance_id,
         returns=[tasks_pb2.LeaseReturn(lease_id="a/0/1", kind=tasks_pb2.RETURN_KIND_INTERRUPTED)],
     )
-    rpc.tasks.ReturnLeases(request, timeout=TIMEOUT_S)
+    rpc.tasks.ReturnLeases(back, timeout=TIMEOUT_S)
     run.publish(2, commit_through_step=1)
     leased = run.lease(2, worker_id="late", engine_id="late", loaded=version(1))
     assert ([lease.task.task_id for lease in leased.leases], leased.wait) == (["a"], tasks_pb2.LEASE_WAIT_ENGINE_STALE)
