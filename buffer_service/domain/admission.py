@@ -2,11 +2,18 @@
 
 Computed from what exists (cardinalities), never from running totals, so groups that are dropped or lost free capacity
 by being gone.
+
+Invariant: an engine that is behind the published version is given a lease only if the group, started with the weights
+that the engine has and trained at its turn, passes the gate. The turn is after all groups that exist. This binds under
+max_lookahead, which alone says how far off a turn may be, and under a gate by the head, the only version that is known
+in advance; not in the order lifo, where the newest group's turn is the next batch.
 """
 
 from dataclasses import dataclass
 
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.gate import oldest_useful_version
+from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.timeline import next_train_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +27,15 @@ class OpenStep:
 NO_OPEN_STEP = OpenStep()
 
 
-def capacity(policy: RunPolicy, *, unpublished_steps: int, open_step: OpenStep, queued: int, leased: int) -> int | None:
-    """Groups that may still be leased, None without a cap; zero or less means none.
+def capacity(
+    policy: RunPolicy, *, unpublished_steps: int, open_step: OpenStep, queued: int, leased: int, behind: int = 0
+) -> int | None:
+    """Groups that may still be leased for an engine, None without a cap; zero or less means none.
 
     max_inflight_groups - leased; with reserve_queue_space max_queued_groups - (queued + leased); with max_lookahead k
     ((k + 1) * b - unpublished_steps) * N - (forming + queued + leased) for batches of N groups and b batches per
-    publish. `unpublished_steps`: complete steps that the last publish did not cover.
+    publish. `unpublished_steps`: complete steps that the last publish did not cover. `behind`: how many versions the
+    engine's weights are older than the published ones.
 
     The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), as long as every step has N groups and
     every version b steps; counted in steps, it also holds when batches differ in size, versions leave gaps, or a
@@ -37,7 +47,41 @@ def capacity(policy: RunPolicy, *, unpublished_steps: int, open_step: OpenStep, 
     if policy.reserve_queue_space:
         rooms.append(policy.max_queued_groups - (queued + leased))
     if policy.max_lookahead != UNSET:
-        steps = (policy.max_lookahead + 1) * policy.batches_per_publish - unpublished_steps
-        size = max(policy.batch_groups, open_step.target)
-        rooms.append(steps * size - (open_step.groups + queued + leased))
+        steps = (_lookahead(policy, behind) + 1) * policy.batches_per_publish - unpublished_steps
+        rooms.append(steps * _step_groups(policy, open_step) - (open_step.groups + queued + leased))
     return min(rooms, default=None)
+
+
+def required_version(
+    policy: RunPolicy, *, published: int, unpublished_steps: int, open_step: OpenStep, queued: int, leased: int
+) -> int:
+    """The oldest weights with which another group may be started, where its engine's lag is all that forbids it.
+
+    train_version of the group's turn - max_staleness, at least 0 and at most the published version: engines that have
+    that get work as far as the policy allows, also where max_lookahead is above max_staleness. Where turns are not
+    judged, that of the next step.
+    """
+    steps = unpublished_steps
+    if _judges_turns(policy):
+        steps += (open_step.groups + queued + leased) // _step_groups(policy, open_step)
+    turn = next_train_version(published, steps, policy.batches_per_publish)
+    return min(published, oldest_useful_version(policy, turn))
+
+
+def _judges_turns(policy: RunPolicy) -> bool:
+    gated = policy.max_staleness != UNSET and policy.staleness_measure is StalenessMeasure.HEAD
+    return policy.max_lookahead != UNSET and gated and policy.order is not Order.LIFO
+
+
+def _lookahead(policy: RunPolicy, behind: int) -> int:
+    """Versions ahead for an engine: k, and for one that is behind at most so many that its groups are fresh then.
+
+    A group whose turn is a versions ahead has the staleness a + behind, so a <= max_staleness - behind.
+    """
+    if behind > 0 and _judges_turns(policy):
+        return min(policy.max_lookahead, policy.max_staleness - behind)
+    return policy.max_lookahead
+
+
+def _step_groups(policy: RunPolicy, open_step: OpenStep) -> int:
+    return max(policy.batch_groups, open_step.target)

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, required_version
 from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 
 SILENT_MS = 60_000
 """Workers report their engines twice as often at least."""
+
+_NAMED = 5
+"""Engines are named up to so many."""
 
 _PAUSES = {
     "operator": "an operator: the run is held until it is continued",
@@ -26,11 +30,10 @@ class Standing:
     needed: int
     pending: int
     leased: int
-    published_version: int
-    max_staleness: int
-    """UNSET for no gate."""
-    engines: Sequence[tuple[str, int]]
-    """State and loaded version of each that is heard of."""
+    engines: Sequence[tuple[str, str, int]]
+    """Id, state and loaded version of each that is heard of."""
+    required_version: int = 0
+    """The oldest weights with which the next group may be started."""
     silent: int = 0
     """Engines that are not heard of any more."""
     draining: bool = False
@@ -57,9 +60,10 @@ class Standing:
             needed=needed,
             pending=view.tasks["pending"],
             leased=view.tasks["leased"],
-            published_version=view.published.version,
-            max_staleness=policy.max_staleness,
-            engines=[(one.state, one.loaded.version) for one in view.engines if one.silent_ms < SILENT_MS],
+            engines=[
+                (one.engine_id, one.state, one.loaded.version) for one in view.engines if one.silent_ms < SILENT_MS
+            ],
+            required_version=_required_version(view),
             silent=sum(one.silent_ms >= SILENT_MS and one.state != "stopped" for one in view.engines),
             draining=view.draining,
             portion="round" if policy.micro_batch_groups else "batch",
@@ -117,6 +121,18 @@ def _needed(view: RunView) -> int:
     return max(1, min(policy.micro_batch_groups * max(1, view.world_size), left))
 
 
+def _required_version(view: RunView) -> int:
+    forming = view.groups.get("forming", Amount()).groups
+    return required_version(
+        view.policy,
+        published=view.published.version,
+        unpublished_steps=view.next_step - view.committed_steps,
+        open_step=OpenStep(view.policy.batch_groups, forming) if forming else NO_OPEN_STEP,
+        queued=view.groups["queued"].groups,
+        leased=view.tasks["leased"],
+    )
+
+
 def _filter(view: RunView) -> str:
     reasons = ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items() if count)
     return f"the filter: {1 - recent_acceptance(view):.0%} of the recent groups are filtered (so far {reasons})"
@@ -163,16 +179,15 @@ def _is_full(amounts: Sequence[Amount], unit: str, cap: int) -> bool:
 
 def _weights_too_old(standing: Standing) -> str:
     """Why no engine may be given work, where its weights are the reason."""
-    alive = [(state, version) for state, version in standing.engines if state != "stopped"]
-    usable = [version for state, version in alive if state != "quarantined"]
+    alive = [(name, state, version) for name, state, version in standing.engines if state != "stopped"]
+    usable = sorted((-version, name) for name, state, version in alive if state != "quarantined")
     if alive and not usable:
         return f"{_counted(len(alive), 'engine')} quarantined, none is left"
-    if not usable or standing.max_staleness == UNSET:
+    if not usable or -usable[0][0] >= standing.required_version:
         return ""
-    required = max(0, standing.published_version - standing.max_staleness)
-    if max(usable) >= required:
-        return ""
-    return f"the newest engine has loaded version {max(usable)} and the next batch needs {required}"
+    loaded = ", ".join(f"{name} has {-newest}" for newest, name in usable[:_NAMED])
+    more = f", and {len(usable) - _NAMED} more" if len(usable) > _NAMED else ""
+    return f"work starts with version {standing.required_version}, and no engine has loaded it: {loaded}{more}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -148,6 +148,57 @@ def test_weights_of_an_abandoned_timeline_count_as_the_fork() -> None:
     assert (abandoned.wait, abandoned.required_version) == (LeaseWait.ENGINE_STALE, 3)
 
 
+def one_step_off() -> World:
+    """Version 1 has just been published, and the groups of the next batch are queued."""
+    world = World(batch_groups=2, max_queued_groups=4, max_lookahead=1, max_staleness=1, overflow_action="block")
+    world.train()
+    world.submit("a", "b", "c")
+    world.queue(2)
+    return world
+
+
+def test_an_engine_that_is_behind_starts_nothing_that_is_stale_at_its_turn() -> None:
+    world = one_step_off()
+    stale = world.lease(loaded=WeightVersion(1, 0))
+    assert (granted(stale), stale.wait, stale.required_version) == ([], LeaseWait.ENGINE_STALE, 1)
+    assert granted(world.lease(2, loaded=WeightVersion(1, 1))) == ["a", "b"], "others are not held back"
+    assert world.lease(loaded=WeightVersion(1, 0)).wait is LeaseWait.AT_CAPACITY, "nor is it the lag alone any more"
+
+
+def test_an_engine_that_is_behind_starts_what_the_next_batch_still_needs() -> None:
+    world = World(batch_groups=2, max_queued_groups=4, max_lookahead=1, max_staleness=1, overflow_action="block")
+    world.train()
+    world.submit("a", "b", "c")
+    world.queue(1)
+    partly = world.lease(3, loaded=WeightVersion(1, 0))
+    assert (granted(partly), partly.wait, partly.required_version) == (["a"], LeaseWait.ENGINE_STALE, 1)
+
+
+def test_the_lag_is_no_reason_where_no_task_could_be_leased() -> None:
+    world = one_step_off()
+    world.lease(2, loaded=WeightVersion(1, 1))
+    world.batch()
+    world.publish(2, commit=1)
+    world.queue(2, head=1)
+    late = WeightVersion(1, 1)
+    world.change(max_lookahead=3, max_staleness=3)
+    assert granted(world.lease(loaded=late)) == ["c"]
+    world.change(max_lookahead=1, max_staleness=1)
+    assert world.lease(loaded=late).wait is LeaseWait.AT_CAPACITY
+    world.change(max_lookahead=2, max_staleness=2)
+    assert world.lease(loaded=late).wait is LeaseWait.NO_TASKS
+    world.submit("d")
+    assert world.lease(loaded=late).wait is LeaseWait.ENGINE_STALE
+    assert granted(world.lease(loaded=WeightVersion(1, 2))) == ["d"]
+
+
+@pytest.mark.parametrize("policy", [{"max_staleness": -1}, {"max_staleness": 2}, {"order": "lifo"}], ids=str)
+def test_a_lag_that_does_no_harm_costs_no_lease(policy: dict[str, object]) -> None:
+    world = one_step_off()
+    world.change(**policy)
+    assert granted(world.lease(loaded=WeightVersion(1, 0))) == ["a"]
+
+
 def test_leases_in_flight_are_capped() -> None:
     world = World(max_inflight_groups=2)
     world.submit("a", "b", "c")

@@ -1,11 +1,15 @@
+import random
+from functools import partial
+from typing import Any
+
 import pytest
 
-from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity, required_version
 from buffer_service.domain.failures import backoff_ms, over_budget
 from buffer_service.domain.gate import age_milli, aged_out, oldest_useful_version, too_spread, too_stale
 from buffer_service.domain.identity import LeaseId, group_id
 from buffer_service.domain.ops import Amount, WeightVersion
-from buffer_service.domain.policy import RunPolicy, StalenessMeasure
+from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.quota import within_caps, within_quotas
 from buffer_service.domain.timeline import Timeline, next_train_version
 
@@ -49,6 +53,64 @@ def test_an_open_step_counts_what_it_has_and_is_as_large_as_it_is_to_become(targ
     rules = RunPolicy(batch_groups=4, max_lookahead=1)
     open_step = OpenStep(target, groups=2)
     assert capacity(rules, unpublished_steps=1, open_step=open_step, queued=1, leased=1) == size - (2 + 1 + 1)
+
+
+def test_an_engine_that_is_behind_is_let_start_what_is_fresh_at_its_turn_and_nothing_else() -> None:
+    """Against the gate itself: the turn is after all groups that exist, and versions go on as they do."""
+    dice = random.Random(7)
+    held_back = 0
+    for _ in range(3_000):
+        per_publish, published = dice.choice([1, 1, 2, 3]), dice.randint(0, 9)
+        ahead = dice.randint(1, 4)
+        policy = RunPolicy(
+            batch_groups=dice.randint(1, 4),
+            max_queued_groups=99,
+            max_lookahead=ahead,
+            max_staleness=dice.randint(1, ahead + 2),
+            batches_per_publish=per_publish,
+        )
+        open_step = OpenStep(dice.randint(1, 6), 1) if dice.random() < 0.5 else NO_OPEN_STEP
+        unpublished, queued, leased = dice.randint(0, per_publish), dice.randint(0, 12), dice.randint(0, 6)
+        loaded = dice.randint(max(0, published - policy.max_staleness), published)
+
+        exists: dict[str, Any] = {
+            "unpublished_steps": unpublished,
+            "open_step": open_step,
+            "queued": queued,
+            "leased": leased,
+        }
+        room = partial(capacity, policy, **exists)
+        may, may_if_current = ((room(behind=behind) or 0) > 0 for behind in (published - loaded, 0))
+        steps = (open_step.groups + queued + leased) // max(policy.batch_groups, open_step.target)
+        turn = next_train_version(published, unpublished + steps, per_publish)
+        fresh = not too_stale(policy, train_version=turn, head_version=loaded)
+        assert may == (may_if_current and (fresh or loaded == published))
+        if may_if_current:
+            held_back += not may
+            assert may == (loaded >= required_version(policy, published=published, **exists))
+    assert held_back > 200
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        ({"max_staleness": 2}, 1),
+        ({"max_staleness": 3}, 2),
+        ({"max_staleness": 4}, 3),
+        ({"max_staleness": 1}, 0),
+        ({}, 3),
+        ({"max_staleness": 2, "staleness_measure": StalenessMeasure.TAIL}, 3),
+        ({"max_staleness": 2, "staleness_measure": StalenessMeasure.MEAN}, 3),
+        ({"max_staleness": 2, "order": Order.LIFO}, 3),
+        ({"max_staleness": 2, "order": Order.STALEST_FIRST}, 1),
+    ],
+    ids=str,
+)
+def test_an_engine_two_versions_behind_looks_as_far_ahead_as_its_heads_stay_fresh(
+    policy: dict[str, object], steps: int
+) -> None:
+    rules = RunPolicy(batch_groups=4, max_lookahead=2, **policy)  # type: ignore[arg-type]
+    assert capacity(rules, unpublished_steps=0, open_step=NO_OPEN_STEP, queued=0, leased=0, behind=2) == 4 * steps
 
 
 @pytest.mark.parametrize(("head", "stale"), [(5, False), (4, False), (3, True)])

@@ -3,12 +3,14 @@
 The only place where the tests depend on how the model keeps its state.
 """
 
+from buffer_service.domain.gate import too_stale
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.model.engines import FORGOTTEN_MS, TURN_TTL_MS
 from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.model.records import Lease
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.model.steps import Step
+from buffer_service.domain.ops import WeightVersion
 
 
 class Inside:
@@ -48,6 +50,14 @@ class Inside:
     def workers(self) -> int:
         """How many are known."""
         return len(self._run.leases.workers) if self._run else 0
+
+    def is_too_old(self, loaded: WeightVersion) -> bool:
+        """Whether groups that are started with these weights are too stale for the very next step."""
+        run = self._run
+        if run is None:
+            return False
+        head = run.timeline.effective(loaded)
+        return too_stale(run.policy, train_version=run.train_version, head_version=head)
 
     # ── steps ──
 

@@ -122,6 +122,10 @@ MOODS = {
         },
         ("blocking", "limited"),
     ),
+    "paced": Mood(
+        {**STEADY, "fall_behind": 14, "train": 6, "fill_and_pull": 4, "publish": 3, "resume": 1, "update_policy": 1},
+        ("foresighted",),
+    ),
     "rationed": Mood({**STEADY, "flood": 10, "fill_and_pull": 12, "train": 0, "publish": 1}, ("limited",)),
     "spread": Mood({**STEADY, "interrupt_and_lease_again": 14, "publish": 8, "lease": 9}, ("narrow",)),
     "outdated": Mood(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.domain.admission import NO_OPEN_STEP, capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_version
 from buffer_service.domain.failures import over_budget
 from buffer_service.domain.filters import acceptance_ppm, why_filtered
 from buffer_service.domain.gate import age_milli, aged_out, too_spread, too_stale
@@ -79,6 +79,22 @@ def queued_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
 
 def forming_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
     return capacity(policy, **{**counts, "open_step": NO_OPEN_STEP})
+
+
+def lag_does_not_matter(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(policy, **{**counts, "behind": 0})
+
+
+def lag_is_a_version_less(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(policy, **{**counts, "behind": max(0, counts["behind"] - 1)})
+
+
+def lag_matters_whatever_the_order(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(replace(policy, order=Order.FIFO), **counts)
+
+
+def required_for_the_next_step(policy: RunPolicy, **counts: Any) -> int:
+    return required_version(policy, **{**counts, "queued": 0, "leased": 0, "open_step": NO_OPEN_STEP})
 
 
 def one_failure_more(policy: RunPolicy, failed_tasks: int) -> bool:
@@ -372,6 +388,12 @@ MUTANTS: dict[str, Defect] = {
     "the gate at assembly is open by a thousandth": Defect("measured", batches, "aged_out", gate_a_thousandth_wider),
     "the gate at the lease is open by a version": Defect("troubled", leasing, "too_stale", a_version_more),
     "queued groups take no capacity": Defect("short of everything", leasing, "capacity", queued_are_not_counted),
+    "an engine's lag does not matter": Defect("paced", leasing, "capacity", lag_does_not_matter),
+    "an engine's lag is a version less": Defect("paced", leasing, "capacity", lag_is_a_version_less),
+    "the newest first wait for weights": Defect("paced", leasing, "capacity", lag_matters_whatever_the_order),
+    "the version that is required is the next step's": Defect(
+        "paced", leasing, "required_version", required_for_the_next_step
+    ),
     "back-off never doubles": Defect("steady", leasing, "backoff_ms", lambda policy, _: policy.retry_backoff_ms),
     "the budget allows one failure more": Defect("short of everything", state, "over_budget", one_failure_more),
     "versions of an abandoned timeline count in full": Defect("interrupted", Timeline, "effective", not_clamped),

@@ -62,6 +62,8 @@ EXPECTED = frozenset(
         *(f"lease:{wait}" for wait in LeaseWait),
         "lease:granted",
         "lease:repeated",
+        "lease:fewer_for_its_lag",
+        "lease:none_for_its_lag",
         "lease:continued",
         *(f"extend:{state}" for state in LeaseState),
         *(f"give_back:{outcome}" for outcome in ReturnOutcome),
@@ -187,6 +189,8 @@ def observe(
             )
         case ops.Leased():
             seen[f"lease:{reply.wait or 'granted'}"] += 1
+            behind = reply.wait is LeaseWait.ENGINE_STALE and not inside.is_too_old(entry.args[0].loaded)
+            seen[f"lease:{'fewer' if reply.grants else 'none'}_for_its_lag"] += behind
             seen["lease:continued"] += any(grant.continuation for grant in reply.grants)
             seen["shares:leases"] += bool(reply.grants and after.tasks["pending"] and _shared(after.policy))
         case ops.Extended():

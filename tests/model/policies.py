@@ -177,7 +177,11 @@ def _forgetting(draw: Draw, values: Values) -> Values:
 
 
 def _foresighted(draw: Draw, values: Values) -> Values:
-    return {"max_lookahead": _least_staleness(values) + draw.integer(0, 1), "max_inflight_groups": 0}
+    """Admission by the lookahead, mostly with a gate at it, or one version to either side."""
+    least = _least_staleness(values)
+    ahead = least + draw.integer(0, 2)
+    gate = draw.pick((UNSET, ahead, ahead, ahead + 1, max(least, ahead - 1)))
+    return {"max_lookahead": ahead, "max_staleness": gate, "max_inflight_groups": 0, "cancel_stale_leases": False}
 
 
 def _recording(draw: Draw, values: Values) -> Values:

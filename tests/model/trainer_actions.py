@@ -136,6 +136,18 @@ class TrainerActions(WorkerActions):
             self.extend(draw)
             self.extend(draw)
 
+    def fall_behind(self, draw: Draw) -> None:
+        """An engine asks with the weights that a publish has replaced, and again when it has loaded others."""
+        self.submit(draw)
+        self.submit(draw)
+        self.train(draw)
+        self.publish_some(draw.integer(0, 1))
+        if draw.integer(0, 1):
+            self.fill(draw)
+        last = len(self.versions) - 1
+        for behind in (draw.pick((1, 1, 2)), draw.integer(0, 1)):
+            self.lease_with(self.versions[max(0, last - behind)], draw.integer(2, 6))
+
     def outdate_queue(self, draw: Draw) -> None:
         """Queued groups are left behind, and a pull finds them."""
         self.work(draw, draw.integer(1, 3))

@@ -133,8 +133,12 @@ class WorkerActions(History):
 
     def lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
         """What an engine is given that has the published weights."""
+        return self.lease_with(self.versions[-1], count)
+
+    def lease_with(self, loaded: ops.WeightVersion, count: int) -> list[ops.LeaseGrant]:
+        """What an engine is given that has these weights."""
         worker = WORKERS[0]
-        ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], self.versions[-1], count)
+        ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], loaded, count)
         leased = self.pair.both("lease", ask)
         grants = list(leased.grants) if leased is not None else []
         self.grants.extend((ask.worker_id, ask.instance_id, grant) for grant in grants)

@@ -6,13 +6,11 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import Amount, EngineReport, WeightVersion
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.diagnosis import Standing, waits_on
 from tests.support.views import make_view
 
-IDLE = Standing(
-    paused="", queued=0, needed=4, pending=0, leased=0, published_version=7, max_staleness=UNSET, engines=()
-)
+IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
 
 
 @pytest.mark.parametrize(
@@ -38,16 +36,26 @@ IDLE = Standing(
         ({"leased": 2, "room": "the trainer's commits: full"}, "the trainer's commits: full"),
         ({"leased": 1, "pending": 3}, "generation: 1 task is being generated"),
         ({"pending": 3}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("stopped", 7)]}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("ready", 0)]}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("ready", 0)], "silent": 1}, "workers: no worker has leased a task"),
+        ({"pending": 3, "engines": [("a", "stopped", 7)]}, "workers: no worker has leased a task"),
+        ({"pending": 3, "engines": [("a", "ready", 0)]}, "workers: no worker has leased a task"),
+        ({"pending": 3, "engines": [("a", "ready", 0)], "silent": 1}, "workers: no worker has leased a task"),
         ({"pending": 3, "silent": 2}, "workers: 2 engines are not heard of any more, and there is no other"),
-        ({"pending": 3, "engines": [("quarantined", 7)]}, "weights: 1 engine is quarantined, none is left"),
+        ({"pending": 3, "engines": [("a", "quarantined", 7)]}, "weights: 1 engine is quarantined, none is left"),
         (
-            {"pending": 3, "engines": [("ready", 4), ("loading", 2)], "max_staleness": 2},
-            "weights: the newest engine has loaded version 4 and the next batch needs 5",
+            {"pending": 3, "engines": [("a", "loading", 2), ("b", "ready", 4)], "required_version": 5},
+            "weights: work starts with version 5, and no engine has loaded it: b has 4, a has 2",
         ),
-        ({"pending": 3, "engines": [("ready", 5)], "max_staleness": 2}, "workers: no worker has leased a task"),
+        (
+            {
+                "pending": 3,
+                "engines": [("a", "ready", 4), *((name, "ready", 3) for name in "bcdefg")],
+                "required_version": 5,
+            },
+            "weights: work starts with version 5, and no engine has loaded it: a has 4, "
+            + ", ".join(f"{name} has 3" for name in "bcde")
+            + ", and 2 more",
+        ),
+        ({"pending": 3, "engines": [("a", "ready", 5)], "required_version": 5}, "workers: no worker has leased a task"),
     ],
     ids=str,
 )
@@ -61,7 +69,7 @@ def test_an_engine_that_has_been_silent_for_a_minute_counts_no_more() -> None:
 
     engines = [report("a", "ready", 60_000), report("b", "ready", 59_999), report("c", "stopped", 90_000)]
     standing = Standing.of(make_view(engines=engines))
-    assert (standing.engines, standing.silent) == ([("ready", 3)], 1)
+    assert (standing.engines, standing.silent) == ([("b", "ready", 3)], 1)
 
 
 FILTERING = RunPolicy(batch_groups=4, filter_equal_rewards=True)

@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2, runs_pb2, tasks_pb2
-from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task
+from rollout_buffer.v1 import batches_pb2, groups_pb2, runs_pb2, tasks_pb2
+from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task, version
 
 QUEUED, FILTERED = groups_pb2.PUSH_OUTCOME_QUEUED, groups_pb2.PUSH_OUTCOME_FILTERED
-
-
-def version(number: int) -> common_pb2.WeightVersion:
-    return common_pb2.WeightVersion(epoch=1, version=number)
 
 
 def pulled(run: RunRpc, step: int, **fields: Any) -> list[str]:

@@ -7,8 +7,19 @@ from typing import Any
 import grpc
 import pytest
 
-from rollout_buffer.v1 import batches_pb2, groups_pb2, tasks_pb2, weights_pb2
-from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, RunRpc, failure, failure_of, make_group, make_task, streamed
+from rollout_buffer.v1 import batches_pb2, groups_pb2, runs_pb2, tasks_pb2, weights_pb2
+from tests.support.rpc import (
+    TIMEOUT_S,
+    VERSION_0,
+    Rpc,
+    RunRpc,
+    failure,
+    failure_of,
+    make_group,
+    make_task,
+    streamed,
+    version,
+)
 from tests.support.service import ServiceProcess
 
 SOON_S = 0.9
@@ -152,9 +163,80 @@ def test_a_pull_waiting_for_engines_that_are_too_old_says_so(rpc: Rpc) -> None:
     rpc.weights.ReportEngine(weights_pb2.ReportEngineRequest(run=run.ref, report=report), timeout=TIMEOUT_S)
     run.publish(5)
     error = failure(lambda: run.pull(0))
-    assert error.attributes["waits_on"] == (
-        "weights: the newest engine has loaded version 0 and the next batch needs 4"
+    assert error.attributes["waits_on"] == ("weights: work starts with version 4, and no engine has loaded it: e has 0")
+
+
+def one_step_off(rpc: Rpc) -> RunRpc:
+    """Batches of one group, two of which may exist, with a task to lease."""
+    block = runs_pb2.OVERFLOW_ACTION_BLOCK
+    run = rpc.create(batch_groups=1, max_queued_groups=2, max_lookahead=1, max_staleness=1, overflow_action=block)
+    run.submit([make_task("a")])
+    return run
+
+
+def test_an_engine_that_has_not_loaded_what_is_published_is_told_so_and_leased_to_when_it_has(
+    service: ServiceProcess, rpc: Rpc
+) -> None:
+    run = one_step_off(rpc)
+    run.fill(2)
+    run.pull(0)
+    request = run.lease_request(wait_ms=20_000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(rpc.tasks.LeaseTasks, request, timeout=TIMEOUT_S)
+        open_rpcs(service, "LeaseTasks", 1)
+        started = time.monotonic()
+        run.publish(1, commit_through_step=0)
+        behind = waiting.result(TIMEOUT_S)
+    # Its group would be trained by version 2, behind the one that is queued.
+    assert (behind.wait, list(behind.leases)) == (tasks_pb2.LEASE_WAIT_ENGINE_STALE, [])
+    assert (behind.required_version, behind.published) == (1, version(1))
+    run.report("engine-0", loaded=version(1))
+    leased = run.lease(wait_ms=20_000, loaded=version(1))
+    assert time.monotonic() - started < SOON_S
+    assert [lease.task.task_id for lease in leased.leases] == ["a"]
+
+
+def test_an_engine_that_never_loads_holds_nobody_up(service: ServiceProcess, rpc: Rpc) -> None:
+    run = one_step_off(rpc)
+    run.fill(2)
+    run.pull(0)
+    late = run.lease_request(wait_ms=20_000, worker_id="late", engine_id="late")
+    prompt = run.lease_request(wait_ms=20_000, worker_id="prompt", engine_id="prompt", loaded=version(1))
+    with ThreadPoolExecutor() as pool:
+        answers = []
+        for number, request in enumerate((late, prompt), 1):
+            answers.append(pool.submit(rpc.tasks.LeaseTasks, request, timeout=TIMEOUT_S))
+            open_rpcs(service, "LeaseTasks", number)
+        run.publish(1, commit_through_step=0)
+        assert answers[0].result(TIMEOUT_S).wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE
+        assert [lease.task.task_id for lease in answers[1].result(TIMEOUT_S).leases] == ["a"]
+    # What the very next batch needs it may make all the same.
+    run.pull(1)
+    assert run.get().groups.queued.groups == 0
+    run.submit([make_task("b")])
+    back = tasks_pb2.ReturnLeasesRequest(
+        run=run.ref,
+        worker_id="prompt",
+        instance_id=run.instance_id,
+        returns=[tasks_pb2.LeaseReturn(lease_id="a/0/1", kind=tasks_pb2.RETURN_KIND_INTERRUPTED)],
     )
+    rpc.tasks.ReturnLeases(back, timeout=TIMEOUT_S)
+    run.publish(2, commit_through_step=1)
+    leased = run.lease(2, worker_id="late", engine_id="late", loaded=version(1))
+    assert ([lease.task.task_id for lease in leased.leases], leased.wait) == (["a"], tasks_pb2.LEASE_WAIT_ENGINE_STALE)
+
+
+def test_a_pull_that_waits_while_every_engine_is_behind_names_them(rpc: Rpc) -> None:
+    run = one_step_off(rpc)
+    run.fill(1)
+    run.publish(1)
+    run.report("e1")
+    run.report("e2", weights_pb2.ENGINE_STATE_LOADING)
+    assert run.lease(engine_id="e1").wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE
+    waits_on = failure(lambda: run.pull(0, batch_groups=2)).attributes["waits_on"]
+    assert waits_on == "weights: work starts with version 1, and no engine has loaded it: e1 has 0, e2 has 0"
+    run.report("e1", loaded=version(1))
+    assert len(run.lease(engine_id="e1", loaded=version(1)).leases) == 1
 
 
 def test_a_watch_hears_of_a_publish_at_once(rpc: Rpc) -> None:

@@ -62,13 +62,15 @@ def test_of_weights_that_come_faster_than_they_are_loaded_the_newest_are_loaded_
     assert 3 < result.staleness < 6
 
 
-def test_admission_to_the_limit_starts_groups_in_vain_while_engines_learn_of_a_publish() -> None:
-    """Leased at the publish and begun under the version before, they are two versions old when their turn comes."""
+def test_engines_that_have_not_learned_of_a_publish_start_little_in_vain() -> None:
+    """What the publish admits would be two versions old at its turn, so it waits for the weights. Begun at once it was
+    39 % of the tokens, and a period 1.34 times as long.
+    """
     workload = Workload(32, 4, 1.0, Lognormal.with_mean(100, 0.5))
     prompt = run(queue_policy("one_step_off", 8), workload)
     late = run(queue_policy("one_step_off", 8), dataclasses.replace(workload, publish_lag=10))
-    assert late.wasted_token_share > prompt.wasted_token_share + 0.1
-    assert late.train_period_ratio > prompt.train_period_ratio * 1.1
+    assert late.wasted_token_share < prompt.wasted_token_share + 0.06
+    assert late.train_period_ratio < prompt.train_period_ratio * 1.15
 
 
 def test_pauses_that_overlap_end_with_the_last() -> None:

@@ -1,8 +1,11 @@
 """max_lookahead counts steps: it never shuts a trainer out that keeps to its policy, and never loses its bound."""
 
+from typing import Any
+
 import pytest
 
 from buffer_service.domain import ops
+from buffer_service.domain.policy import OverflowAction
 from buffer_wire.errors import InvalidField
 from tests.store.driver import Run, weights
 
@@ -98,3 +101,55 @@ async def test_a_publish_that_says_nothing_of_commits_leaves_out_what_may_be_pre
     await run.publish(1)
     await feed(run)
     assert await granted(run) == 2, "(1 + 1 - the one that may be prefetched) * 2"
+
+
+PACED: dict[str, Any] = {
+    "max_lookahead": 1,
+    "max_staleness": 1,
+    "max_queued_groups": 4,
+    "overflow_action": OverflowAction.BLOCK,
+}
+
+
+async def after_a_publish(run: Run, queued: int) -> None:
+    """Step 0 is trained and version 1 published; that many groups of version 0 are queued, and tasks are pending."""
+    await run.create(**PACED)
+    await run.fill("a", "b")
+    await run.batch(0)
+    await run.publish(1, commit_through=0)
+    await run.fill(*(f"queued-{i}" for i in range(queued)))
+    await feed(run)
+
+
+@pytest.mark.parametrize(("queued", "behind", "current"), [(0, 2, 4), (1, 1, 3), (2, 0, 2), (3, 0, 1)])
+async def test_an_engine_that_is_behind_gets_what_is_fresh_at_its_turn(
+    run: Run, queued: int, behind: int, current: int
+) -> None:
+    await after_a_publish(run, queued)
+    late = await run.lease(50, loaded=weights(0))
+    assert (len(late.grants), late.wait, late.required_version) == (behind, ops.LeaseWait.ENGINE_STALE, 1)
+    prompt = await run.lease(50, loaded=weights(1))
+    assert (len(prompt.grants), prompt.wait) == (current - behind, ops.LeaseWait.AT_CAPACITY)
+    assert (await run.lease(50, loaded=weights(0))).wait is ops.LeaseWait.AT_CAPACITY
+
+
+async def test_the_lag_of_an_engine_is_no_reason_while_nothing_can_be_leased(run: Run) -> None:
+    await run.create(**PACED)
+    await run.publish(1)
+    await run.fill("a", "b")
+    assert (await run.lease(loaded=weights(0))).wait is ops.LeaseWait.NO_TASKS
+    await run.submit("failing")
+    grant = (await run.lease(loaded=weights(1))).grants[0]
+    await run.give_back(grant, kind=ops.ReturnKind.FAILED, error="why")
+    assert (await run.lease(loaded=weights(0))).wait is ops.LeaseWait.BACKING_OFF
+    await run.pass_ms(60_000)
+    assert (await run.lease(loaded=weights(0))).wait is ops.LeaseWait.ENGINE_STALE
+
+
+async def test_weights_of_an_abandoned_epoch_are_behind_as_far_as_their_fork(run: Run) -> None:
+    await after_a_publish(run, 2)
+    await run.resume(0, ops.ResumeMode.DISCARD)
+    await run.publish(1)
+    stale = await run.lease(50, loaded=weights(1, epoch=1))
+    assert (stale.grants, stale.wait, stale.required_version) == ([], ops.LeaseWait.ENGINE_STALE, 1)
+    assert len((await run.lease(50, loaded=weights(1, epoch=2))).grants) == 2

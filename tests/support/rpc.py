@@ -30,6 +30,11 @@ TIMEOUT_S = 20.0
 VERSION_0 = common_pb2.WeightVersion(epoch=1, version=0)
 
 
+def version(number: int) -> common_pb2.WeightVersion:
+    """A weight version of the first epoch."""
+    return common_pb2.WeightVersion(epoch=1, version=number)
+
+
 def failure(call: Callable[[], object]) -> RolloutBufferError:
     """The error that `call` fails with, as it travelled in the RPC's trailing metadata."""
     try:

@@ -57,7 +57,8 @@ def options(address: str, tmp_path: Path, **more: Any) -> WorkerOptions:
     more.setdefault("drain_grace_s", 5.0)
     more.setdefault("progress_every_s", 0.0)
     more.setdefault("reward", REWARD)
-    return WorkerOptions(address=address, run_id="r", weights_dir=tmp_path / "weights", **more)
+    more.setdefault("run_id", "r")
+    return WorkerOptions(address=address, weights_dir=tmp_path / "weights", **more)
 
 
 def weight_files(directory: Path, content: dict[str, bytes]) -> weights_pb2.FilesManifest:

@@ -6,7 +6,7 @@ that fails counts towards max_attempts, one that is interrupted or cancelled doe
 
 from collections.abc import Sequence
 
-from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity, required_version
 from buffer_service.domain.failures import backoff_ms
 from buffer_service.domain.gate import oldest_useful_version, too_spread, too_stale
 from buffer_service.domain.model.records import Continuation, Lease, Task, Worker
@@ -45,24 +45,18 @@ def lease(run: RunState, ask: LeaseAsk) -> Leased:
         stale = refusal is LeaseWait.ENGINE_STALE
         required = oldest_useful_version(run.policy, run.train_version) if stale else 0
         return _reply(run, [], refusal, required)
-    room = capacity(
-        run.policy,
-        unpublished_steps=run.unpublished_steps,
-        open_step=_open_step(run),
-        queued=len(run.queue),
-        leased=len(run.leases),
-    )
-    if room is not None and room <= 0:
-        return _reply(run, [], LeaseWait.AT_CAPACITY)
-    wanted = ask.max_tasks if room is None else min(room, ask.max_tasks)
-    granted = _grant(run, ask, wanted)
+    fresh_room, room = _room(run), _room(run, max(0, run.published.version - run.timeline.effective(ask.loaded)))
+    granted = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
     if granted:
         worker.request_id = ask.request_id
         worker.granted = [(task, task.lease_id) for task in granted]
     if len(granted) == ask.max_tasks:
         return _reply(run, granted)
-    if len(granted) == room:
+    if fresh_room is not None and len(granted) >= fresh_room:
         return _reply(run, granted, LeaseWait.AT_CAPACITY)
+    if run.pending.pick(run.now, run.mixture, run.lease_turns) is not None:
+        # There is room for an engine that has the published weights, and a task.
+        return _reply(run, granted, LeaseWait.ENGINE_STALE, _required_version(run))
     return _reply(run, granted, LeaseWait.BACKING_OFF if len(run.pending) else LeaseWait.NO_TASKS)
 
 
@@ -125,6 +119,29 @@ def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
     if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
         return LeaseWait.ENGINE_STALE
     return None
+
+
+def _room(run: RunState, behind: int = 0) -> int | None:
+    """For an engine whose weights are so many versions older than the published ones."""
+    return capacity(
+        run.policy,
+        unpublished_steps=run.unpublished_steps,
+        open_step=_open_step(run),
+        queued=len(run.queue),
+        leased=len(run.leases),
+        behind=behind,
+    )
+
+
+def _required_version(run: RunState) -> int:
+    return required_version(
+        run.policy,
+        published=run.published.version,
+        unpublished_steps=run.unpublished_steps,
+        open_step=_open_step(run),
+        queued=len(run.queue),
+        leased=len(run.leases),
+    )
 
 
 def _open_step(run: RunState) -> OpenStep:

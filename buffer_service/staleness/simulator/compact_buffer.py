@@ -55,6 +55,7 @@ class CompactBuffer:
             open_step=OpenStep(policy.batch_groups, self._in_step) if self._in_step else NO_OPEN_STEP,
             queued=len(self._queue),
             leased=self._leased,
+            behind=self._published - group.head,
         )
         if room is not None and room <= 0:
             return False

@@ -8,8 +8,7 @@
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(environments + classes + (max_tasks + due) * log tasks)
 
--- @include tasks
--- @include queue
+-- @include admission
 
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
@@ -93,24 +92,8 @@ if gated and loaded < train_version - policy.max_staleness then
   return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
 end
 
-local queued, leased = queued_count(), call('ZCARD', LEASES)
-local capacity = math.huge
-if policy.max_inflight_groups > 0 then
-  capacity = math.min(capacity, policy.max_inflight_groups - leased)
-end
-if policy.reserve_queue_space ~= 0 then
-  capacity = math.min(capacity, policy.max_queued_groups - (queued + leased))
-end
-if policy.max_lookahead >= 0 then
-  local steps = (policy.max_lookahead + 1) * policy.batches_per_publish - (state.next_step - state.published_steps)
-  local size, forming = policy.batch_groups, 0
-  if state.rounds > 0 then
-    local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
-    size, forming = math.max(size, open.target), open.groups
-  end
-  capacity = math.min(capacity, steps * size - (forming + queued + leased))
-end
-capacity = math.max(0, capacity)
+local exists = existing_groups()
+local fresh_room, room = lease_room(exists, 0), lease_room(exists, state.version - loaded)
 
 -- Gives up a task's continuation where it is too stale to be trained, or too far from the weights it would go on with.
 local function check_continuation(task)
@@ -125,8 +108,8 @@ end
 
 promote_due(math.max(PORTION, max_tasks))
 local members = {}
-if capacity > 0 then
-  members = pick_pending(math.min(capacity, max_tasks))
+if room > 0 then
+  members = pick_pending(math.min(room, max_tasks))
 end
 local grants, given = {}, {}
 local expiry = format('%d', now + policy.lease_ttl_ms)
@@ -150,19 +133,22 @@ for index, member in ipairs(members) do
   given[index] = {task_id, task.generation, task.attempt}
 end
 
-local wait = ''
+local wait, required = '', 0
 if #grants > 0 then
   stat('leases_granted', #grants)
   worker = {instance_id, request_id, given}
   save_worker()
 end
 if #grants < max_tasks then
-  if #grants == capacity then
+  if #grants == fresh_room then
     wait = 'at_capacity'
+  elseif pending_count() > call('ZCARD', DELAYED) then
+    -- There is room for an engine that has the published weights, and a task.
+    wait, required = 'engine_stale', required_version(exists, exists.forming + exists.queued + exists.leased + #grants)
   elseif call('ZCARD', DELAYED) > 0 then
     wait = 'backing_off'
   else
     wait = 'no_tasks'
   end
 end
-return answer(wait, 0, grants)
+return answer(wait, required, grants)

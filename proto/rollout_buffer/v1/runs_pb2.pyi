@@ -238,7 +238,8 @@ class RunPolicy(google.protobuf.message.Message):
     """Lease only what would still fit into the queue: queued + leased stays within max_queued_groups. Default false."""
     max_lookahead: builtins.int
     """AReaL's cap (PRIME-RL's async level): (this + 1) * batches_per_publish batches of batch_groups groups may exist that
-    no publish covers, complete ones, forming, queued and leased groups together. Unset: no cap. 0 to 1,000,000.
+    no publish covers, complete ones, forming, queued and leased groups together. For an engine that is j versions behind
+    the published one at most max_staleness - j in place of this. Unset: no cap. 0 to 1,000,000.
     """
     lease_ttl_ms: builtins.int
     """Time to live of a lease without a heartbeat, 1,000 to 3,600,000; default 60,000."""

@@ -34,7 +34,9 @@ class _LeaseWaitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     LEASE_WAIT_AT_CAPACITY: _LeaseWait.ValueType  # 2
     """The admission policy allows no more work in flight: waits on the trainer's pulls."""
     LEASE_WAIT_ENGINE_STALE: _LeaseWait.ValueType  # 3
-    """The engine's weights are too old for any batch to come: waits on the engine's own reload."""
+    """The engine's weights are all that is in the way: a group started with them would be too old for the batch that it
+    would enter. Waits on the engine's own reload; ask again with what it has loaded then.
+    """
     LEASE_WAIT_PAUSED: _LeaseWait.ValueType  # 4
     """The run is paused: waits on an operator or on a trainer's resume."""
     LEASE_WAIT_BACKING_OFF: _LeaseWait.ValueType  # 5
@@ -54,7 +56,9 @@ LEASE_WAIT_NO_TASKS: LeaseWait.ValueType  # 1
 LEASE_WAIT_AT_CAPACITY: LeaseWait.ValueType  # 2
 """The admission policy allows no more work in flight: waits on the trainer's pulls."""
 LEASE_WAIT_ENGINE_STALE: LeaseWait.ValueType  # 3
-"""The engine's weights are too old for any batch to come: waits on the engine's own reload."""
+"""The engine's weights are all that is in the way: a group started with them would be too old for the batch that it
+would enter. Waits on the engine's own reload; ask again with what it has loaded then.
+"""
 LEASE_WAIT_PAUSED: LeaseWait.ValueType  # 4
 """The run is paused: waits on an operator or on a trainer's resume."""
 LEASE_WAIT_BACKING_OFF: LeaseWait.ValueType  # 5
@@ -425,7 +429,7 @@ class LeaseTasksRequest(google.protobuf.message.Message):
 
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
-        """The weights loaded by that engine."""
+        """The weights loaded by that engine: what a group that it starts now counts as."""
 
     def __init__(
         self,
@@ -460,7 +464,7 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     wait: Global___LeaseWait.ValueType
     """Set when fewer leases than asked were given."""
     required_version: builtins.int
-    """For LEASE_WAIT_ENGINE_STALE: the oldest version that would be given work."""
+    """For LEASE_WAIT_ENGINE_STALE: the oldest version that would be given work now."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]:
         """The leases given, at most max_tasks."""

@@ -1,0 +1,47 @@
+-- Admission, as in domain/admission.py.
+
+-- @include timeline
+-- @include tasks
+-- @include queue
+
+-- What exists: groups that are queued, leased and in the open step, and how many groups make that step.
+local function existing_groups()
+  local found = {queued = queued_count(), leased = call('ZCARD', LEASES), forming = 0, size = policy.batch_groups}
+  if state.rounds > 0 then
+    local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
+    found.size, found.forming = math.max(found.size, open.target), open.groups
+  end
+  return found
+end
+
+-- Versions ahead for an engine that is so many behind the published one.
+local function lookahead(behind)
+  local gated = policy.max_staleness >= 0 and policy.staleness_measure == 'head'
+  if behind > 0 and gated and policy.order ~= 'lifo' then
+    return math.min(policy.max_lookahead, policy.max_staleness - behind)
+  end
+  return policy.max_lookahead
+end
+
+-- Groups that may still be leased for such an engine.
+local function lease_room(exists, behind)
+  local room = math.huge
+  if policy.max_inflight_groups > 0 then
+    room = math.min(room, policy.max_inflight_groups - exists.leased)
+  end
+  if policy.reserve_queue_space ~= 0 then
+    room = math.min(room, policy.max_queued_groups - (exists.queued + exists.leased))
+  end
+  if policy.max_lookahead >= 0 then
+    local steps = (lookahead(behind) + 1) * policy.batches_per_publish - (state.next_step - state.published_steps)
+    room = math.min(room, steps * exists.size - (exists.forming + exists.queued + exists.leased))
+  end
+  return math.max(0, room)
+end
+
+-- The oldest weights with which one group after `groups` others may be started, at most the published ones.
+local function required_version(exists, groups)
+  local steps = state.next_step - state.published_steps + floor(groups / exists.size)
+  local turn = state.version + floor(steps / policy.batches_per_publish)
+  return math.min(state.version, math.max(0, turn - policy.max_staleness))
+end
