@@ -139,8 +139,8 @@ _WAITS = Row(
             lines=[Line(process_quantile(share, "push_wait_seconds"), f"{share:.0%} of pushes") for share in _SHARES],
         ),
         Lines(
-            title="Blocked pushes",
-            description="Pushes that wait for room now. Steady growth: trainers are gone while workers go on.",
+            title="Pushes that wait",
+            description="For room, now. Steady growth: trainers are gone while workers go on.",
             unit="none",
             lines=[Line(of_processes("blocked_pushes"), "blocked")],
         ),
