@@ -190,6 +190,8 @@ class RunCollector(Collector):
         )
         lag = self._gauge("engine_lag_max_versions", "Published version minus the oldest loaded by a ready engine.")
         silent = self._gauge("engine_silent_max_seconds", "Longest silence of an engine that has not stopped.")
+        longest = self._gauge("engine_last_reload_max_seconds", "Longest last reload of an engine, pause to continue.")
+        mean = self._gauge("engine_last_reload_mean_seconds", "Mean last reload of the engines, pause to continue.")
         reloads = CounterMetricFamily("rollout_buffer_engine_reloads", "Successful reloads.", labels=["run"])
         errors = CounterMetricFamily("rollout_buffer_engine_errors", "Errors of engines.", labels=["run"])
         for view in self._views:
@@ -202,9 +204,13 @@ class RunCollector(Collector):
             silences = [engine.silent_ms for engine in view.engines if engine.state != "stopped"]
             if silences:
                 silent.add_metric([view.run_id], max(silences) / 1000)
+            took = [engine.last_reload_ms / 1000 for engine in heard if engine.reloads]
+            if took:
+                longest.add_metric([view.run_id], max(took))
+                mean.add_metric([view.run_id], sum(took) / len(took))
             reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
             errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
-        yield from (states, lag, silent, reloads, errors)
+        yield from (states, lag, silent, longest, mean, reloads, errors)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])

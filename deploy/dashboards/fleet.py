@@ -110,18 +110,15 @@ _ENGINES = Row(
             lines=[Line(run_rate("engine_reloads_total"), "reloads")],
         ),
         Lines(
-            title="Time of a reload, by phase",
+            title="Time of a reload",
             description=(
-                "Mean seconds of each phase of a weight update. fetch: the network or the publisher; the others are "
-                "the engine's, and no request of it goes on meanwhile."
+                "Of each engine's last weight update, from pause to continue; what it decodes stands still meanwhile, "
+                "the fetch of files is not in it. One engine far above the mean: look at its disk or its network."
             ),
             unit="s",
-            stacked=True,
             lines=[
-                Line(
-                    f"{run_rate('reload_seconds_total', 'phase')} / {run_rate('reloads_total', 'phase')}",
-                    "{{phase}}",
-                )
+                Line(of_run("engine_last_reload_mean_seconds"), "mean over engines"),
+                Line(of_run("engine_last_reload_max_seconds"), "longest"),
             ],
         ),
         Lines(
@@ -182,16 +179,14 @@ _WORK = Row(
         ),
         Lines(
             title="Tasks of evaluations",
-            description=(
-                "Of the evaluations that are kept, by state. Pending for long: no worker takes evaluations."
-            ),
+            description=("Of the evaluations that are kept, by state. Pending for long: no worker takes evaluations."),
             unit="none",
             stacked=True,
             lines=[Line(of_run("evaluation_tasks", "state"), "{{state}}")],
         ),
         Lines(
             title="Evaluations that are kept",
-            description="Delete those that were read (`rollout-buffer eval delete`): they take the store's memory.",
+            description="Delete those that were read (`delete` of the evaluation): they take the memory of the store.",
             unit="none",
             lines=[
                 Line(of_run("evaluations"), "evaluations"),

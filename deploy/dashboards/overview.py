@@ -221,7 +221,7 @@ _LOSSES = Row(
             at_most=1,
             lines=[
                 Line(
-                    f"{of_run('ledger_groups', 'disposition', disposition=_LOST)} / ignoring (disposition) group_left"
+                    f"{of_run('ledger_groups', 'disposition', disposition=_LOST)} / ignoring (disposition) group_left ()"
                     f" ({of_run('ledger_groups', disposition='accepted')} > 0)",
                     "{{disposition}}",
                 )
