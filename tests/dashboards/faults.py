@@ -54,7 +54,7 @@ class Repeated(threading.Thread):
     """
 
     def __init__(self, rpc: Rpc, stranger: Rpc) -> None:
-        super().__init__(name="repeated faults")
+        super().__init__(name="repeated faults", daemon=True)
         self.error: Exception | None = None
         self._stranger = stranger
         self._filtering = rpc.create(batch_groups=2, filter_equal_rewards=True)

@@ -74,7 +74,7 @@ class Trainer(threading.Thread):
     """Pulls, waits TRAIN_S, publishes, checkpoints, until it is told to stop; one evaluation on its way."""
 
     def __init__(self, address: str, token: str) -> None:
-        super().__init__(name="trainer")
+        super().__init__(name="trainer", daemon=True)
         self.error: Exception | None = None
         self._client = BufferClient(address, ClientOptions(token=token))
         self._over = threading.Event()

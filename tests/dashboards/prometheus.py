@@ -71,11 +71,10 @@ class Prometheus:
         """All rules as they stand."""
         return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
 
-    def firing(self) -> set[str]:
-        """Alerts that have fired at any time since the start."""
-        found = self.get(
-            "query_range", query='ALERTS{alertstate="firing"}', start=self.started_at, end=time.time(), step=1
-        )
+    def firing(self, run: str = "") -> set[str]:
+        """Alerts that have fired at any time since the start; `run`: about this run alone."""
+        selector = f'ALERTS{{alertstate="firing",run=~"{run or ".*"}"}}'
+        found = self.get("query_range", query=selector, start=self.started_at, end=time.time(), step=1)
         return {series["metric"]["alertname"] for series in found["result"]}
 
     def ready(self) -> bool:

@@ -29,7 +29,7 @@ def rules() -> list[dict[str, Any]]:
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     assert PROMTOOL
-    return subprocess.run([PROMTOOL, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([PROMTOOL, *map(str, arguments)], capture_output=True, text=True, timeout=110, check=False)
 
 
 @needs_promtool
