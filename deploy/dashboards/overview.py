@@ -221,8 +221,8 @@ _LOSSES = Row(
             at_most=1,
             lines=[
                 Line(
-                    f"{of_run('ledger_groups', 'disposition', disposition=_LOST)} / ignoring (disposition) group_left ()"
-                    f" ({of_run('ledger_groups', disposition='accepted')} > 0)",
+                    f"{of_run('ledger_groups', 'disposition', disposition=_LOST)}"
+                    f" / ignoring (disposition) group_left () ({of_run('ledger_groups', disposition='accepted')} > 0)",
                     "{{disposition}}",
                 )
             ],
