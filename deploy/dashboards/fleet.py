@@ -107,6 +107,7 @@ _ENGINES = Row(
                 "publishes: engines skip versions that are superseded before they come to them."
             ),
             unit="ops",
+            width=6,
             lines=[Line(run_rate("engine_reloads_total"), "reloads")],
         ),
         Lines(
@@ -116,9 +117,23 @@ _ENGINES = Row(
                 "the fetch of files is not in it. One engine far above the mean: look at its disk or its network."
             ),
             unit="s",
+            width=6,
             lines=[
                 Line(of_run("engine_last_reload_mean_seconds"), "mean over engines"),
                 Line(of_run("engine_last_reload_max_seconds"), "longest"),
+            ],
+        ),
+        Lines(
+            title="Time of a reload, by phase",
+            description=(
+                "Mean seconds of each phase of a weight update. fetch: the network or the publisher. wait: for a turn, "
+                "max_unavailable_engines. join: a process group. pause, load, resume: the engine and its disk."
+            ),
+            unit="s",
+            width=6,
+            stacked=True,
+            lines=[
+                Line(f"{run_rate('reload_seconds_total', 'phase')} / {run_rate('reloads_total', 'phase')}", "{{phase}}")
             ],
         ),
         Lines(
@@ -128,6 +143,7 @@ _ENGINES = Row(
                 "worker's log has all."
             ),
             unit="ops",
+            width=6,
             lines=[Line(run_rate("engine_errors_total"), "errors")],
         ),
     ],
