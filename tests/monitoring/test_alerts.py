@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[2]
 ALERTS = sorted((ROOT / "deploy/helm/rollout-buffer/files/alerts").glob("*.yaml"))

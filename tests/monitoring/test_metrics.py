@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "deploy/helm/rollout-buffer/files"
