@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from buffer_service.domain.ops import RunView
+from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
-from buffer_service.observability.ledgers import UNITS
+from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
 
 _HELD = ("queued", "forming", "delivered")
 """What counts towards a quota."""
@@ -91,6 +91,15 @@ class RunCollector(Collector):
             for state, count in view.tasks.items():
                 tasks.add_metric([view.run_id, state], count)
         yield tasks
+        balance = GaugeMetricFamily(
+            "rollout_buffer_ledger_balanced",
+            "1 where a ledger adds up: what was accepted (submitted) is the sum of what became of it.",
+            labels=["run", "ledger"],
+        )
+        for view in self._views:
+            balance.add_metric([view.run_id, "groups"], groups_balanced(view))
+            balance.add_metric([view.run_id, "tasks"], tasks_balanced(view))
+        yield balance
 
     def _environments(self) -> Iterator[GaugeMetricFamily]:
         for unit in UNITS:
@@ -174,13 +183,19 @@ class RunCollector(Collector):
             yield family
 
     def _engines(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        states = GaugeMetricFamily("rollout_buffer_engines", "Engines by state.", labels=["run", "state"])
+        states = GaugeMetricFamily(
+            "rollout_buffer_engines",
+            "Engines by state; silent: not heard of for a minute, whatever they said before, unless they stopped.",
+            labels=["run", "state"],
+        )
         lag = self._gauge("engine_lag_max_versions", "Published version minus the oldest loaded by a ready engine.")
         silent = self._gauge("engine_silent_max_seconds", "Longest silence of an engine that has not stopped.")
+        longest = self._gauge("engine_last_reload_max_seconds", "Longest last reload of an engine, pause to continue.")
+        mean = self._gauge("engine_last_reload_mean_seconds", "Mean last reload of the engines, pause to continue.")
         reloads = CounterMetricFamily("rollout_buffer_engine_reloads", "Successful reloads.", labels=["run"])
         errors = CounterMetricFamily("rollout_buffer_engine_errors", "Errors of engines.", labels=["run"])
         for view in self._views:
-            for state, count in sorted(Counter(engine.state for engine in view.engines).items()):
+            for state, count in sorted(Counter(map(_state, view.engines)).items()):
                 states.add_metric([view.run_id, state], count)
             heard = [engine for engine in view.engines if engine.silent_ms < SILENT_MS]
             ready = [engine.loaded.version for engine in heard if engine.state == "ready"]
@@ -189,9 +204,17 @@ class RunCollector(Collector):
             silences = [engine.silent_ms for engine in view.engines if engine.state != "stopped"]
             if silences:
                 silent.add_metric([view.run_id], max(silences) / 1000)
+            took = [engine.last_reload_ms / 1000 for engine in heard if engine.reloads]
+            if took:
+                longest.add_metric([view.run_id], max(took))
+                mean.add_metric([view.run_id], sum(took) / len(took))
             reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
             errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
-        yield from (states, lag, silent, reloads, errors)
+        yield from (states, lag, silent, longest, mean, reloads, errors)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])
+
+
+def _state(engine: EngineReport) -> str:
+    return "silent" if engine.silent_ms >= SILENT_MS and engine.state != "stopped" else engine.state

@@ -17,6 +17,10 @@ _GAUGES: dict[str, tuple[str, Value]] = {
         "Mean staleness of response tokens, over the window.",
         lambda e: e.measured.tokens,
     ),
+    "staleness_prediction_tolerance_versions": (
+        "How far measured and predicted staleness may be apart with nothing going on that the closed form misses.",
+        lambda e: e.predicted.tolerance,
+    ),
     "utilization_ratio": ("Rollout over train throughput, both while busy.", lambda e: e.quantities.rho),
     "tailness_ratio": (
         "Mean longest response of a group over the mean response, as sampled.",

@@ -108,7 +108,6 @@ BY_TEMPLATE = {
     "a setting as variable": (OPEN + "service: {extraEnv: [{name: RB_STORE, value: x}]}", "service.settings"),
     "an option as variable": (POOL % "extraEnv: [{name: RB_ADDRESS, value: x}]", "RB_ADDRESS"),
     "an image that moves": (OPEN + "service: {image: {tag: latest}}", "latest"),
-    "dashboards that are not there": (OPEN + "metrics: {dashboards: {enabled: true}}", "files/dashboards"),
 }
 
 

@@ -3,7 +3,7 @@
 from buffer_service.admin.run_metrics import RunCollector
 from buffer_service.domain.ops import Amount, EngineReport, RunView, WeightVersion
 from buffer_service.domain.policy import RunPolicy
-from tests.support.views import make_view
+from tests.support.views import make_engines, make_view
 
 
 def values(view: RunView) -> dict[tuple[str, ...], float]:
@@ -73,3 +73,27 @@ def test_the_longest_silence_of_an_engine_that_should_speak_is_shown() -> None:
     assert gone["engine_silent_max_seconds",] == 60
     assert ("engine_lag_max_versions",) not in gone
     assert ("engine_silent_max_seconds",) not in values(make_view(engines=engines[2:]))
+
+
+def test_engines_that_are_not_heard_of_count_as_silent_whatever_they_said() -> None:
+    engines = [*make_engines(2), *make_engines(1, silent_ms=60_000), *make_engines(1, "stopped", silent_ms=90_000)]
+    seen = values(make_view(engines=engines))
+    assert (seen["engines", "ready"], seen["engines", "silent"], seen["engines", "stopped"]) == (2, 1, 1)
+
+
+def test_ledgers_that_do_not_add_up_are_shown() -> None:
+    view = make_view(groups={"queued": TWO}, tasks={"pending": 1})
+    assert values(view)["ledger_balanced", "groups"] == values(view)["ledger_balanced", "tasks"] == 1
+    view.groups["queued"] = THREE
+    assert (values(view)["ledger_balanced", "groups"], values(view)["ledger_balanced", "tasks"]) == (0, 1)
+    view.tasks["submitted"] = 2
+    assert values(view)["ledger_balanced", "tasks"] == 0
+
+
+def test_last_reloads_are_those_of_engines_that_are_heard_of_and_have_reloaded() -> None:
+    def report(reloads: int, last_reload_ms: int, silent_ms: int = 0) -> EngineReport:
+        return EngineReport("e", "w", "ready", WeightVersion(1, 3), reloads, last_reload_ms, "", 0, silent_ms=silent_ms)
+
+    seen = values(make_view(engines=[report(1, 1_000), report(2, 3_000), report(0, 0), report(1, 9_000, 60_000)]))
+    assert (seen["engine_last_reload_mean_seconds",], seen["engine_last_reload_max_seconds",]) == (2, 3)
+    assert ("engine_last_reload_max_seconds",) not in values(make_view(engines=[report(0, 0)]))

@@ -67,6 +67,12 @@ class StoreServer:
         if answer != b"+OK\r\n":
             raise RuntimeError(f"SAVE was answered {answer!r}")
 
+    def configure(self, name: str, value: object) -> None:
+        """Change a setting while it runs."""
+        answer = self._ask(f"CONFIG SET {name} {value}")
+        if answer != b"+OK\r\n":
+            raise RuntimeError(f"CONFIG SET was answered {answer!r}")
+
     def _ask(self, command: str) -> bytes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.socket))
