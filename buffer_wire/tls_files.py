@@ -38,9 +38,7 @@ class TlsFiles:
     def __init__(self, access: Access, clock: Callable[[], float] = time.monotonic) -> None:
         self._access = access
         self._clock = clock
-        self._paths = {
-            name: Path(path) for name in _FIELDS if (path := getattr(access, name)) and str(path) != SYSTEM
-        }
+        self._paths = {name: Path(path) for name in _FIELDS if (path := getattr(access, name)) and str(path) != SYSTEM}
         self._stamp, self._material = self._read()
         self._looked = clock()
 
@@ -73,8 +71,7 @@ class TlsFiles:
         return before, material
 
     def _check(self, material: TlsMaterial) -> None:
-        # Its import takes longer than that of the rest of the client, which may do without.
-        import ssl
+        import ssl  # noqa: PLC0415 - clients without TLS need not wait for it
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if material.ca is not None:

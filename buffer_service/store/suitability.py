@@ -33,10 +33,11 @@ async def check_suitable(connection: "StoreConnection") -> None:
         raise StoreUnsuitable(connection.name, f"its scripts have no cmsgpack library ({error.message})") from error
     if packed != b"\x91\xa2ok":
         raise StoreUnsuitable(connection.name, "its cmsgpack library does not pack as msgpack")
-    await _check_schema(connection)
+    await check_layout(connection)
 
 
-async def _check_schema(connection: "StoreConnection") -> None:
+async def check_layout(connection: "StoreConnection") -> None:
+    """Raises StoreUnsuitable when the store has a layout that this service does not know; an empty one gets ours."""
     schema = await connection.command("GET", SCHEMA)
     if schema is None:
         await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
