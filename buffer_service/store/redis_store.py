@@ -48,7 +48,7 @@ class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, EvaluationOps, Housek
         return self
 
     async def check_layout(self) -> None:
-        """Raises StoreUnsuitable once a service of another version has taken the store over; StoreUnavailable."""
+        """Raises LayoutChanged once a service of another version has taken the store over; StoreUnavailable."""
         await check_layout(self._connection)
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from buffer_service.supervisor.address import listening, reserved
 from buffer_service.supervisor.data_dir import DataDir, held
 from buffer_service.supervisor.rpc_processes import RpcProcesses
 from buffer_service.supervisor.store import ServiceStore
-from buffer_wire.errors import StoreFault, StoreUnsuitable
+from buffer_wire.errors import LayoutChanged, StoreFault
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Service:
         assignment = Assignment(os.getpid(), str(address), kept_store.url, settings)
         self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
         self._not_ready = "the service is starting"
-        self._taken_over: StoreUnsuitable | None = None
+        self._taken_over: LayoutChanged | None = None
 
     def admin_app(self) -> Entrance:
         """The admin page of this service, behind its door."""
@@ -102,7 +102,7 @@ class Service:
         return self._not_ready or ("" if self._processes.all_up else "not every rpc process is up")
 
     async def run(self, tasks: asyncio.TaskGroup, stop: asyncio.Event, admin_address: Address) -> None:
-        """Serve until `stop`, then drain. Raises StartFailed, StoreUnsuitable."""
+        """Serve until `stop`, then drain. Raises StartFailed, LayoutChanged."""
         await self._processes.start()
         tasks.create_task(self._processes.keep_running())
         watch = tasks.create_task(self._watch_layout(stop))
@@ -130,7 +130,7 @@ class Service:
             await asyncio.sleep(LAYOUT_S)
             try:
                 await self._store.check_layout()
-            except StoreUnsuitable as refusal:
+            except LayoutChanged as refusal:
                 log.critical("the store was taken over by another version of the service", why=refusal.message)
                 self._taken_over = refusal
                 stop.set()

@@ -8,7 +8,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.replies import pack, text, unpack
-from buffer_wire.errors import LayoutChanged, StoreUnsuitable
+from buffer_wire.errors import LayoutChanged
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer
 
@@ -49,11 +49,21 @@ async def test_a_run_of_another_layout_is_read_and_changed_by_nobody_who_does_no
     await run.command("HSET", index_key(run.run_id, "run"), "layout", SCHEMA_VERSION)
 
 
-async def test_a_service_sees_that_its_store_was_taken_over(store: RedisRunStore, run: Run) -> None:
+async def test_a_service_whose_store_was_taken_over_says_so_and_creates_no_run(store: RedisRunStore, run: Run) -> None:
     await store.check_layout()
     await run.command("SET", SCHEMA, NEXT)
-    with pytest.raises(StoreUnsuitable, match=f"version {NEXT}; this service knows version {SCHEMA_VERSION}"):
-        await store.check_layout()
+    before = await contents(run)
+    for call in (store.check_layout, lambda: store.create_run("another", RunPolicy())):
+        with pytest.raises(LayoutChanged, match=f"version {NEXT} by now .* knows version {SCHEMA_VERSION}"):
+            await call()
+    assert await contents(run) == before
+
+
+async def test_a_store_that_was_emptied_gets_the_layout_again(server: StoreServer, store: RedisRunStore) -> None:
+    server.flush()
+    run = Run(store)
+    await run.create()
+    assert int(await run.command("GET", SCHEMA)) == SCHEMA_VERSION
 
 
 async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaults(
