@@ -70,8 +70,8 @@ def test_service_and_worker_write_to_their_volumes_alone(tmp_path: Path, monkeyp
         settings = {"rpc_processes": 1, "drain_grace_s": 1, "store": store.url}
         volumes = (tmp_path / "service/data", tmp_path / "tmp")
         service = ServiceProcess(volumes[0], settings, within=within(*volumes))
-        stack.callback(lambda: service.process is not None and service.kill())
         service.start()
+        stack.callback(service.kill)
         worker_folder = tmp_path / "worker"
         writable = within(worker_folder / "weights", tmp_path / "tmp")
         worker = stack.enter_context(

@@ -135,7 +135,7 @@ async def test_a_blocking_client_shows_its_new_certificate_and_loses_no_call(
         with Connector(address, access).blocking(*options) as channel:
             who = channel.unary_unary("/t.T/Who", None, None)
             old = channel.unary_stream("/t.T/Stream", None, None)(b"", timeout=30)
-            seen = [next(old), who(b"", timeout=10)]
+            seen = [next(iter(old)), who(b"", timeout=10)]
             replace(access, issued["second"])
             seen.append(who(b"", timeout=10))
             loop.call_soon_threadsafe(server.release.set)
