@@ -48,6 +48,9 @@ _DURABILITY = (
 _PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
 _MESSAGE = "Largest payload of a group, in bytes."
 _STREAMS = "Push, pull and export streams that one process serves at once."
+_STREAMS_OF_ONE = "Those of one token; 0 for no bound of its own."
+_RPCS_OF_ONE = "RPCs of one token that one process has in progress; 0 for no bound."
+_RATE_OF_ONE = "RPCs of one token that one process begins in a second; 0 for no bound."
 _CONNECTIONS = "Connections that one process holds at once."
 _BLOCKED = "Bytes of unacknowledged pushes that one process reads ahead."
 _QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
@@ -73,6 +76,9 @@ def serve(
     rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
     max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
     max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
+    max_token_streams: Annotated[int | None, typer.Option(help=_STREAMS_OF_ONE)] = None,
+    max_token_rpcs: Annotated[int | None, typer.Option(help=_RPCS_OF_ONE)] = None,
+    max_token_rpcs_per_s: Annotated[int | None, typer.Option(help=_RATE_OF_ONE)] = None,
     max_connections: Annotated[int | None, typer.Option(help=_CONNECTIONS)] = None,
     blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
     max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,

@@ -97,6 +97,12 @@ class Settings(BaseSettings):
     """Largest payload of a group, and largest message less 2 MiB."""
     max_streams: int = Field(default=256, ge=1, le=65_536)
     """Push, pull and export streams that one process serves at once."""
+    max_token_streams: int = Field(default=192, ge=0, le=65_536)
+    """Those of one token, so that workers leave room for their trainer; 0: no bound of its own."""
+    max_token_rpcs: int = Field(default=4_096, ge=0, le=1_000_000)
+    """RPCs of one token that one process has in progress, waits and watches included; 0: no bound."""
+    max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
+    """RPCs of one token that one process begins in a second, after as many as in two at once; 0: no bound."""
     max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
     """Connections that one process holds at once; more are closed as they come."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)

@@ -1,6 +1,7 @@
 """Bounds on what one process holds for its streams: slots for streams, bytes of pushes that wait to be acknowledged."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,22 +9,30 @@ from buffer_wire.errors import NotReady
 
 
 class StreamSlots:
-    """At most `limit` streams at once; one more is told to come again."""
+    """At most `limit` streams at once, and `per_token` of one token (0: no bound); one more is told to come again."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, per_token: int = 0) -> None:
         self._limit = limit
-        self._open = 0
+        self._per_token = per_token
+        self._open: Counter[str] = Counter()
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold a slot. Raises NotReady when all are taken."""
-        if self._open >= self._limit:
-            raise NotReady(f"{self._open} streams are open, as many as this process serves (max_streams); ask again")
-        self._open += 1
+    def slot(self, token_id: str) -> Iterator[None]:
+        """Hold a slot; `token_id` is empty for a caller without one. Raises NotReady when all are taken."""
+        if self._open.total() >= self._limit:
+            raise NotReady(f"{self._limit} streams are open, as many as this process serves (max_streams); ask again")
+        if token_id and self._per_token and self._open[token_id] >= self._per_token:
+            raise NotReady(
+                f"{self._per_token} streams of token {token_id!r} are open, as many as it may have at one process "
+                "(max_token_streams); ask again"
+            )
+        self._open[token_id] += 1
         try:
             yield
         finally:
-            self._open -= 1
+            self._open[token_id] -= 1
+            if not self._open[token_id]:
+                del self._open[token_id]
 
 
 class ByteBudget:

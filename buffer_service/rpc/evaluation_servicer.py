@@ -17,6 +17,7 @@ from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.waiting import Lines
+from buffer_service.security.gate import caller
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import evaluations_pb2_grpc
 
@@ -59,7 +60,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         run_id, eval_id = fields.run_id(request.run.run_id), convert.eval_id(request.eval_id)
         wait_s = fields.number(request.wait_ms, "wait_ms", 0, 3_600_000) / 1000
         read = evaluation_stream.results(self.store, self.lines, run_id, eval_id, seen=request.seen, wait_s=wait_s)
-        with self.slots.slot():
+        with self.slots.slot(caller().token_id):
             async with aclosing(read):
                 async for message in read:
                     await context.write(message)

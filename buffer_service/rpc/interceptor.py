@@ -17,7 +17,8 @@ import structlog
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.security.gate import CALLER, Gate, caller
 from buffer_service.security.roles import REFLECTION, RULES, RunAt
-from buffer_wire.errors import AccessRefused, RolloutBufferError, Unauthenticated
+from buffer_service.security.shares import Shares
+from buffer_wire.errors import AccessRefused, NotReady, RolloutBufferError, Unauthenticated
 from buffer_wire.status import status_of
 
 log = structlog.get_logger(__name__)
@@ -34,9 +35,10 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Lets in, translates errors and measures. A check of health passes untouched."""
 
-    def __init__(self, metrics: RpcMetrics, gate: Gate) -> None:
+    def __init__(self, metrics: RpcMetrics, gate: Gate, shares: Shares) -> None:
         self._metrics = metrics
         self._gate = gate
+        self._shares = shares
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -53,8 +55,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             # Reflection, and watches of health, which are streams without end.
             rule = RULES.get(method) if of_contract else REFLECTION
             # This RPC's task runs the handler too, so that it finds its caller.
-            CALLER.set(self._gate.enter(_authorization(handler_call_details.invocation_metadata), method, rule))
-        except AccessRefused as refusal:
+            entered = self._gate.enter(_authorization(handler_call_details.invocation_metadata), method, rule)
+            self._shares.admit(entered.token_id)
+            CALLER.set(entered)
+        except (AccessRefused, NotReady) as refusal:
             return self._refusing(method, refusal)
         if not of_contract:
             return await continuation(handler_call_details)
@@ -66,7 +70,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             guarded = self._guarded[method] = self._guard(method, handler)
         return guarded
 
-    def _refusing(self, method: str, refusal: AccessRefused) -> Handler:
+    def _refusing(self, method: str, refusal: AccessRefused | NotReady) -> Handler:
         """A handler that reads nothing, whatever the client sends."""
         if method in RULES:
             name = method.rpartition("/")[2]
@@ -74,9 +78,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             name = "reflection" if method.startswith(REFLECTION_PREFIX) else "unknown"
 
         async def refuse(_: object, context: Context) -> None:
-            self._metrics.refused(refusal.reason)
+            if isinstance(refusal, AccessRefused):
+                self._metrics.refused(refusal.reason)
             self._metrics.ended(name, refusal.code, 0.0)
-            told: AccessRefused = refusal
+            told: RolloutBufferError = refusal
             if isinstance(refusal, Unauthenticated) and not self._gate.failed(_host(context.peer()), name, refusal):
                 told = Unauthenticated("too many calls from this address were refused")
             await context.abort(*status_of(told))
@@ -101,7 +106,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             code = "OK"
             with self._metrics.in_progress(method):
                 try:
-                    return await behavior(request, context)
+                    with self._shares.held(caller().token_id):
+                        return await behavior(request, context)
                 except asyncio.CancelledError:
                     code = "CANCELLED"
                     raise

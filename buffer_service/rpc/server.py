@@ -27,6 +27,7 @@ from buffer_service.rpc.pushes import Pushes
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
 from buffer_service.security.gate import Gate
+from buffer_service.security.shares import Shares
 from buffer_service.settings import Settings
 from buffer_wire.channel import server_options
 from rollout_buffer.v1 import (
@@ -87,10 +88,11 @@ def build(settings: Settings, store: RunStore, registry: CollectorRegistry, gate
     """Put a server together on a store; its port is added by the caller."""
     metrics = RpcMetrics(registry)
     options = server_options(settings.max_message_bytes, max_connections=settings.max_connections)
-    server = grpc.aio.server(interceptors=[Guard(metrics, gate)], options=options)
+    shares = Shares(settings.max_token_rpcs, settings.max_token_rpcs_per_s)
+    server = grpc.aio.server(interceptors=[Guard(metrics, gate, shares)], options=options)
     drain, janitor = Drain(), Janitor(store)
     lines = Lines(store.notifications, drain)
-    slots = StreamSlots(settings.max_streams)
+    slots = StreamSlots(settings.max_streams, settings.max_token_streams)
     pushes = Pushes(store, lines, janitor, metrics)
     budget = ByteBudget(settings.blocked_bytes)
     groups = servicers.GroupServicer(

@@ -102,7 +102,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
         """Events of a recording."""
         run_id, after = fields.run_id(request.run.run_id), export_stream.after(request)
         exported = export_stream.exported(self.store, run_id, after, include_groups=request.include_groups)
-        with self.slots.slot():
+        with self.slots.slot(caller().token_id):
             async with aclosing(exported):
                 async for message in exported:
                     await context.write(message)
@@ -163,7 +163,7 @@ class GroupServicer:
 
     async def PushGroups(self, _requests: AsyncIterator[bytes], context: RawContext) -> None:
         """A stream of bundles."""
-        with self.slots.slot():
+        with self.slots.slot(caller().token_id):
             await PushStream(context, self.parts).run()
 
     async def PushGroup(self, request: bytes, _: RawContext) -> bytes:
@@ -191,7 +191,7 @@ class BatchServicer:
         """One rank's shard of a step."""
         request = groups.parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
         caller().check_run(request.run.run_id)
-        with self.slots.slot():
+        with self.slots.slot(caller().token_id):
             await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)
 
     async def Commit(self, request: batches_pb2.CommitRequest, _: Context) -> batches_pb2.CommitResponse:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from buffer_service.security.failures import FailureLimit
+from buffer_service.security.rate import RateLimit
 from buffer_service.security.roles import Rule
 from buffer_service.security.token_file import TokenFile
 from buffer_service.security.tokens import TokenEntry
@@ -21,9 +21,22 @@ log = structlog.get_logger(__name__)
 
 _BEARER = "bearer "
 
+BURST = 10
+PER_S = 1.0
+"""Refused authentications of one address that are told why and written to the log: at once, and a second.
+
+A secret of 256 bits needs no lock-out, and a lock-out would shut out good tokens that come from the same address. What
+is bounded is what a peer that keeps failing costs: lines in the log, and messages that are made for it.
+"""
+
 
 class Caller(Protocol):
     """Whoever a call comes from."""
+
+    @property
+    def token_id(self) -> str:
+        """Of their token; empty where none is asked for."""
+        ...
 
     def check_run(self, run_id: str) -> None:
         """Raises PermissionDenied when the run is none of theirs."""
@@ -40,6 +53,8 @@ class Caller(Protocol):
 
 class Anybody:
     """A caller of a service that asks for no token."""
+
+    token_id = ""
 
     def check_run(self, run_id: str) -> None:
         """All runs are theirs."""
@@ -61,6 +76,11 @@ class TokenCaller:
         self.entry = entry
         self.method = method
         self.gate = gate
+
+    @property
+    def token_id(self) -> str:
+        """Of the token."""
+        return self.entry.token_id
 
     def check_run(self, run_id: str) -> None:
         """Raises PermissionDenied, the same whether there is such a run or not."""
@@ -93,7 +113,7 @@ class Gate:
     def __init__(self, file: TokenFile | None, wall_clock: Callable[[], float] = time.time) -> None:
         self.file = file
         self._wall_clock = wall_clock
-        self._failures = FailureLimit()
+        self._failures = RateLimit(PER_S, BURST)
         self._anybody = Anybody()
 
     @property

@@ -9,7 +9,7 @@ from buffer_service.store.keys import index_key
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.replies import Fields, pack, parse
 from buffer_service.store.scripts import load_scripts
-from buffer_wire.errors import NotReplicated, StoreFault, StoreOutOfMemory, UnknownRun
+from buffer_wire.errors import LayoutChanged, NotReplicated, StoreFault, StoreOutOfMemory, UnknownRun
 
 
 class StoreBase:
@@ -39,7 +39,7 @@ class StoreBase:
         try:
             reply = await self._connection.store_and_run(payloads, self._scripts[script], run_id, arguments)
             return parse(run_id, reply)
-        except (UnknownRun, StoreOutOfMemory):
+        except (LayoutChanged, UnknownRun, StoreOutOfMemory):
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
             raise

@@ -4,10 +4,11 @@ Knows nothing of the rules. Invariants: a script is never sent twice unless its 
 payloads and the script that indexes them go out in one transaction, so near maxmemory either both happen or neither;
 nothing is done to a run on a server before that server has been told what this process has acknowledged of it; what
 policy.wait_replicas asks for is there before an answer is; every wait has a deadline and ends in StoreUnavailable,
-StoreOutOfMemory, StoreUnsuitable or NotReplicated.
+StoreOutOfMemory, StoreUnsuitable, LayoutChanged or NotReplicated.
 """
 
 import asyncio
+import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,13 +16,14 @@ from typing import Any
 
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.address import Address
-from buffer_service.store.keys import index_key, payload_size
+from buffer_service.store.keys import SCHEMA_VERSION, index_key, payload_size
 from buffer_service.store.primary import Primary
 from buffer_service.store.replication import Exchange, Replication
 from buffer_service.store.replies import head_of, pack, parse
 from buffer_service.store.resp import Command, ConnectionLost, Part, ReplyError, RespConnection
 from buffer_service.store.scripts import Script, load_scripts
 from buffer_wire.errors import (
+    LayoutChanged,
     RolloutBufferError,
     StoreFault,
     StoreOutOfMemory,
@@ -47,6 +49,9 @@ _ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
 
 _UNAVAILABLE = frozenset({"LOADING", "BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
 """Codes of a server that may do the same later."""
+
+_LAYOUT = re.compile(r"rb-layout (\w+)")
+"""What scripts say of a run in another layout (lua/lib/run.lua)."""
 
 
 def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
@@ -299,6 +304,8 @@ class StoreConnection:
             return StoreOutOfMemory(self.name)
         if _code(reply) in _UNAVAILABLE:
             return StoreUnavailable(self.name, message)
+        if layout := _LAYOUT.search(message):
+            return LayoutChanged(layout[1], str(SCHEMA_VERSION))
         if reply.code in {"NOAUTH", "WRONGPASS", "NOPERM"}:
             return StoreUnsuitable(self.name, message)
         return StoreFault(f"the store at {self.name} answered: {message}", store=self.name)

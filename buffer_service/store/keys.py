@@ -10,9 +10,18 @@ RUNS = "rb:runs"
 """SET of run ids; a superset of the runs that exist."""
 
 SCHEMA = "rb:schema"
-"""Version of this layout."""
+"""Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
+ends."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+"""Of the layout that this service knows; each run's record has it too, and a script of another version ends there.
+
+To be raised with every change of what is stored that a service of the version before, which serves beside this one
+during an upgrade, would read wrongly, write back without, or stumble over: an array that gets another element, a
+statistic, a state, another meaning. Not for a field of the policy whose default is what was before (`claim` fills it
+in, and `update_policy` of an older service keeps it), nor for a key or a field of a hash that may be absent, and that
+older services neither read nor write.
+"""
 
 NOTIFY_PATTERN = "rb:{*}:notify"
 

@@ -12,7 +12,7 @@ from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.run_ops import RunOps
-from buffer_service.store.suitability import check_suitable
+from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.task_ops import TaskOps
 
 
@@ -46,6 +46,10 @@ class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, EvaluationOps, Housek
             asyncio.create_task(connection.primary.watch(), name="store-primary"),
         ]
         return self
+
+    async def check_layout(self) -> None:
+        """Raises LayoutChanged once a service of another version has taken the store over; StoreUnavailable."""
+        await check_layout(self._connection)
 
     async def close(self) -> None:
         """See domain.ports.RunStore.close."""

@@ -10,6 +10,7 @@ from buffer_service.domain.window import LENGTH_BUCKETS, OF_ENVIRONMENT, TOTALS,
 from buffer_service.store.group_ops import GroupOps
 from buffer_service.store.keys import RUNS
 from buffer_service.store.replies import Fields, pack, text, unpack
+from buffer_service.store.suitability import check_layout
 from buffer_wire.errors import RunExists
 
 
@@ -18,6 +19,8 @@ class RunOps(GroupOps):
 
     async def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
         """See domain.ports.RunStore.create_run."""
+        # The script sees the layout of the run alone, which is ours.
+        await check_layout(self._connection)
         await self._connection.command("SADD", RUNS, run_id)
         tag, fields = await self._call("create_run", run_id, pack(policy.to_store(), revision))
         # A sweep may have taken a run of that name off the list before this one was there.

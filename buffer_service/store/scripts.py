@@ -1,8 +1,8 @@
-"""Loads the Lua scripts: resolves `-- @include name`, renders the transition tables, keeps the digests.
+"""Loads the Lua scripts: resolves `-- @include name`, renders tables and constants, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
 domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py, the places of totals those of
-domain/window.py. `python -m
+domain/window.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
 buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 
@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND, RunPolicy
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.domain.window import OF_ENVIRONMENT, TOTALS, WINDOW_VERSIONS
+from buffer_service.store.keys import SCHEMA_VERSION
 
 LUA = Path(__file__).parent / "lua"
 
@@ -68,6 +69,12 @@ def _table(name: str, entries: Iterable[str]) -> str:
     return "\n".join([f"local {name} = {{", *(f"  {entry}," for entry in entries), "}"])
 
 
+def render_defaults(name: str, policy: Mapping[str, object]) -> str:
+    """A policy as RunPolicy.to_store gives it as a Lua local; lists have to be empty."""
+    literals = {field: "{}" if isinstance(value, list) else repr(value) for field, value in policy.items()}
+    return _table(name, [f"{field} = {literal}" for field, literal in literals.items()])
+
+
 def _virtual() -> dict[str, str]:
     tables = [
         render_transitions("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
@@ -91,8 +98,10 @@ def _virtual() -> dict[str, str]:
         f"{_table('ENVIRONMENT_TOTALS', map(repr, OF_ENVIRONMENT))}\n"
         f"local WINDOW_VERSIONS = {WINDOW_VERSIONS}\n"
     )
+    defaults = f"-- From domain/policy.py.\n\n{render_defaults('POLICY_DEFAULTS', RunPolicy().to_store())}\n"
     return {
         "bounds": bounds,
+        "policy_defaults": defaults,
         "total_places": places,
         "transitions": origin + "\n\n".join(tables) + "\n",
         "states": origin + "\n".join(states) + "\n",
@@ -138,7 +147,11 @@ def prune(source: str) -> str:
 def expanded() -> dict[str, str]:
     """Every script with its includes, by name."""
     libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
-    return {path.stem: expand(path.read_text("utf-8"), libraries) for path in sorted(LUA.glob("*.lua"))}
+    # In place, and no local: the largest script has all that it may have.
+    return {
+        path.stem: expand(path.read_text("utf-8"), libraries).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
+        for path in sorted(LUA.glob("*.lua"))
+    }
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION
+from buffer_service.store.keys import RUNS, SCHEMA, SCHEMA_VERSION
 from buffer_service.store.replies import text
-from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
+from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
 if TYPE_CHECKING:
     from buffer_service.store.connection import StoreConnection
@@ -33,18 +33,41 @@ async def check_suitable(connection: "StoreConnection") -> None:
         raise StoreUnsuitable(connection.name, f"its scripts have no cmsgpack library ({error.message})") from error
     if packed != b"\x91\xa2ok":
         raise StoreUnsuitable(connection.name, "its cmsgpack library does not pack as msgpack")
-    await _check_schema(connection)
+    await _settle_layout(connection)
 
 
-async def _check_schema(connection: "StoreConnection") -> None:
-    schema = await connection.command("GET", SCHEMA)
-    if schema is None:
-        await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
-    elif text(schema) != str(SCHEMA_VERSION):
+_SETTLE = """
+local found = redis.call('GET', KEYS[1])
+if not found or (tonumber(found) < tonumber(ARGV[1]) and redis.call('SCARD', KEYS[2]) == 0) then
+  redis.call('SET', KEYS[1], ARGV[1])
+  return ARGV[1]
+end
+return found
+"""
+
+
+async def _settle_layout(connection: "StoreConnection") -> None:
+    """Raises StoreUnsuitable; a store that is empty, or has an older layout and no runs, gets ours.
+
+    Not one with a newer layout: services of two versions that are restarted beside each other would take it from one
+    another again and again.
+    """
+    found = text(await connection.command("EVAL", _SETTLE, 2, SCHEMA, RUNS, SCHEMA_VERSION))
+    if found != str(SCHEMA_VERSION):
         raise StoreUnsuitable(
-            connection.name,
-            f"its layout ({SCHEMA}) is version {text(schema)}; this service knows version {SCHEMA_VERSION}",
+            connection.name, f"its layout ({SCHEMA}) is version {found}; this service knows version {SCHEMA_VERSION}"
         )
+
+
+async def check_layout(connection: "StoreConnection") -> None:
+    """Raises LayoutChanged when the store, which had our layout, has another one by now; one that was emptied gets it
+    again.
+    """
+    found = await connection.command("GET", SCHEMA)
+    if found is None:
+        await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
+    elif text(found) != str(SCHEMA_VERSION):
+        raise LayoutChanged(text(found), str(SCHEMA_VERSION))
 
 
 def refuse_eviction(store: str, info: dict[str, str]) -> None:

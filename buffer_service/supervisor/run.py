@@ -23,11 +23,16 @@ from buffer_service.supervisor.address import listening, reserved
 from buffer_service.supervisor.data_dir import DataDir, held
 from buffer_service.supervisor.rpc_processes import RpcProcesses
 from buffer_service.supervisor.store import ServiceStore
+from buffer_wire.errors import LayoutChanged, StoreFault
 
 log = structlog.get_logger(__name__)
 
 PREDECESSOR_S = 5.0
 """How long the rpc processes of a killed service may still hold the address."""
+
+LAYOUT_S = 2.0
+"""How often the store is asked whether its layout is still ours. Scripts see at once that it is not; this is for the
+service to end, so that its clients go elsewhere."""
 
 
 async def serve(settings: Settings) -> None:
@@ -84,6 +89,7 @@ class Service:
         assignment = Assignment(os.getpid(), str(address), kept_store.url, settings)
         self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
         self._not_ready = "the service is starting"
+        self._taken_over: LayoutChanged | None = None
 
     def admin_app(self) -> Entrance:
         """The admin page of this service, behind its door."""
@@ -96,9 +102,10 @@ class Service:
         return self._not_ready or ("" if self._processes.all_up else "not every rpc process is up")
 
     async def run(self, tasks: asyncio.TaskGroup, stop: asyncio.Event, admin_address: Address) -> None:
-        """Serve until `stop`, then drain. Raises StartFailed."""
+        """Serve until `stop`, then drain. Raises StartFailed, LayoutChanged."""
         await self._processes.start()
         tasks.create_task(self._processes.keep_running())
+        watch = tasks.create_task(self._watch_layout(stop))
         self._not_ready = ""
         with self._data_dir.announced(address=str(self._address), admin=str(admin_address), store=self._store_name):
             log.info(
@@ -110,6 +117,23 @@ class Service:
                 pids=self._processes.pids,
             )
             await stop.wait()
+            watch.cancel()
             log.info("draining", grace_s=self._settings.drain_grace_s)
             self._not_ready = "the service is draining"
             await self._processes.drain(self._settings.drain_grace_s)
+        if self._taken_over is not None:
+            raise self._taken_over
+
+    async def _watch_layout(self, stop: asyncio.Event) -> None:
+        """Until cancelled; sets `stop` once a service of another version has taken the store over."""
+        while True:
+            await asyncio.sleep(LAYOUT_S)
+            try:
+                await self._store.check_layout()
+            except LayoutChanged as refusal:
+                log.critical("the store was taken over by another version of the service", why=refusal.message)
+                self._taken_over = refusal
+                stop.set()
+                return
+            except StoreFault:
+                continue  # The next look is soon enough, and rpc processes say what is wrong with the store.

@@ -19,7 +19,7 @@
     │   └── StoreRolledBack / FailureBudgetExceeded
     ├── ReplayGap                          replay data is gone
     └── StoreFault                         the store failed, or is not one we can use
-        └── StoreUnavailable / StoreUnsuitable / NotReplicated / StoreOutOfMemory
+        └── StoreUnavailable / StoreUnsuitable / LayoutChanged / NotReplicated / StoreOutOfMemory
 
 Invariants: `reason` is stable and unique; every constructor takes the error's data as keywords and builds the
 message itself; `from_wire` of (`reason`, `message`, `attributes`) gives back an instance of the same class.
@@ -65,6 +65,7 @@ from buffer_wire.errors.runs import (
     StoreRolledBack,
 )
 from buffer_wire.errors.stores import (
+    LayoutChanged,
     NotReplicated,
     StoreFault,
     StoreOutOfMemory,
@@ -85,6 +86,7 @@ __all__ = [
     "InvalidField",
     "InvalidPolicy",
     "InvalidRequest",
+    "LayoutChanged",
     "NotCommitted",
     "NotReady",
     "NotReplicated",

@@ -30,6 +30,25 @@ class StoreUnsuitable(StoreFault):
         super().__init__(f"the store at {store} is refused: {why}", store=store, why=why)
 
 
+class LayoutChanged(StoreFault):
+    """Another version of the service has taken the store over; this one has changed nothing and ends.
+
+    Attributes: found, known (versions of the layout).
+    """
+
+    reason = "layout_changed"
+    code = "UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, found: str, known: str) -> None:
+        super().__init__(
+            f"the store's layout is version {found} by now and this service, which ends, knows version {known}; "
+            "a service of the other version takes the call",
+            found=found,
+            known=known,
+        )
+
+
 class NotReplicated(StoreFault):
     """The write is done, but too few replicas of the store have it; the same request waits for them again.
 

@@ -103,5 +103,6 @@ kube rollout status "statefulset/$store" --timeout=180s
 echo "kind: an upgrade replaces the service without a gap"
 install --reuse-values --set service.podAnnotations.upgraded=yes --wait --timeout 10m
 kube exec "$service" -- rollout-buffer run show kind
+kube exec "$service" -- python -c "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/readyz').read())"
 
 echo "kind: passed"

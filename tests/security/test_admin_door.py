@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from buffer_service.security.failures import BURST
+from buffer_service.security.gate import BURST
 from buffer_service.security.roles import Role
 from tests.security.contract import call
 from tests.security.guarded import Guarded

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.security.failures import BURST, FailureLimit
-from buffer_service.security.gate import Gate
+from buffer_service.security.gate import BURST, PER_S, Gate
+from buffer_service.security.rate import RateLimit
 from buffer_service.security.roles import RULES, Role
 from buffer_service.security.token_file import TokenFile, changing
 from buffer_service.security.tokens import TokenEntry, TokenSet, TokensRefused, digest, new_token
@@ -238,7 +238,7 @@ def test_changes_at_the_same_time_are_all_kept_and_no_reader_sees_half(path: Pat
 
 def test_a_peer_that_keeps_failing_is_told_less_and_another_is_not_held_for_it() -> None:
     clock = Clock()
-    limit = FailureLimit(clock)
+    limit = RateLimit(PER_S, BURST, clock)
     assert [limit.allows("a") for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
     assert limit.allows("b")
     clock.now += 1.0
@@ -246,7 +246,7 @@ def test_a_peer_that_keeps_failing_is_told_less_and_another_is_not_held_for_it()
 
 
 def test_peers_are_not_remembered_without_bound() -> None:
-    limit = FailureLimit(Clock())
+    limit = RateLimit(PER_S, BURST, Clock())
     for number in range(5_000):
         limit.allows(f"peer {number}")
     assert len(limit._buckets) <= 1_024

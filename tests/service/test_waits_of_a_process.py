@@ -180,9 +180,20 @@ async def test_a_byte_budget_is_overdrawn_by_those_who_hold_nothing_only() -> No
 
 async def test_one_stream_too_many_is_told_to_come_again() -> None:
     slots = StreamSlots(1)
-    with slots.slot(), pytest.raises(NotReady, match="max_streams"), slots.slot():
+    with slots.slot(""), pytest.raises(NotReady, match="max_streams"), slots.slot(""):
         pass
-    with slots.slot():
+    with slots.slot("a"):
+        pass
+
+
+async def test_one_token_leaves_streams_to_the_others() -> None:
+    slots = StreamSlots(3, per_token=2)
+    with slots.slot("a"), slots.slot("a"):
+        with pytest.raises(NotReady, match=r"token 'a'.*max_token_streams"), slots.slot("a"):
+            pass
+        with slots.slot("b"), pytest.raises(NotReady, match="max_streams"), slots.slot("c"):
+            pass
+    with slots.slot("a"), slots.slot("a"), slots.slot(""):
         pass
 
 

@@ -22,9 +22,24 @@ async def test_a_store_that_evicts_is_refused_with_the_remedy(policy: str) -> No
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, 99])
-async def test_another_layout_is_refused(server: StoreServer, run: Run, version: int) -> None:
+async def test_runs_in_another_layout_are_refused(server: StoreServer, run: Run, version: int) -> None:
+    await run.create()
     await run.command("SET", SCHEMA, version)
     with pytest.raises(StoreUnsuitable, match=f"version {version}"):
+        await RedisRunStore.connect(server.url)
+    assert int(await run.command("GET", SCHEMA)) == version
+
+
+async def test_a_store_without_runs_is_brought_to_a_newer_layout_and_to_no_older_one(
+    server: StoreServer, run: Run
+) -> None:
+    await run.create()
+    await run.store.delete_run(run.run_id)
+    await run.command("SET", SCHEMA, SCHEMA_VERSION - 1)
+    await (await RedisRunStore.connect(server.url)).close()
+    assert int(await run.command("GET", SCHEMA)) == SCHEMA_VERSION
+    await run.command("SET", SCHEMA, SCHEMA_VERSION + 1)
+    with pytest.raises(StoreUnsuitable, match=f"version {SCHEMA_VERSION + 1}"):
         await RedisRunStore.connect(server.url)
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +24,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
 METRIC_TIMEOUT_S = 10.0
 POLL_S = 0.02
+CHECKOUT = [str(Path(__file__).parents[2] / folder) for folder in (".", "proto")]
 
 
 class ServiceFailed(AssertionError):
@@ -31,10 +32,23 @@ class ServiceFailed(AssertionError):
 
 
 class ServiceProcess:
-    """One service. `settings` are flags of `rollout-buffer serve` without dashes: {"rpc_processes": 1}."""
+    """One service. `settings` are flags of `rollout-buffer serve` without dashes: {"rpc_processes": 1}.
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, object] | None = None) -> None:
+    `code`: a folder whose packages are run in place of the checkout's of the same names: another version. `within`: a
+    command that the service's is the end of.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        code: Path | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
         self.data_dir = data_dir
+        self.code = code
+        self.within = within
         self.settings = dict(settings or {})
         self.listen = "127.0.0.1:0"
         self.admin_listen = "127.0.0.1:0"
@@ -68,11 +82,13 @@ class ServiceProcess:
         before = self._written()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "buffer_cli", "serve", *self._flags()],
+                [*self.within, sys.executable, "-m", "buffer_cli", "serve", *self._flags()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={k: v for k, v in os.environ.items() if not k.startswith("RB_")},
+                env=self._environment(),
+                # `python -m` looks into the working directory first.
+                cwd=self.code,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while (written := self._written()) is None or written == before:
@@ -125,6 +141,13 @@ class ServiceProcess:
             option = f"--{name.replace('_', '-')}"
             given += [option] if value is True else [option, str(value)]
         return given
+
+    def _environment(self) -> dict[str, str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RB_")}
+        if self.code is not None:
+            given = environment.get("PYTHONPATH", "").split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.code), *given, *CHECKOUT]))
+        return environment
 
     def _written(self) -> dict[str, str] | None:
         try:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.workers.building import REWARD
@@ -16,11 +16,20 @@ STOP_TIMEOUT_S = 40.0
 class WorkerProcess:
     """Started when it is made; `log` holds what it printed."""
 
-    def __init__(self, address: str, run_id: str, folder: Path, *flags: str, worker_id: str = "w") -> None:
+    def __init__(
+        self,
+        address: str,
+        run_id: str,
+        folder: Path,
+        *flags: str,
+        worker_id: str = "w",
+        within: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{worker_id}.log"
         command = [
-            sys.executable, "-m", "buffer_cli", "worker", "--address", address, "--run", run_id, "--reward", REWARD,
+            *within, sys.executable, "-m", "buffer_cli", "worker", "--address", address, "--run", run_id,
+            "--reward", REWARD,
             "--worker-id", worker_id, "--weights-dir", str(folder / "weights"), "--progress-every-s", "2", *flags,
         ]  # fmt: skip
         with self.log.open("ab") as log:
@@ -46,10 +55,10 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def worker_process(
-    address: str, run_id: str, folder: Path, *flags: str, worker_id: str = "w"
+    address: str, run_id: str, folder: Path, *flags: str, worker_id: str = "w", within: Sequence[str] = ()
 ) -> Iterator[WorkerProcess]:
-    """A running worker; its log is printed when the test fails."""
-    worker = WorkerProcess(address, run_id, folder, *flags, worker_id=worker_id)
+    """A running worker; its log is printed when the test fails. `within`: a command that the worker's is the end of."""
+    worker = WorkerProcess(address, run_id, folder, *flags, worker_id=worker_id, within=within)
     try:
         yield worker
     except BaseException:

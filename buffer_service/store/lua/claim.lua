@@ -1,7 +1,8 @@
 -- Says with which revision a run came into the hands of a server, and whether that is behind what a process of the
 -- service has acknowledged. A process calls it before anything else that it does to the run on that server: the first
 -- one to come finds the revision as the server got it, and the others are compared with that, however far the run has
--- moved on by then.
+-- moved on by then. A run of an older version of the service also gets the fields of the policy that it lacks, which
+-- scripts take to be there.
 --
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
 --         survived_epoch (its epoch then: a resume has settled since what was lost)
@@ -11,11 +12,23 @@
 -- Complexity O(1)
 
 -- @include run
+-- @include policy_defaults
 
 local request = unpack_msg(ARGV[1])
 local server, seen = request[1], request[2]
 if not load_run() then
   return refuse('unknown_run')
+end
+local lacks = false
+for name, value in pairs(POLICY_DEFAULTS) do
+  if policy[name] == nil then
+    policy[name] = value
+    lacks = true
+  end
+end
+if lacks then
+  relieve()
+  call('HSET', RUN, 'policy', pack(policy))
 end
 local known = call('HMGET', RUN, 'server', 'survived', 'survived_epoch')
 local survived, epoch = tonumber(known[2] or 0), tonumber(known[3] or 0)

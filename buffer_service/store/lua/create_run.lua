@@ -41,6 +41,6 @@ state = {
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
   sequence = 0, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,
 }
-call('HSET', RUN, 'policy', pack(policy), 'now', format('%d', now))
+call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(policy), 'now', format('%d', now))
 write_run()
 return reply('created')

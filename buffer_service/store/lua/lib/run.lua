@@ -44,11 +44,17 @@ local function read_clock()
   end
 end
 
--- Loads policy, state and ledger; false when there is no such run.
+-- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
+-- names another version than ours.
 local function load_run()
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout')
   if not raw[2] then
     return false
+  end
+  -- A service of another version has taken the run over. An error and no reply: wherever this is called from, nothing
+  -- comes after it.
+  if raw[6] ~= '$SCHEMA_VERSION' then
+    error('rb-layout ' .. tostring(raw[6]))
   end
   policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
   stored_now = tonumber(raw[4])

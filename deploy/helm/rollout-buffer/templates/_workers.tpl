@@ -170,6 +170,8 @@
   env:
     # Compiled kernels and downloads; the root file system is read-only.
     - {name: HOME, value: /tmp}
+    # The image knows no user 10001, and torch names its cache of kernels after the user.
+    - {name: LOGNAME, value: engine}
     {{- with include "rb.engineEnv" . | trim }}
     {{- . | nindent 4 }}
     {{- end }}
