@@ -28,7 +28,15 @@ from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.security.gate import caller
 from buffer_service.security.roles import PAGE_FILES
-from buffer_wire.errors import AccessRefused, InvalidField, InvalidRequest, NotReady, RolloutBufferError, StoreFault, UnknownRun
+from buffer_wire.errors import (
+    AccessRefused,
+    InvalidField,
+    InvalidRequest,
+    NotReady,
+    RolloutBufferError,
+    StoreFault,
+    UnknownRun,
+)
 
 STORE_TIMEOUT_S = 5.0
 

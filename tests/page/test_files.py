@@ -41,12 +41,16 @@ def test_the_page_lies_at_the_root(service: ServiceProcess) -> None:
     assert headers["Content-Type"] == "text/html; charset=utf-8"
 
 
-@pytest.mark.parametrize("path", ["/page/absent.js", "/page/", "/page/..%2Fapp.py", "/page/../app.py", "/page/%2e%2e/x"])
+@pytest.mark.parametrize(
+    "path", ["/page/absent.js", "/page/", "/page/..%2Fapp.py", "/page/../app.py", "/page/%2e%2e/x"]
+)
 def test_there_is_nothing_else(service: ServiceProcess, path: str) -> None:
     assert fetched(service, path)[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/page/page.js", "/page/absent", "/api", "/api/runs/absent", "/metrics", "/livez"])
+@pytest.mark.parametrize(
+    "path", ["/", "/page/page.js", "/page/absent", "/api", "/api/runs/absent", "/metrics", "/livez"]
+)
 def test_every_answer_says_what_a_browser_may_do(service: ServiceProcess, path: str) -> None:
     _, headers, _ = fetched(service, path)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
@@ -77,7 +81,9 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
 def test_no_script_writes_html() -> None:
     for name in NAMES:
         text = (FOLDER / name).read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            name
+        )
         assert len(text.splitlines()) < 900 if name.endswith(".css") else len(text.splitlines()) < 400, name
 
 

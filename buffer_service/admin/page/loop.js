@@ -9,34 +9,32 @@ const WIDE = {
   size: [1180, 300],
   boxes: { workers: [2, 34, 290, 212], service: [440, 34, 300, 212], trainer: [888, 34, 290, 212] },
   arrows: {
-    leases: ["M440 98H294", 366, 88, "middle"],
-    tasks: ["M888 98H742", 814, 88, "middle"],
-    groups: ["M292 152H438", 366, 142, "middle"],
-    batches: ["M740 152H886", 814, 142, "middle"],
-    loads: ["M440 206H294", 366, 196, "middle"],
-    publishes: ["M888 206H742", 814, 196, "middle"],
+    leases: ["M440 95H294", 366, 86, "middle"],
+    tasks: ["M888 95H742", 814, 86, "middle"],
+    groups: ["M292 140H438", 366, 131, "middle"],
+    batches: ["M740 140H886", 814, 131, "middle"],
+    loads: ["M440 194H294", 366, 185, "middle"],
+    publishes: ["M888 194H742", 814, 185, "middle"],
     drops: ["M590 246V286", 604, 274, "start"],
   },
-  notes: { loads: [366, 224], publishes: [814, 224], drops: [604, 292], batches: [814, 170], groups: [366, 170] },
+  notes: { loads: [366, 212], publishes: [814, 212], drops: [604, 292], batches: [814, 158], groups: [366, 158] },
 };
 
 const TALL = {
-  size: [360, 700],
-  boxes: { workers: [10, 24, 340, 140], service: [10, 254, 340, 160], trainer: [10, 534, 340, 140] },
+  size: [360, 690],
+  boxes: { workers: [10, 24, 340, 140], service: [10, 244, 340, 196], trainer: [10, 520, 340, 140] },
   arrows: {
-    leases: ["M52 254V166", 62, 190, "start"],
-    groups: ["M166 164V252", 176, 214, "start"],
-    loads: ["M280 254V166", 290, 190, "start"],
-    tasks: ["M52 534V416", 62, 520, "start"],
-    batches: ["M166 414V532", 176, 500, "start"],
-    publishes: ["M280 534V416", 290, 520, "start"],
-    drops: ["M36 414V444", 48, 434, "start"],
+    leases: ["M28 244V167", 38, 200, "start"],
+    groups: ["M142 164V241", 152, 200, "start"],
+    loads: ["M268 244V167", 278, 200, "start"],
+    tasks: ["M28 520V443", 38, 476, "start"],
+    batches: ["M142 440V517", 152, 476, "start"],
+    publishes: ["M268 520V443", 278, 476, "start"],
   },
-  notes: { loads: [290, 206], publishes: [290, 504], drops: [48, 450], batches: [176, 484], groups: [176, 230] },
+  notes: { loads: [278, 217], publishes: [278, 493], batches: [152, 493], groups: [152, 217] },
 };
 
 const TITLES = { workers: "Workers and engines", service: "Service", trainer: "Trainer" };
-const LINES = { workers: 4, service: 3, trainer: 4 };
 const WEIGHTS = ["loads", "publishes"];
 
 /** Who is meant by the words before the colon of `waits_on`. */
@@ -70,6 +68,8 @@ export class Loop {
     const known = estimate.quantities;
     const alive = run.engines.filter((one) => one.state !== "stopped");
     const loaded = alive.map((one) => one.loaded.version);
+    const dropped = DROPS.map(rate);
+    const drops = dropped.includes(null) ? null : dropped.reduce((total, one) => total + one, 0);
     this.#lines("workers", [
       `${counted(tasks.leased, "task")} being generated`,
       `${amount(rate("decoded_tokens"))} tokens/s decoded`,
@@ -80,6 +80,7 @@ export class Loop {
       `${short(tasks.pending)} of at most ${short(policy.max_pending_tasks)} tasks pending`,
       `queue: ${count(groups.queued.groups)} of ${short(policy.max_queued_groups)} groups`,
       `version ${run.published.version} is published`,
+      this.#tall.matches ? `${amount(drops)} groups/s not trained, ${short(sum(groups, DROPS))} so far` : "",
     ]);
     this.#gauge(groups.queued.groups / policy.max_queued_groups, policy.batch_groups / policy.max_queued_groups);
     this.#lines("trainer", [
@@ -88,18 +89,17 @@ export class Loop {
       known.trainer_idle_share === null ? "" : `waits ${percent(known.trainer_idle_share)} of its time`,
       known.train_period_s === null ? "" : `${seconds(known.train_period_s)} a batch`,
     ]);
-    const dropped = DROPS.map(rate);
-    const drops = dropped.includes(null) ? null : dropped.reduce((sum, one) => sum + one, 0);
     this.#arrow("leases", rate("leases_granted"), "leases/s");
     this.#arrow("tasks", rate("submitted_tasks"), "tasks/s");
     this.#arrow("groups", rate("accepted_groups"), "groups/s");
     this.#arrow("batches", rate("assembled_groups"), "groups/s");
     const published = rate("published_version");
-    this.#arrow("publishes", published, "", `${amount(published === null ? null : 60 * published)} versions/min`);
+    const perMinute = amount(published === null ? null : 60 * published);
+    this.#arrow("publishes", published, "", this.#tall.matches ? `${perMinute} /min` : `${perMinute} versions/min`);
     this.#arrow("loads", published, "", `${loaded.length === 0 ? "none" : range(loaded)}`);
-    this.#arrow("drops", drops, "groups/s dropped");
+    this.#arrow("drops", drops, "groups/s not trained");
     this.#note("loads", this.#tall.matches ? "loaded" : "loaded version");
-    this.#note("publishes", "");
+    this.#note("publishes", this.#tall.matches ? "versions" : "");
     this.#note("drops", `${short(sum(groups, DROPS))} so far, by reason below`);
     this.#note("batches", this.#tall.matches ? "batches" : `in batches of ${count(policy.batch_groups)}`);
     this.#note("groups", staleness(estimate, this.#tall.matches));
@@ -119,15 +119,18 @@ export class Loop {
       const lines = this.#texts[name].map((text) => text.textContent).filter((text) => text !== "");
       return `${title}: ${lines.join(", ")}.`;
     });
-    const flows = ["leases", "tasks", "groups", "batches", "publishes", "drops"].map((name) => this.#texts[`arrow ${name}`].textContent);
+    const flows = Object.keys(WIDE.arrows).map((name) => this.#texts[`arrow ${name}`]?.textContent).filter((text) => text !== undefined);
     return `The loop. ${parts.join(" ")} Between them: ${flows.join(", ")}. The run waits on ${run.waits_on}.`;
   }
 
   #lines(box, texts) {
-    texts.forEach((text, index) => setText(this.#texts[box][index], text));
+    this.#texts[box].forEach((line, index) => setText(line, texts[index]));
   }
 
   #arrow(name, rate, unit, text = null) {
+    if (this.#texts[`arrow ${name}`] === undefined) {
+      return; // Said in a line of the narrow picture.
+    }
     setText(this.#texts[`arrow ${name}`], text ?? `${amount(rate)} ${unit}`);
     setAttribute(this.#texts[`path ${name}`], "data-moves", rate > 0 ? "" : null);
   }
@@ -184,7 +187,8 @@ export class Loop {
 
   #box(name, [x, y, width, height]) {
     const box = shape("g", { class: `box ${name}` });
-    const step = (height - 50) / LINES[name];
+    const lines = name === "service" && !this.#tall.matches ? 3 : 4;
+    const step = (height - 50) / lines;
     box.append(
       shape("rect", { x, y, width, height, rx: 10 }),
       shape("text", { x: x + 16, y: y + 28, class: "title" }),
@@ -192,13 +196,13 @@ export class Loop {
     );
     box.children[1].textContent = TITLES[name];
     box.children[2].textContent = "▼ the run waits here";
-    this.#texts[name] = Array.from({ length: LINES[name] }, (_, index) => {
+    this.#texts[name] = Array.from({ length: lines }, (_, index) => {
       const text = shape("text", { x: x + 16, y: y + 40 + step * (index + 0.55), class: "line" });
       box.append(text);
       return text;
     });
     if (name === "service") {
-      const at = { x: x + 16, y: y + 50 + step * 1.65, width: width - 32, height: 9, rx: 4.5 };
+      const at = { x: x + 16, y: y + 48 + step * 1.55, width: width - 32, height: 9, rx: 4.5 };
       const fill = shape("rect", { ...at, class: "gauge-fill" });
       const mark = shape("line", { y1: at.y - 3, y2: at.y + at.height + 3, class: "gauge-mark" });
       mark.append(shape("title", {}, "groups of a batch"));

@@ -23,7 +23,7 @@ const tiles = {
   accepted: new Tile(byId("tiles"), "Accepted", "groups/s"),
   queued: new Tile(byId("tiles"), "Queue", "groups"),
   staleness: new Tile(byId("tiles"), "Staleness", "versions"),
-  dropped: new Tile(byId("tiles"), "Not trained on", "groups/s"),
+  dropped: new Tile(byId("tiles"), "Not trained", "groups/s"),
 };
 const loop = new Loop(byId("loop"));
 
@@ -108,7 +108,7 @@ function interrupted() {
 }
 
 function refused(error) {
-  if (error.status !== 404) {
+  if (error.status === 401) {
     close();
     askForToken(error);
     return;
@@ -116,8 +116,12 @@ function refused(error) {
   missing = shown.name;
   close();
   byId("run").value = "";
-  empty(`There is no run ${missing}`, "It was deleted, or the address of this page names a run that never was.", "");
-  state("bad", "no such run");
+  if (error.status === 404) {
+    empty(`There is no run ${missing}`, "It was deleted, or the address of this page names a run that never was.", "");
+  } else {
+    empty(`Run ${missing} is not shown`, error.message, "");
+  }
+  state("bad", error.status === 404 ? "no such run" : "refused");
 }
 
 // --- token ----------------------------------------------------------------------------------------------------
