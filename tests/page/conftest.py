@@ -1,4 +1,4 @@
-"""A service and a real Chromium. Tests with a browser are skipped where there is no Chromium on PATH, and only there."""
+"""A service and a real Chromium. Tests with a browser are skipped where no Chromium is on PATH, and only there."""
 
 import shutil
 import uuid
@@ -32,7 +32,7 @@ def rpc(service: ServiceProcess) -> Iterator[Rpc]:
 
 @pytest.fixture
 def named(rpc: Rpc) -> Callable[..., RunRpc]:
-    """Makes a run of a name that begins so; it is deleted at the end."""
+    """Makes a run whose name begins so."""
 
     def make(name: str, **policy: object) -> RunRpc:
         run_id = f"{name}-{uuid.uuid4().hex[:6]}"

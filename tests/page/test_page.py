@@ -45,7 +45,7 @@ def test_numbers_follow_the_run_without_a_reload(screen: Screen, named: Named) -
     run.fill(2, prefix="y")
     run.pull(0)
     screen.until("#loop", "queue: 1 of 16 groups")
-    screen.until("#waits-on", "workers: no worker has leased a task" if run.cursor else "the feeder")
+    screen.until("#waits-on", "the feeder: no task is pending")
     screen.until("#rates", "rates over the last")
     screen.until("#board[data-mine=same] .tile:nth-child(4)", "of 16; a batch is 4")
     assert screen.errors == []
@@ -90,15 +90,18 @@ def test_an_engine_that_is_not_well_stands_out_and_comes_first(screen: Screen, n
     assert row.get_attribute("data-kind") == "bad"
 
 
+FALLEN_SILENT = """async () => {
+  const { showFleet } = await import("/page/fleet.js");
+  const loaded = { epoch: 1, version: 3 };
+  const engine = { worker_id: "w", state: "ready", loaded, membership: 0, prepared: null, reloads: 0, last_reload_ms: 0 };
+  const well = { ...engine, errors: 0, last_error: "", engine_id: "a", silent_ms: 0 };
+  showFleet({ run_id: "r", published: loaded, engines: [well, { ...well, engine_id: "b", silent_ms: 45000 }] }, 20000);
+}"""
+
+
 def test_an_engine_that_falls_silent_is_counted_on_by_the_page(screen: Screen) -> None:
     screen.visit()
-    screen.page.evaluate(
-        "async () => { const { showFleet } = await import('/page/fleet.js'); const version = { epoch: 1, version: 3 };"
-        " const engine = { worker_id: 'w', state: 'ready', loaded: version, membership: 0, prepared: null, reloads: 0,"
-        " last_reload_ms: 0, errors: 0, last_error: '' };"
-        " const engines = [{ ...engine, engine_id: 'a', silent_ms: 0 }, { ...engine, engine_id: 'b', silent_ms: 45000 }];"
-        " showFleet({ run_id: 'r', engines, published: version }, 20000); }"
-    )
+    screen.page.evaluate(FALLEN_SILENT)
     assert screen.at("#fleet-summary").text_content() == "2 engines: 1 not heard of for 60 s, 1 ready"
     first = screen.at("#engines-rows tr").first
     assert first.locator("th").text_content() == "b"
