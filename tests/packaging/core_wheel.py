@@ -3,7 +3,8 @@
     core/bin/python tests/packaging/core_wheel.py
 
 Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need, where a file that
-is no module is left behind, where a module of the client cannot be imported without an extra and does not name it, or where anything imports torch.
+is no module is left behind, where a module of the client cannot be imported without an extra and does not name it, or
+where anything imports torch.
 """
 
 import importlib

@@ -12,7 +12,7 @@ const POINT_S = 0.9;
 export class History {
   #samples = [];
   #points = [];
-  #seen = 0;
+  #seen = null;
 
   /** Totals at a time of the service, in ms. */
   add(timeMs, totals) {
@@ -21,7 +21,7 @@ export class History {
       this.interrupt(); // A clock that was set back, or a store that was.
     }
     this.#samples.push({ timeMs, totals });
-    this.#seen = this.#seen || timeMs;
+    this.#seen ??= timeMs;
     // One from before the window has to stay: it holds at the window's beginning.
     while (this.#samples.length > 1 && this.#samples[1].timeMs <= timeMs - 1000 * WINDOW_S) {
       this.#samples.shift();
@@ -31,7 +31,7 @@ export class History {
   /** What follows is not joined to what was. */
   interrupt() {
     this.#samples = [];
-    this.#seen = 0;
+    this.#seen = null;
     if (this.#points.length > 0 && this.#points.at(-1).values !== null) {
       this.#points.push({ timeMs: this.#points.at(-1).timeMs, values: null });
     }
@@ -39,7 +39,7 @@ export class History {
 
   /** Seconds that a rate at `nowMs` covers. */
   span(nowMs) {
-    return this.#seen === 0 ? 0 : Math.min(WINDOW_S, (nowMs - this.#seen) / 1000);
+    return this.#seen === null ? 0 : Math.min(WINDOW_S, (nowMs - this.#seen) / 1000);
   }
 
   /** Growth of a total per second; null while too little is known. */

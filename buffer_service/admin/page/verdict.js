@@ -4,6 +4,9 @@ import { byId, listTexts, setAttribute, setText, show } from "./dom.js";
 
 const BOUNDS = { rollout: "rollout-bound", train: "train-bound", balanced: "balanced" };
 
+const NO_PREDICTION = "None: it takes a prediction, and something that this depends on is not known; see below.";
+const NOTHING_GAINED = "None: nothing would gain a tenth of the staleness or a twentieth of the throughput.";
+
 export function showVerdict(run) {
   const { advice, unknown, verdict } = run.estimate;
   const known = verdict.sentences.length > 0;
@@ -18,6 +21,7 @@ export function showVerdict(run) {
   show(byId("advice"), advice.length > 0);
   listTexts(byId("advice"), advice.slice(0, 4).map((one) => one.text));
   show(byId("no-advice"), advice.length === 0);
+  setText(byId("no-advice"), run.estimate.predicted.staleness === null ? NO_PREDICTION : NOTHING_GAINED);
   listTexts(byId("states"), [...statesOf(run)]);
   show(byId("states"), byId("states").children.length > 0);
 }
