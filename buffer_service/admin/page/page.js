@@ -161,6 +161,9 @@ byId("forget").addEventListener("click", () => {
 
 /** The list of runs, as often as LIST_MS, and the one to show. */
 async function lookForRuns() {
+  if (!byId("door").hidden) {
+    return; // Somebody types a token; asking without one would only be refused.
+  }
   let index;
   try {
     index = await fetchJson("/api");
@@ -174,7 +177,6 @@ async function lookForRuns() {
     return;
   }
   show(byId("forget"), token.get() !== null);
-  show(byId("door"), false);
   const names = index.runs.map((path) => path.slice("/api/runs/".length));
   offer(names);
   missing = names.includes(missing) ? "" : missing;
