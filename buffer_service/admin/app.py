@@ -1,9 +1,12 @@
-"""The admin page's routes. Everything is read from the store, or asked of the supervisor, when it is requested."""
+"""The admin page's routes: the page itself, its data, probes and metrics.
+
+All data is read from the store, or asked of the supervisor, when it is requested.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
@@ -14,17 +17,26 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
+from buffer_service.admin.event_stream import EventStream
+from buffer_service.admin.feeds import Feeds
+from buffer_service.admin.page_files import PageFiles
 from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.run_values import in_short, whole
 from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
-from buffer_service.observability.diagnosis import Standing, waits_on
-from buffer_service.observability.estimate import estimate
-from buffer_service.observability.filters import filtered, recent_acceptance, starved
-from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_service.security.gate import caller
-from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
+from buffer_service.security.roles import PAGE_FILES
+from buffer_wire.errors import (
+    AccessRefused,
+    InvalidField,
+    InvalidRequest,
+    NotReady,
+    RolloutBufferError,
+    StoreFault,
+    UnknownRun,
+)
 
 STORE_TIMEOUT_S = 5.0
 
@@ -48,15 +60,20 @@ class AdminPage:
     def __init__(self, store: RunStore, facts: Facts) -> None:
         self._store = store
         self._facts = facts
+        self._files = PageFiles()
+        self.feeds = Feeds(store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
             routes=[
-                Route("/", self.index),
+                Route("/", self._files.index),
+                Route(f"{PAGE_FILES}{{name}}", self._files.file),
                 Route("/livez", self.livez),
                 Route("/readyz", self.readyz),
                 Route("/metrics", self.metrics),
+                Route("/api", self.index),
+                Route("/api/events", self.events),
                 Route("/api/runs", self.runs),
                 Route("/api/runs/{run_id}", self.run),
             ],
@@ -71,7 +88,7 @@ class AdminPage:
                 "address": self._facts.address,
                 "store": self._facts.store,
                 "runs": [f"/api/runs/{run_id}" for run_id in caller().visible(await self._store.list_runs())],
-                "links": ["/api/runs", "/metrics", "/livez", "/readyz"],
+                "links": ["/", "/api/runs", "/api/events", "/metrics", "/livez", "/readyz"],
             }
         )
 
@@ -100,21 +117,22 @@ class AdminPage:
 
     async def runs(self, _: Request) -> Response:
         """All runs, in short."""
-        return JSONResponse([_in_short(view) for view in await self._views()])
+        return JSONResponse([in_short(view) for view in await self._views()])
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""
         view = await self._store.view(request.path_params["run_id"])
         _, evaluations = await self._store.evaluations(view.run_id)
-        derived = {
-            "groups_balanced": groups_balanced(view),
-            "tasks_balanced": tasks_balanced(view),
-            "filter_starves": starved(view),
-            "waits_on": waits_on(Standing.of(view)),
-            "estimate": asdict(estimate(view)),
-            "evaluations": [asdict(evaluation) for evaluation in evaluations],
-        }
-        return JSONResponse({**asdict(view), **derived})
+        return JSONResponse(whole(view, evaluations))
+
+    async def events(self, request: Request) -> EventStream:
+        """One run as it changes: `?run=NAME`. Raises InvalidField."""
+        # Here, where the run is known as it will be read, and not at the door.
+        run_id = request.query_params.get("run", "")
+        if not run_id:
+            raise InvalidField("run", run_id, "the name of a run: /api/events?run=NAME")
+        caller().check_run(run_id)
+        return EventStream(self.feeds, run_id, caller(), request.headers.get("last-event-id", ""))
 
     async def _views(self) -> list[RunView]:
         views = []
@@ -143,33 +161,16 @@ class AdminPage:
         return ""
 
 
-def _in_short(view: RunView) -> dict[str, object]:
-    return {
-        "run_id": view.run_id,
-        "epoch": view.epoch,
-        "published_version": view.published.version,
-        "next_step": view.next_step,
-        "committed_steps": view.committed_steps,
-        "queued_groups": view.groups["queued"].groups,
-        "batch_groups": view.policy.batch_groups,
-        "pending_tasks": view.tasks["pending"],
-        "leased_tasks": view.tasks["leased"],
-        "queued_by_environment": {name: ledger["queued"].groups for name, ledger in view.environments.items()},
-        "filtered_groups": filtered(view),
-        "recent_acceptance": recent_acceptance(view),
-        "filter_starves": starved(view),
-        "paused": view.paused,
-        "draining": view.draining,
-        "waits_on": waits_on(Standing.of(view)),
-    }
-
-
 async def _error(_: Request, error: Exception) -> Response:
     status, reason, message = 500, "internal", str(error)
     if isinstance(error, RolloutBufferError):
         reason, message = error.reason, error.message
-    if isinstance(error, UnknownRun):
+    if isinstance(error, AccessRefused):
+        status = 403
+    elif isinstance(error, UnknownRun):
         status = 404
+    elif isinstance(error, InvalidRequest):
+        status = 400
     elif isinstance(error, (StoreFault, NotReady)):
         status = 503
     return JSONResponse({"reason": reason, "message": message}, status)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -45,9 +45,14 @@ class _Protocol(H11Protocol):
 
 
 class AdminServer(uvicorn.Server):
-    """Serves the admin page on a socket that is already bound; `should_exit` ends `serve`."""
+    """Serves the admin page on a socket that is already bound; `should_exit` ends `serve`.
 
-    def __init__(self, app: ASGIApp, certificates: Certificates | None = None) -> None:
+    `at_end` is called when the server begins to stop: it ends the answers that have no end of their own.
+    """
+
+    def __init__(
+        self, app: ASGIApp, certificates: Certificates | None = None, at_end: Callable[[], None] | None = None
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=_Protocol,
@@ -66,6 +71,13 @@ class AdminServer(uvicorn.Server):
         if certificates is not None:
             config.ssl = RenewedContext.of(certificates)
         super().__init__(config)
+        self._at_end = at_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        if self._at_end is not None:
+            self._at_end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

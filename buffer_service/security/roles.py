@@ -111,5 +111,8 @@ PAGE = frozenset({Role.TRAINER, Role.READER, Role.ADMIN})
 METRICS = frozenset({Role.READER, Role.ADMIN})
 """Who may scrape /metrics."""
 
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
-"""Of the admin page, for probes, which have no token."""
+OPEN_PATHS = frozenset({"/", "/livez", "/readyz"})
+"""Of the admin page: probes have no token, and the page at / asks for one."""
+
+PAGE_FILES = "/page/"
+"""Below it lie the files that the page at / loads. They hold no data and are open as well."""

@@ -54,7 +54,8 @@ async def serve(settings: Settings) -> None:
         store = await RedisRunStore.connect(kept_store.url)
         stack.push_async_callback(store.close)
         service = Service(settings, doors, data_dir, address, kept_store, store)
-        admin = AdminServer(service.admin_app(), doors.admin_certificates)
+        page = service.admin_page()
+        admin = AdminServer(Entrance(page.app(), doors.gate), doors.admin_certificates, page.feeds.stop)
         admin_address = Address(Address.parse(settings.admin).host, admin_listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(admin.serve_on(admin_listener))
@@ -91,11 +92,11 @@ class Service:
         self._not_ready = "the service is starting"
         self._taken_over: LayoutChanged | None = None
 
-    def admin_app(self) -> Entrance:
-        """The admin page of this service, behind its door."""
+    def admin_page(self) -> AdminPage:
+        """The admin page of this service."""
         collectors = (DoorCollector(self._doors),)
         facts = Facts(str(self._address), self._store_name, self._metrics_dir, self.not_ready_because, collectors)
-        return Entrance(AdminPage(self._store, facts).app(), self._doors.gate)
+        return AdminPage(self._store, facts)
 
     def not_ready_because(self) -> str:
         """Empty when every rpc process serves."""

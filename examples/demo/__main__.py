@@ -67,7 +67,7 @@ def main() -> int:
 
     with ExitStack() as stack:
         buffer, address, admin = stack.enter_context(service(scratch / "service"))
-        display.stage(f"buffer service at {address}, metrics at {admin}/metrics")
+        display.stage(f"buffer service at {address}, its page at {admin}/, metrics at {admin}/metrics")
         worker = stack.enter_context(
             running("rollout worker", _worker_arguments(options, address, scratch), scratch / "worker.log")
         )

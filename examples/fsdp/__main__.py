@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             out.mkdir(parents=True, exist_ok=True)
         buffer, address, admin = stack.enter_context(service(out / "service"))
         worker = stack.enter_context(running("rollout worker", worker_arguments(address, out), out / "worker.log"))
-        print(f"{options.ranks} ranks; service at {address}, metrics at {admin}/metrics", flush=True)
+        print(f"{options.ranks} ranks; service at {address}, its page at {admin}/", flush=True)
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fsdp-meeting-"))) / "ranks"
         trainer = ["examples.fsdp.trainer", "--address", address, "--out", str(out), "--steps", str(options.steps)]
         ranks = stack.enter_context(started_ranks(options.ranks, out, [*trainer, "--rendezvous", str(meeting)]))

@@ -2,8 +2,9 @@
 
     core/bin/python tests/packaging/core_wheel.py
 
-Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need, where a module of
-the client cannot be imported without an extra and does not name it, or where anything imports torch.
+Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need, where a file that
+is no module is left behind, where a module of the client cannot be imported without an extra and does not name it, or
+where anything imports torch.
 """
 
 import importlib
@@ -18,12 +19,15 @@ TOOLS = {"pip", "setuptools", "wheel"}
 """What a fresh environment holds before."""
 PACKAGES = ("buffer_wire", "rollout_buffer", "trainer_client", "buffer_conformance")
 HEAVY = {"torch", "safetensors", "transformers", "redis", "pydantic", "structlog", "typer", "trl", "verifiers"}
+DATA = ("buffer_service/admin/page", "buffer_service/store/lua")
+"""Folders of files that are no modules."""
 EXTRA = re.compile(r"rollout-buffer\[[a-z,]+\]")
 
 
 def main() -> None:
     """Check, and print what was found."""
     check_packages()
+    check_data()
     client = importlib.import_module("trainer_client")
     if not Path(str(client.__file__)).is_relative_to(sys.prefix):
         sys.exit(f"trainer_client is {client.__file__}, not the wheel's")
@@ -49,6 +53,15 @@ def check_packages() -> None:
     more = {normalised(each.metadata["Name"]) for each in distributions()} - found - TOOLS
     if more:
         sys.exit(f"the environment holds {sorted(more)} as well")
+
+
+def check_data() -> None:
+    """Every file of the checkout's DATA came along."""
+    root = Path(__file__).parents[2]
+    there = {str(path) for path in distribution("rollout-buffer").files or []}
+    wanted = {str(path.relative_to(root)) for folder in DATA for path in (root / folder).rglob("*") if path.is_file()}
+    if missing := wanted - there:
+        sys.exit(f"the wheel lacks {sorted(missing)}")
 
 
 def required(name: str) -> set[str]:

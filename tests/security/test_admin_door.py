@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from buffer_service.security.gate import BURST
 from buffer_service.security.roles import Role
+from tests.page.events import watching
 from tests.security.contract import call
 from tests.security.guarded import Guarded
 
@@ -44,7 +45,45 @@ def test_probes_need_no_token(guarded: Guarded) -> None:
     assert fetched(guarded, "/readyz")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/api/runs", "/api/runs/math-1", "/api/runs/absent", "/absent"])
+def test_the_page_needs_none_and_holds_no_data(guarded: Guarded) -> None:
+    """It asks for the token itself."""
+    for path in ("/", "/page/page.js", "/page/page.css"):
+        status, body = fetched(guarded, path)
+        assert status == 200
+        assert "math-1" not in body
+    for path in ("/page/absent", "/page/..%2F..%2Fapi/runs", "/page/../api/runs", "/page/%2e%2e/api/runs"):
+        assert fetched(guarded, path)[0] == 404, path
+
+
+def test_a_browser_is_asked_for_a_password_and_the_page_is_not(guarded: Guarded) -> None:
+    for accept, scheme in (
+        ("text/html,*/*;q=0.8", "Basic"),
+        ("application/json", "Bearer"),
+        ("text/event-stream", "Bearer"),
+    ):
+        request = urllib.request.Request(f"{guarded.service.admin}/api", headers={"Accept": accept})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        with refused.value as error:
+            assert error.headers["WWW-Authenticate"].partition(" ")[0] == scheme
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api",
+        "/api/events?run=math-1",
+        "/api/events?run=absent",
+        "/api/events",
+        "/metrics",
+        "/api/runs",
+        "/api/runs/math-1",
+        "/api/runs/absent",
+        "/absent",
+        "//",
+        "/page",
+    ],
+)
 def test_everything_else_does(guarded: Guarded, path: str) -> None:
     for authorization in (None, "Bearer garbage", "Basic ???", "Basic Zm9v", "Basic é", "Digest x"):
         assert fetched(guarded, path, authorization)[0] == 401, authorization
@@ -55,7 +94,7 @@ def test_everything_else_does(guarded: Guarded, path: str) -> None:
     [
         ("/metrics", {Role.READER, Role.ADMIN}),
         ("/metrics%0A", {Role.READER, Role.ADMIN}),
-        ("/", {Role.READER, Role.TRAINER, Role.ADMIN}),
+        ("/api", {Role.READER, Role.TRAINER, Role.ADMIN}),
         ("/api/runs", {Role.READER, Role.TRAINER, Role.ADMIN}),
     ],
 )
@@ -73,6 +112,34 @@ def test_other_runs_are_refused_whether_they_are_there_or_not(guarded: Guarded, 
             status, body = fetched(guarded, path, reader)
             assert (status, json.loads(body)["reason"]) == (403, "permission_denied")
     assert fetched(guarded, "/api/runs/math-absent", reader)[0] == 404
+
+
+def test_the_events_of_a_run_are_for_who_may_see_it(guarded: Guarded, tokens: dict[Role, str]) -> None:
+    for role, token in tokens.items():
+        authorization = {"Authorization": f"Bearer {token}"}
+        if role is Role.WORKER:
+            assert fetched(guarded, "/api/events?run=math-1", f"Bearer {token}")[0] == 403
+            continue
+        with watching(guarded.service.admin, "math-1", **authorization) as said:
+            assert next(said).data["run"]["run_id"] == "math-1"
+    for path in (
+        "/api/events?run=secret-1",
+        "/api/events?run=secret-2",
+        "/api/events?run=math-1&run=secret-1",
+        "/api/events?run=%73ecret-1",
+    ):
+        status, body = fetched(guarded, path, f"Bearer {tokens[Role.READER]}")
+        assert (status, json.loads(body)["reason"]) == (403, "permission_denied"), path
+    assert fetched(guarded, "/api/events?run=math-absent", f"Bearer {tokens[Role.READER]}")[0] == 404
+
+
+def test_events_end_when_their_token_is_revoked(guarded: Guarded) -> None:
+    token = guarded.add("leaver", Role.READER)
+    with watching(guarded.service.admin, "math-1", Authorization=f"Bearer {token}") as said:
+        next(said)
+        guarded.revoke("leaver")
+        *_, end = said
+    assert (end.event, end.data["reason"]) == ("end", "unauthenticated")
 
 
 def test_a_browser_shows_the_token_as_a_password(guarded: Guarded, tokens: dict[Role, str]) -> None:

@@ -157,7 +157,7 @@ def test_every_metric_bears_the_projects_name_and_no_workers_or_tasks(service: S
 def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> None:
     run = rpc.create(batch_groups=2)
     run.submit([make_task()])
-    index = json.loads(fetched(service, "/")[1])
+    index = json.loads(fetched(service, "/api")[1])
     assert index["address"] == service.address
     assert f"/api/runs/{run.run_id}" in index["runs"]
     listed = {item["run_id"]: item for item in json.loads(fetched(service, "/api/runs")[1])}

@@ -1,0 +1,179 @@
+"""Runs as they change, for the pages that watch them.
+
+One task reads a run once a PERIOD_S while anybody watches it, however many do; each of them gets the newest state when
+it is ready for it, so that a slow one holds nobody up and skips states. A state is told when something of it changed:
+ledgers, totals, policy, engines. Time alone is no change: how long an engine is silent is counted on by who watches.
+
+Invariant: a watcher is never left with an old state in silence. While the store fails it is told a fault; when the run
+is deleted, the reading breaks or the service stops, it is told the end.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from buffer_service.admin.run_values import whole
+from buffer_service.domain.evaluations import EvaluationView
+from buffer_service.domain.ops import RunView
+from buffer_service.domain.ports import RunStore
+from buffer_service.observability.diagnosis import SILENT_MS
+from buffer_wire.errors import NotReady, RolloutBufferError, StoreFault, UnknownRun
+
+log = structlog.get_logger(__name__)
+
+PERIOD_S = 1.0
+STORE_TIMEOUT_S = 5.0
+MAX_WATCHERS = 256
+"""Of the process; half of the connections that the admin page serves, so that probes and scrapes find room."""
+
+_HEARD_MS = 1_000
+"""Reports of an engine that are less apart are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What watchers are told: `event` is `run`, `fault` or `end`, `data` JSON in one line."""
+
+    event_id: str
+    event: str
+    data: str
+    error: RolloutBufferError | None = None
+
+
+class Feed:
+    """One run, read while somebody watches."""
+
+    def __init__(self, store: RunStore, run_id: str, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._wall_clock = wall_clock
+        # Ids of another process, or of an earlier reading, are none of this one.
+        self._name = secrets.token_hex(4)
+        self._number = 0
+        self._seen: tuple[RunView, Sequence[EvaluationView], Sequence[bool]] | None = None
+        self._heard_ms: dict[str, float] = {}
+        self._news = asyncio.Event()
+        self.watchers = 0
+        self.task: asyncio.Task[None] | None = None
+        self.told: Told | None = None
+        """The newest; None before the first reading."""
+
+    async def wait(self, seen: Told | None, timeout_s: float) -> None:
+        """Return when there is something other than `seen`, or the timeout passes."""
+        if self.told is seen:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+
+    async def read_on(self) -> None:
+        """Read until the run is gone."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(STORE_TIMEOUT_S):
+                        view = await self._store.view(self._run_id)
+                        _, evaluations = await self._store.evaluations(self._run_id)
+                    self._look(view, evaluations)
+                except StoreFault as fault:
+                    self._fault(fault)
+                except TimeoutError:
+                    self._fault(StoreFault(f"the store did not answer within {STORE_TIMEOUT_S:.0f} s"))
+                await asyncio.sleep(PERIOD_S)
+        except UnknownRun as gone:
+            self.end(gone)
+        except Exception:
+            log.exception("reading a run for the page failed", run=self._run_id)
+            self.end(RolloutBufferError("the service failed to read the run; its log says more"))
+
+    def end(self, error: RolloutBufferError) -> None:
+        """Tell watchers that nothing more comes."""
+        self._tell("end", {"reason": error.reason, "message": error.message}, error)
+
+    def _look(self, view: RunView, evaluations: Sequence[EvaluationView]) -> None:
+        now_ms = self._wall_clock() * 1_000
+        heard_ms = {engine.engine_id: now_ms - engine.silent_ms for engine in view.engines}
+        silent = [engine.silent_ms >= SILENT_MS for engine in view.engines]
+        timeless = replace(view, engines=[replace(engine, silent_ms=0) for engine in view.engines])
+        seen = (timeless, evaluations, silent)
+        if seen == self._seen and not self._reported(heard_ms):
+            return
+        self._seen, self._heard_ms = seen, heard_ms
+        self._tell("run", {"time_ms": round(now_ms), "run": whole(view, evaluations)})
+
+    def _reported(self, heard_ms: dict[str, float]) -> bool:
+        return any(abs(heard - self._heard_ms.get(name, 0)) > _HEARD_MS for name, heard in heard_ms.items())
+
+    def _fault(self, fault: StoreFault) -> None:
+        # The state is told again when the store is back, changed or not.
+        self._seen = None
+        if self.told is None or self.told.event != "fault":
+            self._tell("fault", {"reason": fault.reason, "message": fault.message}, fault)
+
+    def _tell(self, event: str, values: dict[str, object], error: RolloutBufferError | None = None) -> None:
+        self._number += 1
+        data = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        self.told = Told(f"{self._name}-{self._number}", event, data, error)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Feeds:
+    """The runs that are watched in this process."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._feeds: dict[str, Feed] = {}
+        self._stopped = False
+
+    @contextlib.asynccontextmanager
+    async def watch(self, run_id: str) -> AsyncIterator[Feed]:
+        """The run's feed, after its first reading. Raises UnknownRun, StoreFault, NotReady."""
+        if self._stopped:
+            raise _stopping()
+        if sum(feed.watchers for feed in self._feeds.values()) >= MAX_WATCHERS:
+            raise NotReady(f"{MAX_WATCHERS} pages watch runs of this service already; no more are served")
+        feed = self._feeds.get(run_id)
+        if feed is None or (feed.told is not None and feed.told.event == "end"):
+            feed = self._feeds[run_id] = Feed(self._store, run_id)
+            feed.task = asyncio.create_task(feed.read_on())
+        feed.watchers += 1
+        try:
+            await feed.wait(None, 2 * STORE_TIMEOUT_S)
+            if feed.told is None:
+                raise StoreFault("the store did not answer in time")
+            if feed.told.error is not None:
+                raise feed.told.error
+            yield feed
+        finally:
+            feed.watchers -= 1
+            if not feed.watchers:
+                await self._forget(run_id, feed)
+
+    def stop(self) -> None:
+        """End every watch, for good."""
+        self._stopped = True
+        for feed in self._feeds.values():
+            feed.end(_stopping())
+
+    @property
+    def watched(self) -> dict[str, int]:
+        """How many watch, by run."""
+        return {run_id: feed.watchers for run_id, feed in self._feeds.items()}
+
+    async def _forget(self, run_id: str, feed: Feed) -> None:
+        if self._feeds.get(run_id) is feed:
+            del self._feeds[run_id]
+        if feed.task is not None:
+            feed.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await feed.task
+
+
+def _stopping() -> NotReady:
+    return NotReady("the service is stopping")

@@ -1,0 +1,113 @@
+// The two ledgers: what became of every group and of every task; drops by reason.
+
+import { byId, element, listFacts, listRows, setAttribute, setText, show } from "./dom.js";
+import { amount, bytes, count, percent, short } from "./format.js";
+import { DROPS } from "./history.js";
+
+const ALWAYS = ["accepted", "queued", "delivered", "trained"];
+const STATES = [
+  "accepted", "queued", "forming", "delivered", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost",
+];
+const WHY = {
+  dropped_overflow: "the queue was full",
+  dropped_stale: "too stale when its batch was made",
+  recycled: "too stale, its task started anew",
+  filtered: "by the run's filter",
+  discarded: "by a resume",
+  lost: "by the store",
+};
+const FILTERS = ["equal_rewards", "response_tokens", "mean_reward"];
+
+export function showLedger(run, rate) {
+  const { groups, tasks } = run;
+  badge(byId("groups-balance"), run.groups_balanced);
+  listRows(
+    byId("groups-rows"),
+    ["groups", "groups", "samples", "tokens", "bytes"],
+    STATES.filter((state) => ALWAYS.includes(state) || groups[state].groups > 0).map((state) => ({
+      kind: state === "accepted" ? "total" : null,
+      cells: [state, count(groups[state].groups), short(groups[state].samples), short(groups[state].tokens), bytes(groups[state].bytes)],
+    })),
+  );
+  showDrops(run, rate);
+  badge(byId("tasks-balance"), run.tasks_balanced);
+  const statistics = run.statistics;
+  listFacts(byId("tasks"), [
+    ...["submitted", "pending", "leased", "completed", "failed", "cancelled"].map((state) => [state, count(tasks[state])]),
+    ["feeder's cursor", count(run.cursor)],
+    ...["granted", "returned", "expired", "cancelled"].map((end) => [`leases ${end}`, count(statistics[`leases_${end}`])]),
+  ]);
+  listFacts(byId("steps"), [
+    ["weights", `version ${run.published.version} of epoch ${run.epoch}`],
+    ["steps assembled", count(run.next_step)],
+    ["steps committed", count(run.committed_steps)],
+    ["steps checkpointed", count(run.checkpointed_steps)],
+  ]);
+  show(byId("failures-card"), run.failures.length > 0);
+  listRows(
+    byId("failures-rows"),
+    ["task", "attempts", "error"],
+    run.failures.slice(0, 20).map((one) => ({ cells: [one.task_id, count(one.attempts), one.error] })),
+  );
+}
+
+function badge(node, balanced) {
+  setText(node, balanced ? "✓ balanced" : "✕ NOT BALANCED");
+  setAttribute(node, "data-kind", balanced ? "good" : "bad");
+}
+
+function showDrops(run, rate) {
+  const accepted = run.groups.accepted.groups;
+  const shown = DROPS.filter((state) => run.groups[state].groups > 0);
+  const most = Math.max(1, ...shown.map((state) => run.groups[state].groups));
+  show(byId("no-drops"), shown.length === 0);
+  setText(byId("no-drops"), accepted === 0 ? "No group was accepted yet." : "None: every accepted group is queued, delivered or trained.");
+  const holder = byId("drops");
+  while (holder.children.length > shown.length) {
+    holder.lastElementChild.remove();
+  }
+  shown.forEach((state, index) => {
+    if (index >= holder.children.length) {
+      const bar = element("span", { class: "bar", "aria-hidden": "true" }, element("span", { class: "part dropped" }));
+      holder.append(element("li", {}, element("span", { class: "drop-name" }), element("span", { class: "drop-count" }), bar, element("span", { class: "note" })));
+    }
+    const [name, number, bar, note] = holder.children[index].children;
+    const groups = run.groups[state].groups;
+    setText(name, state);
+    setText(number, `${count(groups)}, ${percent(groups / accepted)} of accepted`);
+    bar.firstElementChild.style.width = `${(100 * groups) / most}%`;
+    const why = state === "filtered" ? `${WHY[state]}: ${filtered(run.statistics)}` : WHY[state];
+    setText(note, `${why}; ${amount(rate(state))} groups/s`);
+  });
+}
+
+const filtered = (statistics) =>
+  FILTERS.filter((reason) => statistics[`filtered_${reason}`] > 0)
+    .map((reason) => `${count(statistics[`filtered_${reason}`])} for ${reason}`)
+    .join(", ");
+
+export function showEnvironments(run) {
+  const names = Object.keys(run.environments).sort();
+  const shown = names.some((name) => name !== "");
+  show(byId("environments-card"), shown);
+  const states = ["accepted", "queued", "delivered", "trained"];
+  listRows(
+    byId("environments-rows"),
+    ["environment", ...states, "not trained on"],
+    (shown ? names : []).map((name) => ({
+      cells: [
+        name || "(none)",
+        ...states.map((state) => count(run.environments[name][state].groups)),
+        count(DROPS.reduce((total, state) => total + run.environments[name][state].groups, 0)),
+      ],
+    })),
+  );
+  show(byId("evaluations-card"), run.evaluations.length > 0);
+  listRows(
+    byId("evaluations-rows"),
+    ["evaluation", "version", "finished", "failed", "being made", "pending"],
+    run.evaluations.map((one) => ({
+      cells: [one.eval_id, count(one.version.version), `${count(one.finished)} of ${count(one.tasks)}`, ...[one.failed, one.leased, one.pending].map(count)],
+    })),
+  );
+}

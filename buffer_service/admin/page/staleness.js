@@ -1,0 +1,101 @@
+// Staleness, predicted beside measured, and what it depends on.
+
+import { byId, element, listFacts, listRows, setAttribute, setText, show } from "./dom.js";
+import { amount, count, percent, seconds, versions } from "./format.js";
+
+const COLUMNS = ["versions", "pre-queue", "in-queue", "total", "of tokens", "worst so far"];
+const PARTS = ["pre_queue", "in_queue"];
+
+export function showStaleness(run) {
+  const { estimate, policy } = run;
+  const { measured, predicted } = estimate;
+  const some = estimate.publishes > 0;
+  setText(
+    byId("staleness-window"),
+    some
+      ? `means over the last ${estimate.publishes} publishes, ${seconds(estimate.window_s)}`
+      : "nothing is measured before the second publish",
+  );
+  const gate = policy.max_staleness < 0 ? "no gate" : `max_staleness ${policy.max_staleness}`;
+  setText(byId("staleness-gate"), `${gate}; too stale: ${policy.stale_action}`);
+  bars(byId("staleness-bars"), [
+    [predicted.rough ? "predicted, rough" : "predicted", predicted],
+    ["measured", measured],
+  ]);
+  listRows(byId("staleness-rows"), COLUMNS, [
+    {
+      cells: [
+        predicted.rough ? "predicted, rough" : "predicted",
+        ...[predicted.pre_queue, predicted.in_queue, predicted.staleness].map(versions),
+        "–",
+        "–",
+      ],
+    },
+    {
+      cells: [
+        "measured",
+        ...[measured.pre_queue, measured.in_queue, measured.staleness, measured.tokens].map(versions),
+        count(measured.worst),
+      ],
+    },
+    ...(measured.environments.length > 1 ? measured.environments : []).map((one) => ({
+      cells: [
+        `${one.environment || "(none)"}, so far`,
+        ...[one.pre_queue, one.in_queue, one.staleness, one.tokens].map(versions),
+        "",
+      ],
+    })),
+  ]);
+  const notes = predicted.form === "" ? "" : `closed form: ${[predicted.form, ...predicted.notes].join("; ")}`;
+  setText(byId("staleness-form"), notes);
+  showQuantities(estimate);
+}
+
+/** A bar a line: its parts as long as their share of the longest line. */
+function bars(holder, lines) {
+  const longest = Math.max(0.01, ...lines.map(([, mean]) => mean.staleness ?? 0));
+  lines.forEach(([label, mean], index) => {
+    if (index >= holder.children.length) {
+      const parts = PARTS.map((part) => element("span", { class: `part ${part}` }));
+      holder.append(
+        element("div", { class: "bar-line" }, element("span", { class: "bar-label" }), element("span", { class: "bar" }, ...parts), element("span", { class: "bar-value" })),
+      );
+    }
+    const [name, bar, value] = holder.children[index].children;
+    setText(name, label);
+    PARTS.forEach((part, place) => {
+      bar.children[place].style.width = `${(100 * Math.max(0, mean[part] ?? 0)) / longest}%`;
+    });
+    setText(value, versions(mean.staleness));
+  });
+  setAttribute(holder, "aria-hidden", "true"); // The table below says the same.
+}
+
+function showQuantities({ quantities: known, unknown }) {
+  const facts = [
+    ["ρ, engines over trainer", amount(known.rho)],
+    ["engines decode, while they decode", unit(known.rollout_tokens_per_s, "tokens/s")],
+    ["the trainer trains, while it works", unit(known.train_tokens_per_s, "tokens/s")],
+    ["engines busy", percent(known.engine_busy_share)],
+    ["trainer idle", percent(known.trainer_idle_share)],
+    ["trained, over all", unit(known.trained_tokens_per_s, "tokens/s")],
+    ["a batch every", seconds(known.train_period_s)],
+    ["C, requests at once", amount(known.concurrency)],
+    ["C/B", amount(known.concurrency_ratio)],
+    ["q, queue over batch", amount(known.queue_factor)],
+    ["M, tailness", amount(known.tailness)],
+    ["mean response", unit(known.mean_length, "tokens")],
+    ["a group takes", seconds(known.group_generation_s)],
+    ["groups that pass the filter", percent(known.pass_share)],
+  ];
+  listFacts(byId("quantities"), facts);
+  const reasons = new Map();
+  for (const { name, reason } of unknown) {
+    reasons.set(reason, [...(reasons.get(reason) ?? []), name.replaceAll("_", " ")]);
+  }
+  const missing = [...reasons].map(([reason, names]) => `not known: ${names.join(", ")}: ${reason}`);
+  show(byId("unknown"), missing.length > 0);
+  setText(byId("unknown"), missing.join(". "));
+}
+
+const unit = (value, name) => (value === null ? "–" : `${amount(value)} ${name}`);
