@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ import pytest
 from buffer_service.admin import event_stream, feeds
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds, Told
+from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.security.gate import Anybody
 from buffer_wire.errors import NotReady, StoreUnavailable, Unauthenticated, UnknownRun
 from tests.support.views import make_engines, make_view
@@ -100,7 +101,7 @@ async def test_only_changes_are_told_and_time_alone_is_none(shelf: Shelf, made: 
         assert json.loads(second.data)["run"]["next_step"] == 1
 
 
-@pytest.mark.parametrize("silent_ms", [5_000, feeds.SILENT_MS])
+@pytest.mark.parametrize("silent_ms", [5_000, SILENT_MS])
 async def test_an_engine_that_was_heard_or_fell_silent_is_a_change(shelf: Shelf, made: Feeds, silent_ms: int) -> None:
     async with made.watch("r") as feed:
         first = feed.told
@@ -162,7 +163,7 @@ class Revocable(Anybody):
             raise Unauthenticated("token 'reader' was revoked")
 
 
-async def texts(made: Feeds, caller: Anybody, last_event_id: str = "") -> AsyncIterator[str]:
+async def texts(made: Feeds, caller: Anybody, last_event_id: str = "") -> AsyncGenerator[str, None]:
     """What one stream sends."""
     async with made.watch("r") as feed:
         async for text in EventStream(made, "r", caller, last_event_id)._messages(feed):

@@ -281,7 +281,7 @@ def test_a_run_that_comes_later_is_offered(screen: Screen, named: Named) -> None
     assert screen.at("#run").input_value() == first.run_id
 
 
-def rates(screen: Screen, steps: str) -> Any:
+def rates(screen: Screen, steps: list[Any]) -> Any:
     """What `steps` on a History come to."""
     screen.visit()
     return screen.page.evaluate(

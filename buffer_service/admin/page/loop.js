@@ -202,7 +202,7 @@ export class Loop {
       return text;
     });
     if (name === "service") {
-      const at = { x: x + 16, y: y + 52 + step * 1.55, width: width - 32, height: 9, rx: 4.5 };
+      const at = { x: x + 16, y: y + 40 + step * 1.77, width: width - 32, height: 9, rx: 4.5 };
       const fill = shape("rect", { ...at, class: "gauge-fill" });
       const mark = shape("line", { y1: at.y - 3, y2: at.y + at.height + 3, class: "gauge-mark" });
       mark.append(shape("title", {}, "groups of a batch"));
