@@ -7,6 +7,7 @@ import typer
 
 from buffer_cli.access import with_access
 from buffer_cli.conformance_commands import conformance_app
+from buffer_cli.inspect_commands import inspect_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
 from buffer_cli.staleness_commands import register
 from buffer_cli.token_commands import token_app
@@ -21,6 +22,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")
+app.add_typer(inspect_app, name="inspect")
 app.add_typer(token_app, name="token")
 register(app)
 app.add_typer(conformance_app, name="conformance")

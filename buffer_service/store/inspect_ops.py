@@ -8,6 +8,7 @@ from buffer_service.domain import inspection as ins
 from buffer_service.store.keys import payload_size
 from buffer_service.store.replies import pack, text
 from buffer_service.store.run_ops import RunOps, as_policy
+from buffer_wire.errors import InvalidField
 
 HEAD_BYTES = 16 << 10
 """Of a blocked push, read to say whose it is."""
@@ -27,6 +28,8 @@ class InspectOps(RunOps):
         worker_id: str,
     ) -> ins.Page[ins.TaskFacts]:
         """See domain.inspection.InspectStore.list_tasks."""
+        if which is ins.TaskSet.LEASED and after and not _is_cursor(after[0]):
+            raise InvalidField("page_token", str(after[0])[:64], "the next_page_token of the page before")
         arguments = pack(which.value, limit, int(environment is not None), environment or "", worker_id, after)
         _, (revision, now, ttl_ms, tasks, following) = await self._call("inspect_tasks", run_id, arguments)
         return ins.Page(revision, now, [_task(task, ttl_ms) for task in tasks], _position(following))
@@ -79,6 +82,11 @@ class InspectOps(RunOps):
     async def read_payload(self, key: str, first: int, size: int) -> bytes:
         """See domain.inspection.InspectStore.read_payload."""
         return bytes(await self._connection.command("GETRANGE", key, first, first + size - 1))
+
+
+def _is_cursor(part: int | str) -> bool:
+    """Whether it is one of SCAN."""
+    return isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= 20 and int(part) < 1 << 64
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - integers and strings of a reply

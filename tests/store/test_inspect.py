@@ -336,7 +336,8 @@ async def test_steps_come_newest_first_as_they_were_assembled(run: Run) -> None:
         assert [(step.step, step.place) for step in steps] == [(4, "delivered"), (3, "trained"), (2, "trained")]
     assert steps[0] == ins.StepView(
         step=4, place=ins.Place.DELIVERED, train_version=0, target_groups=2, micro_batch_groups=0, rounds=1, ranks=1,
-        groups=2, samples=8, tokens=28, loss_tokens=14, size_bytes=2 * len(b"body-a4"), staleness_sum=0, staleness_max=0,
+        groups=2, samples=8, tokens=28, loss_tokens=14, size_bytes=2 * len(b"body-a4"), staleness_sum=0,
+        staleness_max=0,
     )  # fmt: skip
     with pytest.raises(ReplayGap):
         await groups(run, 1)

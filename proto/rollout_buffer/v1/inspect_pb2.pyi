@@ -975,7 +975,7 @@ Global___GetWaitsRequest: typing_extensions.TypeAlias = GetWaitsRequest
 @typing.final
 class GetWaitsResponse(google.protobuf.message.Message):
     """Reply of GetWaits. What only the processes that serve RPCs know is not in it: pulls and lease requests that are open
-    at this moment (metric rollout_buffer_rpcs_in_progress counts them).
+    at this moment (metric rollout_buffer_open_rpcs counts them).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
