@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc.aio
 
-from buffer_service.domain.inspection import TaskSet
+from buffer_service.domain.inspection import Position, TaskSet
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import inspection as convert
@@ -21,8 +21,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _IN_ORDER: Shape = (0,)
 _IN_STEP: Shape = (0, 0, 0, 0, -1)
 _TASK_POSITIONS: Mapping[TaskSet, Shape] = {
-    TaskSet.PENDING: (0, str, -(1 << 10), 0),
-    TaskSet.LEASED: (str,),
+    TaskSet.PENDING: (0, None, -(1 << 10), 0),
+    TaskSet.LEASED: (None,),
     TaskSet.ENDED: _IN_ORDER,
 }
 """Positions as the scripts inspect_*.lua give them."""
@@ -39,7 +39,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         run_id, which = fields.run_id(request.run.run_id), convert.task_set(request)
         environment = convert.environment(request)
         worker_id, limit = convert.worker_id(request.worker_id), convert.page_size(request.page_size)
-        scope = ("tasks", which.value, worker_id, *_filter(environment))
+        scope: Position = ("tasks", which.value, worker_id, *_filter(environment))
         after = position(request.page_token, scope, _TASK_POSITIONS[which])
         page = await self.store.list_tasks(run_id, which, after, limit, environment=environment, worker_id=worker_id)
         return pb.ListTasksResponse(
@@ -60,7 +60,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         run_id, step = fields.run_id(request.run.run_id), convert.step_of(request)
         environment = convert.environment(request)
         limit = convert.page_size(request.page_size)
-        scope = ("groups", -1 if step is None else step, *_filter(environment))
+        scope: Position = ("groups", -1 if step is None else step, *_filter(environment))
         after = position(request.page_token, scope, _IN_ORDER if step is None else _IN_STEP)
         place, page = await self.store.list_groups(run_id, step, after, limit, environment=environment)
         return pb.ListGroupsResponse(

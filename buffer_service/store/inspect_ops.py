@@ -103,4 +103,4 @@ def _task(fields: Sequence[Any], ttl_ms: int) -> ins.TaskFacts:
     for flag in (9, 10, 21):
         values[flag] = bool(values[flag])
     values[22] = ins.Place(values[22])
-    return ins.TaskFacts(*values, ttl_ms)
+    return ins.TaskFacts(*values, lease_ttl_ms=ttl_ms)

@@ -82,6 +82,15 @@ async def all_groups(run: Run, step: int | None = None, limit: int = 100, **filt
     return found
 
 
+async def all_steps(run: Run, limit: int = 100) -> list[ins.StepView]:
+    page = await run.store.list_steps(run.run_id, (), limit)
+    found = list(page.items)
+    while page.following:
+        page = await run.store.list_steps(run.run_id, page.following, limit)
+        found += page.items
+    return found
+
+
 def ids(items: Any) -> list[str]:
     return [getattr(item, "group_id", None) or item.task_id for item in items]
 
@@ -156,7 +165,7 @@ async def test_leases_are_listed_with_worker_expiry_and_heartbeat(run: Run) -> N
 async def test_leases_that_stay_are_listed_although_heartbeats_and_others_go_on(run: Run) -> None:
     await run.create(max_pending_tasks=1_000)
     await run.submit(*(f"t{i:03d}" for i in range(600)))
-    held = {}
+    held: dict[str, ops.LeaseGrant] = {}
     for number in range(3):
         held |= {grant.task_id: grant for grant in (await run.lease(200, request_id=f"r{number}")).grants}
     stayed = set(list(held)[100:])
@@ -327,14 +336,9 @@ async def test_steps_come_newest_first_as_they_were_assembled(run: Run) -> None:
         await run.batch(step)
     await run.publish(1, 3)
     for limit in (1, 2, 100):
-        steps: list[ins.StepView] = []
-        page = await run.store.list_steps(run.run_id, (), limit)
-        steps += page.items
-        while page.following:
-            page = await run.store.list_steps(run.run_id, page.following, limit)
-            steps += page.items
+        steps = await all_steps(run, limit)
         assert [(step.step, step.place) for step in steps] == [(4, "delivered"), (3, "trained"), (2, "trained")]
-    assert steps[0] == ins.StepView(
+    assert (await all_steps(run))[0] == ins.StepView(
         step=4, place=ins.Place.DELIVERED, train_version=0, target_groups=2, micro_batch_groups=0, rounds=1, ranks=1,
         groups=2, samples=8, tokens=28, loss_tokens=14, size_bytes=2 * len(b"body-a4"), staleness_sum=0,
         staleness_max=0,

@@ -13,8 +13,8 @@ import msgpack
 from buffer_service.domain.inspection import Position
 from buffer_wire.errors import InvalidField
 
-Shape: TypeAlias = Sequence[int | type[str]]
-"""Parts of a position: the least value of an integer, or `str`."""
+Shape: TypeAlias = Sequence[int | None]
+"""Parts of a position: the least value of an integer, None for a string."""
 
 MAX_CHARS = 1_024
 _BOUND = 1 << 53
@@ -53,7 +53,7 @@ def _has_shape(parts: object, shape: Shape) -> bool:
         isinstance(parts, tuple)
         and len(parts) == len(shape)
         and all(
-            isinstance(part, str) if least is str else type(part) is int and least <= part < _BOUND
+            isinstance(part, str) if least is None else type(part) is int and least <= part < _BOUND
             for part, least in zip(parts, shape, strict=True)
         )
     )
