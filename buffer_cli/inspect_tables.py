@@ -130,7 +130,7 @@ def task_facts(task: pb.TaskInfo, now_ms: int) -> Iterator[tuple[str, str]]:
     yield "environment", f"{task.environment or '-'}, priority {task.priority}"
     yield (
         "attempts",
-        f"generation {task.generation}, {task.attempt} leases of it, {task.failures} ended in an error or an expiry",
+        f"leases of generation {task.generation}: {task.attempt}, ended in an error or an expiry: {task.failures}",
     )
     if task.HasField("lease"):
         lease = task.lease

@@ -51,15 +51,15 @@ def _trainer(view: RunView, standing: Standing) -> str:
     """What the next pull needs."""
     has = f"step {view.next_step} needs {standing.needed} groups for a {standing.portion}, {standing.queued} queued"
     enough = standing.queued >= standing.needed or standing.ready
-    return f"{has}: the next pull is answered at once" if enough and not view.paused else f"{has}: a pull waits"
+    return f"{has}: the next pull is answered at once" if enough and not view.paused else f"{has}: the next pull waits"
 
 
 def _blocked(waits: pb.GetWaitsResponse) -> str:
     if not waits.blocked_groups:
         return "none"
-    if not waits.pushes:
-        return f"{waits.blocked_groups:,} groups in the line"
     since = span(waits.now_ms - waits.pushes[0].since_ms)
+    if waits.blocked_groups == 1:
+        return f"1 group waits for room in the queue, for {since}"
     return f"{waits.blocked_groups:,} groups wait for room in the queue, the first one for {since}"
 
 
