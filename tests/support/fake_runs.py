@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -38,7 +38,7 @@ class FakeRuns(runs_pb2_grpc.RunServiceServicer):
         if self._server is not None:
             self._server.stop(0).wait(10)
 
-    def __enter__(self) -> "FakeRuns":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
