@@ -8,12 +8,10 @@ from rich.table import Table
 
 from buffer_cli.inspect_tables import lease_table, size, span
 from buffer_cli.standing import state
+from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.observability.diagnosis import SILENT_MS, Standing, waits_on
 from rollout_buffer.v1 import inspect_pb2 as pb
-
-LAPSE_MS = 3_000
-"""After which a push that does not come back loses its place in the line."""
 
 _OPEN = (
     "Pulls and lease requests that are open at this moment are known to the processes that serve them alone: "
@@ -57,7 +55,7 @@ def _trainer(view: RunView, standing: Standing) -> str:
 def _blocked(waits: pb.GetWaitsResponse) -> str:
     if not waits.blocked_groups:
         return "none"
-    since = span(waits.now_ms - waits.pushes[0].since_ms)
+    since = _since(waits, waits.pushes[0])
     if waits.blocked_groups == 1:
         return f"1 group waits for room in the queue, for {since}"
     return f"{waits.blocked_groups:,} groups wait for room in the queue, the first one for {since}"
@@ -129,10 +127,14 @@ def _push_table(waits: pb.GetWaitsResponse) -> Table:
             push.worker_id or "?",
             escape(push.environment) or "-",
             size(push.bytes),
-            span(waits.now_ms - push.since_ms),
-            f"{span(tried)} ago" + (", will lose its place" if tried > LAPSE_MS else ""),
+            _since(waits, push),
+            f"{span(tried)} ago" + (", will lose its place" if tried > TICKET_MS else ""),
         )
     return table
+
+
+def _since(waits: pb.GetWaitsResponse, push: pb.BlockedPush) -> str:
+    return span(waits.now_ms - push.since_ms) if push.since_ms else "?"
 
 
 def _worker_table(waits: pb.GetWaitsResponse) -> Table:

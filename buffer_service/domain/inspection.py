@@ -137,6 +137,7 @@ class BlockedPush:
 
     size_bytes: int
     since_ms: int
+    """0 where a service of before tickets were times gave it its place."""
     tried_ms: int
     head: bytes
 

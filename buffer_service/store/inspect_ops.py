@@ -68,8 +68,8 @@ class InspectOps(RunOps):
             policy=effective,
             blocked=blocked,
             pushes=[
-                ins.BlockedPush(payload_size(text(key)), min(ticket, now), tried, head)
-                for (key, ticket, tried), head in zip(pushes, heads, strict=True)
+                ins.BlockedPush(payload_size(text(key)), since, tried, head)
+                for (key, since, tried), head in zip(pushes, heads, strict=True)
             ],
             leased=leased,
             expiring=[_task(lease, effective.lease_ttl_ms) for lease in leases],

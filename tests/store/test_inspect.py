@@ -391,6 +391,15 @@ async def test_waits_name_the_line_the_leases_and_the_workers(run: Run) -> None:
     await run.check()
 
 
+async def test_a_place_in_the_line_that_an_older_service_gave_has_no_time(run: Run) -> None:
+    await run.create(overflow_action="block", max_queued_groups=2)
+    await run.fill("q1", "q2")
+    (pushed,) = await run.push(run.group("g1"))
+    await run.command("ZADD", index_key(run.run_id, "waiting"), 7, pushed.payload_key)
+    (push,) = (await run.store.waits(run.run_id, 1)).pushes
+    assert (push.since_ms, push.tried_ms) == (0, run.now)
+
+
 async def test_waits_hold_what_admission_goes_by(run: Run) -> None:
     await run.create(batch_groups=4, micro_batch_groups=1, max_queued_groups=4, max_attempts=3)
     await run.fill("a", "b")

@@ -4,9 +4,10 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {limit}
 -- Replies {'waits', revision, now, policy, waiting, pushes, leased, leases, workers, asked, clock, needed}; waiting,
---         leased and workers are counts; pushes: {payload key, ticket, ms of the last try}; leases as describe_task of
---         lib/inspecting.lua; asked: {worker_id, instance_id, ms of the last request, leases}; clock: {queued, forming,
---         target of the open step, version, next_step, published_steps, due, backing off}; needed: 0 when no pull waits
+--         leased and workers are counts; pushes: {payload key, ms of joining the line (0: a ticket from before tickets
+--         were times), ms of the last try}; leases as describe_task of lib/inspecting.lua; asked: {worker_id,
+--         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
+--         next_step, published_steps, due, backing off}; needed: 0 when no pull waits
 --       | {'error', 'unknown_run'}
 -- Complexity O(classes + environments + limit * log waiting)
 
@@ -26,7 +27,11 @@ local pushes, leases, asked = {}, {}, {}
 local flat = first_of(WAITING, 'ZRANGE')
 for index = 1, #flat, 2 do
   local tried = call('ZSCORE', key('staging'), flat[index])
-  pushes[#pushes + 1] = {flat[index], tonumber(flat[index + 1]), tonumber(tried or '0')}
+  local since = math.min(now, tonumber(flat[index + 1]))
+  if since < state.created_ms then
+    since = 0
+  end
+  pushes[#pushes + 1] = {flat[index], since, tonumber(tried or '0')}
 end
 flat = first_of(LEASES, 'ZRANGE')
 for index = 1, #flat, 2 do

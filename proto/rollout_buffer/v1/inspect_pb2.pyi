@@ -830,7 +830,7 @@ class BlockedPush(google.protobuf.message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     since_ms: builtins.int
     """Since when it stands in the line, to a millisecond or, after many at once, a few more. A push that did not come
-    back for 3 s and lost its place counts from its return.
+    back for 3 s and lost its place counts from its return. 0: not known, an older service gave it its place.
     """
     tried_ms: builtins.int
     """When it tried last; one that has not for 3 s is taken out of the line when its turn comes."""
