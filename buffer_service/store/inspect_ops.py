@@ -99,8 +99,8 @@ def _position(following: Sequence[Any]) -> ins.Position:
 
 
 def _task(fields: Sequence[Any], ttl_ms: int) -> ins.TaskFacts:
-    values = list(map(_plain, fields))
+    values = [*map(_plain, fields), ttl_ms]
     for flag in (9, 10, 21):
         values[flag] = bool(values[flag])
     values[22] = ins.Place(values[22])
-    return ins.TaskFacts(*values, lease_ttl_ms=ttl_ms)
+    return ins.TaskFacts(*values)
