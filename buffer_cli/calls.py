@@ -9,20 +9,41 @@ import grpc
 from buffer_cli.access import access
 from buffer_wire.connect import Connector
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.status import error_of
+from buffer_wire.status import ServiceUnreachable, error_of
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 
 EXPORT_TIMEOUT_S = 3_600.0
 """Longest time for all of a recording."""
 
 
-class RunCalls:
+class Calls:
+    """Unary calls of one service at one address."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.address = address
+
+    def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401 - the reply of any method
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as failure:
+            raise self._error(failure) from None
+
+    def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
+        error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
+        if isinstance(error, ServiceUnreachable):
+            return ServiceUnreachable(
+                f"the service at {self.address} does not answer ({error.message})", **error.attributes
+            )
+        return error
+
+
+class RunCalls(Calls):
     """RunService at one address. Every method raises RolloutBufferError."""
 
     def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
+        super().__init__(address, timeout_s)
         self._stub = runs_pb2_grpc.RunServiceStub(channel)
-        self._timeout_s = timeout_s
-        self.address = address
 
     def list(self) -> list[str]:
         """Ids of all runs, in order."""
@@ -30,7 +51,7 @@ class RunCalls:
 
     def get(self, run_id: str) -> runs_pb2.GetRunResponse:
         """The whole state of a run."""
-        reply: runs_pb2.GetRunResponse = self._call(self._stub.GetRun, runs_pb2.GetRunRequest(run=_ref(run_id)))
+        reply: runs_pb2.GetRunResponse = self._call(self._stub.GetRun, runs_pb2.GetRunRequest(run=run_ref(run_id)))
         return reply
 
     def create(self, run_id: str, policy: runs_pb2.RunPolicy) -> runs_pb2.CreateRunResponse:
@@ -41,32 +62,32 @@ class RunCalls:
 
     def update(self, run_id: str, policy: runs_pb2.RunPolicy, seen_revision: int) -> runs_pb2.RunPolicy:
         """Replace the policy; returns the effective one."""
-        request = runs_pb2.UpdatePolicyRequest(run=_ref(run_id, seen_revision), policy=policy)
+        request = runs_pb2.UpdatePolicyRequest(run=run_ref(run_id, seen_revision), policy=policy)
         reply: runs_pb2.UpdatePolicyResponse = self._call(self._stub.UpdatePolicy, request)
         return reply.policy
 
     def pause(self, run_id: str) -> None:
         """Hold a run."""
-        self._call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=_ref(run_id)))
+        self._call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=run_ref(run_id)))
 
     def drain(self, run_id: str) -> None:
         """Let a run end."""
-        self._call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=_ref(run_id)))
+        self._call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=run_ref(run_id)))
 
     def continue_(self, run_id: str) -> None:
         """Let a run go on."""
-        self._call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=_ref(run_id)))
+        self._call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=run_ref(run_id)))
 
     def delete(self, run_id: str) -> None:
         """Delete a run."""
-        self._call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=_ref(run_id)))
+        self._call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=run_ref(run_id)))
 
     @contextmanager
     def export(
         self, run_id: str, after: str, *, include_groups: bool
     ) -> Iterator[Iterator[runs_pb2.ExportRecordsResponse]]:
         """The events of a run's recording after one of them, to the end of what is there."""
-        request = runs_pb2.ExportRecordsRequest(run=_ref(run_id), after=after, include_groups=include_groups)
+        request = runs_pb2.ExportRecordsRequest(run=run_ref(run_id), after=after, include_groups=include_groups)
         stream: Any = self._stub.ExportRecords(request, timeout=EXPORT_TIMEOUT_S)
         try:
             yield stream
@@ -75,20 +96,9 @@ class RunCalls:
         finally:
             stream.cancel()
 
-    def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401 - the reply of any method
-        try:
-            return method(request, timeout=self._timeout_s)
-        except grpc.RpcError as failure:
-            raise self._error(failure) from None
 
-    def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
-        error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
-        if error.reason == "service_unreachable":
-            return RolloutBufferError(f"the service at {self.address} does not answer ({error.message})")
-        return error
-
-
-def _ref(run_id: str, seen_revision: int = 0) -> common_pb2.RunRef:
+def run_ref(run_id: str, seen_revision: int = 0) -> common_pb2.RunRef:
+    """A reference to a run."""
     return common_pb2.RunRef(run_id=run_id, seen_revision=seen_revision)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from buffer_cli.access import with_access
 from buffer_cli.conformance_commands import conformance_app
+from buffer_cli.inspect_commands import inspect_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
 from buffer_cli.staleness_commands import register
 from buffer_cli.token_commands import token_app
@@ -21,6 +22,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")
+app.add_typer(inspect_app, name="inspect")
 app.add_typer(token_app, name="token")
 register(app)
 app.add_typer(conformance_app, name="conformance")
@@ -126,14 +128,25 @@ def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> N
 @with_access
 def status(
     run_id: Annotated[str | None, typer.Option("--run", help="May be left out where there is only one.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, with rates, until Ctrl-C.")] = False,
+    interval_s: Annotated[
+        float | None, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch. Default: 2.")
+    ] = None,
     address: AddressOption = SERVICE,
     as_json: JsonOption = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
-    """Show where a run stands: ledgers, queue, staleness, filter, engines, failures, and on whom it waits."""
+    """Show where a run stands: ledgers, queue, staleness, filter, engines, failures, and on whom it waits.
+
+    With --watch a terminal is redrawn in place, and anything else gets a line for each look, with --json an object. A
+    service that is away meanwhile is waited for.
+    """
     from buffer_cli.status import show
 
-    raise typer.Exit(show(address, run_id, as_json=as_json, timeout_s=timeout_s))
+    if interval_s is not None and not watch:
+        raise typer.BadParameter("is for --watch", param_hint="--interval")
+    again_s = (interval_s or 2.0) if watch else None
+    raise typer.Exit(show(address, run_id, as_json=as_json, timeout_s=timeout_s, again_s=again_s))
 
 
 # ── worker ───────────────────────────────────────────────────────────────────

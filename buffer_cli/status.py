@@ -16,20 +16,24 @@ from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 
 
-def show(address: str, run_id: str | None, *, as_json: bool, timeout_s: float) -> int:
-    """Print where a run stands; returns the exit code."""
+def show(address: str, run_id: str | None, *, as_json: bool, timeout_s: float, again_s: float | None = None) -> int:
+    """Print where a run stands, with `again_s` every so many seconds until a signal; returns the exit code."""
 
     def command() -> int:
         with calls(address, timeout_s) as runs:
-            return _show(runs, run_id, as_json=as_json)
+            return _show(runs, run_id, again_s, as_json=as_json)
 
     return exit_code(command)
 
 
-def _show(runs: RunCalls, run_id: str | None, *, as_json: bool) -> int:
+def _show(runs: RunCalls, run_id: str | None, again_s: float | None, *, as_json: bool) -> int:
     run_ids = [run_id] if run_id else runs.list()
     if len(run_ids) != 1:
         return _choose(runs.address, run_ids, as_json=as_json)
+    if again_s is not None:
+        from buffer_cli.watch import watch
+
+        return watch(runs, run_ids[0], again_s, as_json=as_json)
     run, view = read(runs, run_ids[0])
     if as_json:
         print(json.dumps(as_values(run, view), indent=2))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from buffer_service.domain import ops
 from buffer_service.domain.evaluations import EvaluationStore
+from buffer_service.domain.inspection import InspectStore
 from buffer_service.domain.policy import RunPolicy
 
 
@@ -47,7 +48,7 @@ class Notifications(Protocol):
         ...
 
 
-class RunStore(EvaluationStore, Protocol):
+class RunStore(EvaluationStore, InspectStore, Protocol):
     """Runs, tasks, groups, batches and weights, kept by the rules."""
 
     @property

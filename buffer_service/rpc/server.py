@@ -19,6 +19,7 @@ from buffer_service.rpc.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.evaluation_servicer import EvaluationServicer
+from buffer_service.rpc.inspect_servicer import InspectServicer
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.pull_stream import PullStream
@@ -35,6 +36,8 @@ from rollout_buffer.v1 import (
     evaluations_pb2,
     evaluations_pb2_grpc,
     groups_pb2,
+    inspect_pb2,
+    inspect_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -50,6 +53,7 @@ _CONTRACT: tuple[ModuleType, ...] = (
     batches_pb2,
     weights_pb2,
     evaluations_pb2,
+    inspect_pb2,
 )
 SERVICE_NAMES = tuple(
     service.full_name for module in _CONTRACT for service in module.DESCRIPTOR.services_by_name.values()
@@ -109,6 +113,7 @@ def build(settings: Settings, store: RunStore, registry: CollectorRegistry, gate
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(
         EvaluationServicer(store, lines, drain, slots, metrics, settings.max_message_bytes), server
     )
+    inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -93,6 +93,14 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "ExtendEvaluation": _WORKER,
         "FinishEvaluation": _WORKER,
     },
+    "InspectService": {
+        "ListTasks": _LOOK,
+        "GetTask": _LOOK,
+        "ListGroups": _LOOK,
+        "GetGroup": _LOOK,
+        "ListBatches": _LOOK,
+        "GetWaits": _LOOK,
+    },
 }
 
 REFLECTION = _rule(run_at=RunAt.NOWHERE)

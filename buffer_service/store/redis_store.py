@@ -9,14 +9,14 @@ from buffer_service.store.connection import StoreConnection
 from buffer_service.store.control_ops import ControlOps
 from buffer_service.store.eval_ops import EvaluationOps
 from buffer_service.store.housekeeping import Housekeeping
+from buffer_service.store.inspect_ops import InspectOps
 from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.recent import RecentPayloads
-from buffer_service.store.run_ops import RunOps
 from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.task_ops import TaskOps
 
 
-class RedisRunStore(TaskOps, BatchOps, RunOps, ControlOps, EvaluationOps, Housekeeping):
+class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Housekeeping):
     """Runs, tasks, groups, batches and weights on one store.
 
     Use `connect`; `close` ends its tasks and connections. Every decision is one script on the store (lua/), so any

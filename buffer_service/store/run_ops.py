@@ -27,7 +27,7 @@ class RunOps(GroupOps):
         await self._connection.command("SADD", RUNS, run_id)
         self._known.add(run_id)
         if tag == "exists":
-            existing = _policy(fields[0]).to_store()
+            existing = as_policy(fields[0]).to_store()
             differs = sorted(name for name, value in policy.to_store().items() if existing[name] != value)
             if differs:
                 raise RunExists(run_id, ",".join(differs))
@@ -77,7 +77,8 @@ def _amounts(packed: Any) -> dict[str, ops.Amount]:  # noqa: ANN401
     return {name: ops.Amount(*amount) for name, amount in _strings(packed).items()}
 
 
-def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
+def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
+    """The policy of a reply."""
     values = _strings(packed)
     values["environments"] = [(text(name), share, priority) for name, share, priority in values.get("environments", ())]
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
@@ -97,7 +98,7 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
     tasks = _strings(ledger["tasks"])
     return ops.RunView(
         run_id=run_id,
-        policy=_policy(policy),
+        policy=as_policy(policy),
         revision=state["revision"],
         created_ms=state["created_ms"],
         epoch=state["epoch"],

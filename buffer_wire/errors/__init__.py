@@ -5,7 +5,7 @@
     │   ├── InvalidField                   a field breaks a bound
     │   ├── InvalidPolicy                  a policy under which the run could not progress
     │   ├── UnknownRun / RunExists
-    │   ├── UnknownLease
+    │   ├── UnknownLease / UnknownTask / UnknownGroup
     │   ├── UnknownEvaluation / EvaluationExists / EvaluationsFull
     │   └── StepAhead / WorldSizeMismatch / NotCommitted / VersionConflict / CursorConflict
     ├── AccessRefused                      who calls is not known, or may not
@@ -46,8 +46,10 @@ from buffer_wire.errors.requests import (
     RunExists,
     StepAhead,
     UnknownEvaluation,
+    UnknownGroup,
     UnknownLease,
     UnknownRun,
+    UnknownTask,
     VersionConflict,
     WorldSizeMismatch,
 )
@@ -105,8 +107,10 @@ __all__ = [
     "StoreUnsuitable",
     "Unauthenticated",
     "UnknownEvaluation",
+    "UnknownGroup",
     "UnknownLease",
     "UnknownRun",
+    "UnknownTask",
     "VersionConflict",
     "WorldSizeMismatch",
     "by_reason",

@@ -64,6 +64,26 @@ class UnknownLease(InvalidRequest):
         super().__init__(f"lease {lease_id!r} is not known to this run", lease_id=lease_id)
 
 
+class UnknownTask(InvalidRequest):
+    """The run has no task of that id, or has freed it. Attributes: run_id, task_id."""
+
+    reason = "unknown_task"
+    code = "NOT_FOUND"
+
+    def __init__(self, run_id: str, task_id: str) -> None:
+        super().__init__(f"run {run_id!r} has no task {task_id!r} (any more)", run_id=run_id, task_id=task_id)
+
+
+class UnknownGroup(InvalidRequest):
+    """The run has accepted no group of that id, or its payload is gone. Attributes: run_id, group_id."""
+
+    reason = "unknown_group"
+    code = "NOT_FOUND"
+
+    def __init__(self, run_id: str, group_id: str) -> None:
+        super().__init__(f"run {run_id!r} has no group {group_id!r} (any more)", run_id=run_id, group_id=group_id)
+
+
 class UnknownEvaluation(InvalidRequest):
     """The run has no evaluation of that id (any more). Attributes: run_id, eval_id."""
 

@@ -18,6 +18,7 @@ from rollout_buffer.v1 import (
     common_pb2,
     groups_pb2,
     groups_pb2_grpc,
+    inspect_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -132,6 +133,10 @@ class Rpc:
     @property
     def weights(self) -> weights_pb2_grpc.WeightServiceStub:
         return weights_pb2_grpc.WeightServiceStub(self.channel)
+
+    @property
+    def inspect(self) -> inspect_pb2_grpc.InspectServiceStub:
+        return inspect_pb2_grpc.InspectServiceStub(self.channel)
 
     def create(self, **policy: Any) -> "RunRpc":
         """A new run of a unique name."""

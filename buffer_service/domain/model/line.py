@@ -1,6 +1,7 @@
 """The line of pushes that wait for space: first come, first served, over all replicas.
 
-Invariants: tickets rise along the line and are never given twice; whoever is touched within TICKET_MS keeps its place.
+Invariants: tickets rise along the line and are never given twice, each being the time (ms) when it was given or one
+more than the last; whoever is touched within TICKET_MS keeps its place.
 """
 
 from collections import OrderedDict
@@ -48,7 +49,7 @@ class Line:
         if waiter is not None:
             waiter.touched = now
             return False
-        self.tickets += 1
+        self.tickets = max(self.tickets + 1, now)
         self._waiters[payload_key] = Waiter(self.tickets, now)
         return True
 

@@ -195,7 +195,7 @@ local function accept(group, task, attempt, filter)
   move_task(task, 'completed')
   drop_continuation(task)
   task.accepted, task.body, task.worker, task.instance = attempt, group[4], '', ''
-  task.filtered = filter and true or nil
+  task.filtered, task.group = filter and true or nil, state.sequence
   save_task(task_id, task)
   local made = {
     format('%s/%d', task_id, group[2]), task_id, state.sequence, group[4],

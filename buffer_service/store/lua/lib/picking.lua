@@ -1,8 +1,9 @@
 -- Picks members from several sorted sets in one order, and shares the picks out among environments.
 --
--- A source is {at = key of a sorted set, reversed, environment, rank = function(source, member, score)}. `rank` gives a
--- member's place against those of other sources: up to three numbers, smaller ones first; each sorted set must already
--- be in that order. Sources are read in blocks while nothing is removed from them.
+-- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none),
+-- environment, rank = function(source, member, score)}. `rank` gives a member's place against those of other sources:
+-- up to three numbers, smaller ones first; each sorted set must already be in that order. Sources are read in blocks
+-- while nothing is removed from them.
 --
 -- Shares are on when any rule of the policy has one. Environments with a share above 0 then take turns by stride
 -- scheduling (Waldspurger and Weihl 1995): the one with the least pass, its name breaking ties, is picked from and its
@@ -128,7 +129,7 @@ end
 local function open_sources(sources, block)
   local open = {}
   for _, source in ipairs(sources) do
-    source.items, source.next, source.read, source.block = {}, 1, 0, block
+    source.items, source.next, source.read, source.block = {}, 1, source.skipped or 0, block
     if advance(source) then
       open[#open + 1] = source
     end

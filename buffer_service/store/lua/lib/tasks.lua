@@ -4,9 +4,9 @@
 -- (it came back: ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the
 -- lease), lease_epoch and lease_head (the oldest weights that the lease's tokens come from, as of that epoch), granted
 -- (ms, when the last lease was given), error (the last), accepted (attempt whose group was accepted, 0 without a
--- lease, -1 none), body (its payload key) and
--- filtered (true when the filter ended it, else absent), and of its continuation: payload (key, '' for none),
--- head_epoch, head (-1: none), tokens. The spec is in hash `specs`.
+-- lease, -1 none), body (its payload key), group (its sequence, absent before) and filtered (true when the filter ended
+-- it, else absent), and of its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec
+-- is in hash `specs`.
 --
 -- Indexes: lib/pending.lua holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
 -- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all

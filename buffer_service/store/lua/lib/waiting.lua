@@ -1,7 +1,8 @@
 -- The line of pushes that wait for room, first come first served over all replicas.
 --
--- Sorted set `waiting` (score: ticket, member: payload key). Who has not come again TICKET_MS after the last answer
--- (the payload's score in `staging`) is taken out when it is at the head, and gets a new ticket if it comes after all.
+-- Sorted set `waiting` (score: ticket, member: payload key). A ticket is the time when it was given (ms), or one more
+-- than the last. Who has not come again TICKET_MS after the last answer (the payload's score in `staging`) is taken out
+-- when it is at the head, and gets a new ticket if it comes after all.
 
 -- @include run
 
@@ -35,7 +36,7 @@ end
 
 -- Joins the line or stays in it; its time is the caller's to stage. The head must be known.
 local function wait_in_line(payload)
-  local ticket = state.tickets + 1
+  local ticket = math.max(state.tickets + 1, now)
   if call('ZADD', WAITING, 'NX', format('%d', ticket), payload) == 1 then
     state.tickets = ticket
     changed = true

@@ -1,0 +1,236 @@
+"""`rollout-buffer status --watch`: a run's standing again and again, with rates, until Ctrl-C or SIGTERM.
+
+On a terminal it is redrawn in place, on the alternate screen, which is left whatever ends the watch. Elsewhere each
+look appends a line. A service that does not answer is waited for once it has answered; other errors end the watch.
+"""
+
+import io
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import NoReturn, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from buffer_cli.calls import RunCalls
+from buffer_cli.rates import Look, Rates, number
+from buffer_cli.standing import print_run
+from buffer_cli.status import as_values, read
+from buffer_service.domain.ops import RunView
+from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.estimate_messages import estimate_of
+from rollout_buffer.v1 import runs_pb2
+
+
+@dataclass
+class Seen:
+    """What the watch knows: the newest look, the one before, the first one, and since when nothing was heard."""
+
+    run: runs_pb2.Run
+    view: RunView
+    first: Look
+    last: Look
+    before: Look | None = None
+    away_since_s: float | None = None
+    notice: str = ""
+
+    @classmethod
+    def of(cls, run: runs_pb2.Run, view: RunView, at_s: float) -> "Seen":
+        """The first look."""
+        look = Look.at(view, at_s)
+        return cls(run, view, look, look)
+
+    def look(self, run: runs_pb2.Run, view: RunView, at_s: float) -> None:
+        """Take a newer look."""
+        look = Look.at(view, at_s)
+        if look.created_ms != self.first.created_ms:
+            self.first, self.notice = look, "the run was deleted and created anew"
+        elif self.away_since_s is not None:
+            away_s = at_s - self.away_since_s
+            self.notice = f"the service was away for {away_s:.0f} s, and answers again since {_clock()}"
+        self.run, self.view, self.before, self.last, self.away_since_s = run, view, self.last, look, None
+
+    def miss(self, at_s: float, why: str) -> None:
+        """The service did not answer."""
+        if self.away_since_s is None:
+            self.away_since_s = at_s
+        self.notice = f"waiting for {at_s - self.away_since_s:.0f} s, what is shown is from before: {why}"
+
+    @property
+    def rates(self) -> Rates | None:
+        """Between the last two looks."""
+        return Rates.between(self.before, self.last) if self.before else None
+
+    @property
+    def all_rates(self) -> Rates | None:
+        """Since the first look."""
+        return Rates.between(self.first, self.last)
+
+
+class _Display(Protocol):
+    def show(self, seen: Seen) -> None:
+        """Show the newest state of things."""
+
+
+def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> int:
+    """Show a run until Ctrl-C or SIGTERM; returns the exit code. Raises what the first look raises, and later what no
+    waiting changes.
+    """
+    console = Console(highlight=False)
+    try:
+        with _ended_by_signals():
+            seen = Seen.of(*read(runs, run_id), time.monotonic())
+            with _display(console, interval_s, as_json=as_json) as display:
+                _go_on(runs, run_id, interval_s, seen, display)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _go_on(runs: RunCalls, run_id: str, interval_s: float, seen: Seen, display: _Display) -> NoReturn:
+    while True:
+        display.show(seen)
+        time.sleep(interval_s)
+        try:
+            run, view = read(runs, run_id)
+        except RolloutBufferError as error:
+            if not error.retryable:
+                raise
+            seen.miss(time.monotonic(), error.message)
+        else:
+            seen.look(run, view, time.monotonic())
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C; the first one of either is the last that is heard, so that the terminal is restored."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in before:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def _display(console: Console, interval_s: float, *, as_json: bool) -> Iterator[_Display]:
+    if as_json:
+        yield _JsonLines()
+    elif not console.is_terminal:
+        yield _Lines()
+    else:
+        with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+            yield _Screen(console, live, interval_s)
+
+
+class _JsonLines:
+    """A JSON object a line."""
+
+    def show(self, seen: Seen) -> None:
+        values = {"time": _now(), "away": seen.away_since_s is not None, "notice": seen.notice}
+        rates = seen.rates
+        per_second = {name: rates.per_second(name) for name in rates.grown} if rates and not values["away"] else None
+        print(json.dumps({**values, "per_second": per_second, "run": as_values(seen.run, seen.view)}), flush=True)
+
+
+class _Lines:
+    """A line for each look; one without figures while the service does not answer."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def show(self, seen: Seen) -> None:
+        if seen.away_since_s is not None:
+            print(f"{_now()} {seen.notice}", flush=True)
+            return
+        if seen.notice not in ("", self._told):
+            self._told = seen.notice
+            print(f"{_now()} {seen.notice}", flush=True)
+        print(f"{_now()} {_line(seen)}", flush=True)
+
+
+def _line(seen: Seen) -> str:
+    view, rates = seen.view, seen.rates
+    queued = f"queued {view.groups['queued'].groups}/{view.policy.max_queued_groups}"
+    facts = [
+        f"step {view.next_step}",
+        f"version {view.epoch}.{view.published.version}",
+        queued,
+        f"pending {view.tasks['pending']}",
+        f"leased {view.tasks['leased']}",
+    ]
+    if rates:
+        facts += [
+            f"accepted {number(rates.per_second('accepted groups'))} groups/s",
+            f"{number(rates.per_second('accepted response tokens'))} tokens/s",
+            f"assembled {number(rates.per_second('assembled groups'))} groups/s",
+            f"not trained {number(rates.per_second('groups not trained'))} groups/s",
+        ]
+    return ", ".join([*facts, f"waits on {waits_on(Standing.of(view))}"])
+
+
+class _Screen:
+    """The whole terminal."""
+
+    def __init__(self, console: Console, live: Live, interval_s: float) -> None:
+        self._console = console
+        self._live = live
+        self._interval_s = interval_s
+
+    def show(self, seen: Seen) -> None:
+        self._live.update(self._frame(seen), refresh=True)
+
+    def _frame(self, seen: Seen) -> RenderableType:
+        away = seen.away_since_s is not None
+        head = Text(f"every {self._interval_s:g} s, {_clock()}; Ctrl-C ends", style="dim")
+        notice = [Text(seen.notice, style="bold red" if away else "yellow")] if seen.notice else []
+        return Group(head, *notice, self._standing(seen), _rate_table(seen))
+
+    def _standing(self, seen: Seen) -> Text:
+        """What `status` prints, for this terminal."""
+        printed = Console(
+            file=io.StringIO(),
+            width=self._console.width,
+            force_terminal=True,
+            color_system=self._console.color_system,  # type: ignore[arg-type]  # it gives names as plain strings
+            highlight=False,
+        )
+        with printed.capture() as capture:
+            print_run(printed, seen.view, estimate_of(seen.run.estimate))
+        return Text.from_ansi(capture.get(), no_wrap=True)
+
+
+def _rate_table(seen: Seen) -> Table | Text:
+    last, overall = seen.rates, seen.all_rates
+    if last is None or overall is None:
+        return Text("rates: with the next look", style="dim")
+    table = Table("rates", f"last {last.seconds:.1f} s", f"last {overall.seconds:.0f} s")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for (name, now), (_, since) in zip(last.shown(), overall.shown(), strict=True):
+        table.add_row(name, now, since)
+    return table
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _clock() -> str:
+    return datetime.now().astimezone().strftime("%H:%M:%S")

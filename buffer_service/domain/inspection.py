@@ -1,0 +1,220 @@
+"""Looking into a run: tasks, groups and steps one by one, and who waits on whom.
+
+Nothing here changes anything. A list comes in pages: each is one decision of the store, bounded by `limit` things that
+it looks at, those included that a filter leaves out. What holds over the pages while the run goes on is said in
+proto/rollout_buffer/v1/inspect.proto. Times are milliseconds on the run's clock, versions of the present timeline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from buffer_service.domain.policy import RunPolicy
+
+Position: TypeAlias = tuple[int | str, ...]
+"""Where a page goes on: the `following` of the page before, () for the first page."""
+
+ItemT = TypeVar("ItemT")
+
+
+class TaskSet(StrEnum):
+    """Which tasks to list."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    ENDED = "ended"
+
+
+class Place(StrEnum):
+    """Where a group is."""
+
+    UNKNOWN = ""
+    """The group was accepted before its position was noted with its task."""
+    QUEUED = "queued"
+    FORMING = "forming"
+    DELIVERED = "delivered"
+    TRAINED = "trained"
+    IN_STEP = "in_step"
+    """Forming, delivered or trained."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[ItemT]):
+    """A part of a list; `following` is empty after the last one."""
+
+    revision: int
+    now_ms: int
+    items: Sequence[ItemT]
+    following: Position
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """A task; `payload_key` is of its continuation, `body_key` of its result, "" for none."""
+
+    task_id: str
+    sequence: int
+    state: str
+    environment: str
+    priority: int
+    generation: int
+    attempt: int
+    failures: int
+    error: str
+    returned: bool
+    leaseless: bool
+    not_before_ms: int
+    """-1 unless it backs off."""
+    expires_ms: int
+    """-1 unless it is leased."""
+    worker_id: str
+    instance_id: str
+    lease_version: int
+    leased_ms: int
+    continuation_tokens: int
+    payload_key: str
+    continuation_head: int
+    """-1 without tokens."""
+    accepted_attempt: int
+    """-1 without a result, 0 for one that was pushed without a lease."""
+    filtered: bool
+    place: Place
+    body_key: str
+    lease_ttl_ms: int
+    """Of the run's policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as it is indexed; round and rank are -1 in the queue."""
+
+    group_id: str
+    task_id: str
+    sequence: int
+    environment: str
+    priority: int
+    samples: int
+    tokens: int
+    response_tokens: int
+    longest_tokens: int
+    loss_tokens: int
+    size_bytes: int
+    head: int
+    tail: int
+    mean_milli: int
+    reward_milli: int
+    turns: int
+    truncated_samples: int
+    round: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """A step that is forming or assembled; `ranks` are those of its last round."""
+
+    step: int
+    place: Place
+    train_version: int
+    target_groups: int
+    micro_batch_groups: int
+    rounds: int
+    ranks: int
+    groups: int
+    samples: int
+    tokens: int
+    loss_tokens: int
+    size_bytes: int
+    staleness_sum: int
+    staleness_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedPush:
+    """A group in the line for room; `head` is the beginning of its serialized Group, empty when it is gone."""
+
+    size_bytes: int
+    since_ms: int
+    """0 where a service of before tickets were times gave it its place."""
+    tried_ms: int
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker by its last request for leases."""
+
+    worker_id: str
+    instance_id: str
+    asked_ms: int
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionClock:
+    """What admission goes by, beside the policy: groups, versions, steps, tasks."""
+
+    queued: int
+    forming: int
+    open_target: int
+    """Groups of the open step when it is full; 0 without one."""
+    published_version: int
+    next_step: int
+    published_steps: int
+    due_tasks: int
+    backing_off_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Who waits on whom; the sequences hold the first `limit` of what is counted beside them."""
+
+    revision: int
+    now_ms: int
+    policy: RunPolicy
+    blocked: int
+    pushes: Sequence[BlockedPush]
+    """In the order of the line."""
+    leased: int
+    expiring: Sequence[TaskFacts]
+    """Those whose leases expire first."""
+    workers: int
+    asked: Sequence[WorkerView]
+    """The last one first."""
+    clock: AdmissionClock
+    needed_groups: int
+    """Queued groups that the last short pull waits for; 0: none has been short."""
+
+
+class InspectStore(Protocol):
+    """Looks into a run. All raise UnknownRun and StoreFault."""
+
+    async def list_tasks(
+        self, run_id: str, which: TaskSet, after: Position, limit: int, *, environment: str | None, worker_id: str
+    ) -> Page[TaskFacts]:
+        """Tasks of a set; `worker_id` "" is any, and else for LEASED alone."""
+        ...
+
+    async def task(self, run_id: str, task_id: str) -> tuple[int, int, TaskFacts]:
+        """Revision, time and one task. Raises UnknownTask."""
+        ...
+
+    async def list_groups(
+        self, run_id: str, step: int | None, after: Position, limit: int, *, environment: str | None
+    ) -> tuple[Place, Page[GroupView]]:
+        """Groups of the queue, or of a step. Raises ReplayGap, StepAhead, InvalidField (page_token)."""
+        ...
+
+    async def list_steps(self, run_id: str, after: Position, limit: int) -> Page[StepView]:
+        """Steps that are stored, newest first."""
+        ...
+
+    async def waits(self, run_id: str, limit: int) -> Waits:
+        """Who waits on whom."""
+        ...
+
+    async def read_payload(self, key: str, first: int, size: int) -> bytes:
+        """Bytes [first, first + size) of a stored body, as far as it goes; empty when it is gone."""
+        ...

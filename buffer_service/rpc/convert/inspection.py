@@ -1,0 +1,272 @@
+"""Lists and waits to the wire, and the requests for them."""
+
+from dataclasses import replace
+
+from buffer_service.domain import inspection as ins
+from buffer_service.domain.admission import OpenStep, capacity
+from buffer_service.domain.gate import oldest_useful_version
+from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.timeline import next_train_version
+from buffer_service.domain.transitions import TaskState
+from buffer_service.rpc.convert import fields
+from buffer_wire import limits
+from buffer_wire.codec import MalformedMessage, read_varint
+from buffer_wire.codec import fields as wire_fields
+from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import inspect_pb2 as pb
+
+MAX_PAGE, USUAL_PAGE = 256, 100
+MAX_NAMED, USUAL_NAMED = 100, 20
+MAX_TOKENS, USUAL_TOKENS = 65_536, 1_024
+
+_SETS = {
+    pb.TASK_SET_PENDING: ins.TaskSet.PENDING,
+    pb.TASK_SET_LEASED: ins.TaskSet.LEASED,
+    pb.TASK_SET_ENDED: ins.TaskSet.ENDED,
+}
+_STATES = {
+    TaskState.PENDING: pb.TASK_STATE_PENDING,
+    TaskState.LEASED: pb.TASK_STATE_LEASED,
+    TaskState.COMPLETED: pb.TASK_STATE_COMPLETED,
+    TaskState.FAILED: pb.TASK_STATE_FAILED,
+    TaskState.CANCELLED: pb.TASK_STATE_CANCELLED,
+}
+_PLACES = {
+    ins.Place.UNKNOWN: pb.GROUP_PLACE_UNSPECIFIED,
+    ins.Place.QUEUED: pb.GROUP_PLACE_QUEUED,
+    ins.Place.FORMING: pb.GROUP_PLACE_FORMING,
+    ins.Place.DELIVERED: pb.GROUP_PLACE_DELIVERED,
+    ins.Place.TRAINED: pb.GROUP_PLACE_TRAINED,
+    ins.Place.IN_STEP: pb.GROUP_PLACE_IN_STEP,
+    ins.Place.ENDED: pb.GROUP_PLACE_ENDED,
+}
+_TASK_ID, _LEASE_ID, _ENVIRONMENT, _WORKER_ID = 1, 3, 4, 8
+"""Fields of GroupHeader."""
+_RULES = {
+    "max_inflight_groups": {"reserve_queue_space": False, "max_lookahead": UNSET},
+    "reserve_queue_space": {"max_inflight_groups": 0, "max_lookahead": UNSET},
+    "max_lookahead": {"max_inflight_groups": 0, "reserve_queue_space": False},
+}
+"""The rules of admission, each by what leaves the others out."""
+
+
+# ── requests ─────────────────────────────────────────────────────────────────
+
+
+def page_size(value: int) -> int:
+    """Things to look at."""
+    return fields.number(value, "page_size", 1, MAX_PAGE) if value else USUAL_PAGE
+
+
+def named(value: int) -> int:
+    """Pushes, leases and workers to name."""
+    return fields.number(value, "limit", 1, MAX_NAMED) if value else USUAL_NAMED
+
+
+def task_set(request: pb.ListTasksRequest) -> ins.TaskSet:
+    """Which tasks."""
+    if request.set not in _SETS:
+        raise InvalidField("set", request.set, "TASK_SET_PENDING, TASK_SET_LEASED or TASK_SET_ENDED")
+    if request.worker_id and request.set != pb.TASK_SET_LEASED:
+        raise InvalidField("worker_id", request.worker_id, "empty but for TASK_SET_LEASED")
+    return _SETS[request.set]
+
+
+def worker_id(value: str) -> str:
+    """A worker, "" for any."""
+    return fields.name(value, "worker_id") if value else ""
+
+
+def environment(request: pb.ListTasksRequest | pb.ListGroupsRequest) -> str | None:
+    """The environment to keep to, None for all."""
+    return fields.text(request.environment, "environment", 0, 64) if request.HasField("environment") else None
+
+
+def task_id(value: str) -> str:
+    """A task's id."""
+    if not limits.TASK_ID.fullmatch(value):
+        raise InvalidField("task_id", value, "1 to 128 characters of [A-Za-z0-9._:-]")
+    return value
+
+
+def group_id(value: str) -> tuple[str, int]:
+    """(task_id, generation) of a group's id."""
+    name, _, generation = value.partition("/")
+    if not limits.TASK_ID.fullmatch(name) or not (generation.isascii() and generation.isdecimal()):
+        raise InvalidField("group_id", value[:200], "task_id/generation")
+    return name, int(generation[:15])
+
+
+def step_of(request: pb.ListGroupsRequest) -> int | None:
+    """The step, None for the queue."""
+    return fields.number(request.step, "step", 0, limits.MAX_VERSION) if request.HasField("step") else None
+
+
+def max_tokens(value: int) -> int:
+    """Token ids to send."""
+    return fields.number(value, "max_tokens", 1, MAX_TOKENS) if value else USUAL_TOKENS
+
+
+# ── replies ──────────────────────────────────────────────────────────────────
+
+
+def to_task(task: ins.TaskFacts) -> pb.TaskInfo:
+    """The message of a task."""
+    message = pb.TaskInfo(
+        task_id=task.task_id,
+        sequence=task.sequence,
+        state=_STATES[TaskState(task.state)],
+        environment=task.environment,
+        priority=task.priority,
+        generation=task.generation,
+        attempt=task.attempt,
+        failures=task.failures,
+        error=task.error,
+        returned=task.returned,
+        leaseless=task.leaseless,
+        leased_ms=task.leased_ms,
+        continuation_tokens=task.continuation_tokens,
+        # A payload's key ends in its size.
+        continuation_bytes=int(task.payload_key.rpartition(":")[2] or 0),
+        group_id=f"{task.task_id}/{task.generation}" if task.accepted_attempt >= 0 else "",
+        filtered=task.filtered,
+        place=_PLACES[task.place],
+    )
+    if task.not_before_ms >= 0:
+        message.not_before_ms = task.not_before_ms
+    if task.continuation_head >= 0:
+        message.continuation_head = task.continuation_head
+    if task.expires_ms >= 0:
+        message.lease.CopyFrom(
+            pb.LeaseInfo(
+                lease_id=f"{task.task_id}/{task.generation}/{task.attempt}",
+                worker_id=task.worker_id,
+                instance_id=task.instance_id,
+                expires_ms=task.expires_ms,
+                heard_ms=max(0, task.expires_ms - task.lease_ttl_ms),
+                version=task.lease_version,
+            )
+        )
+    return message
+
+
+def to_group(group: ins.GroupView, place: ins.Place) -> pb.GroupInfo:
+    """The message of a group."""
+    in_step = group.round >= 0
+    return pb.GroupInfo(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        sequence=group.sequence,
+        place=_PLACES[place],
+        environment=group.environment,
+        priority=group.priority,
+        samples=group.samples,
+        tokens=group.tokens,
+        response_tokens=group.response_tokens,
+        longest_tokens=group.longest_tokens,
+        loss_tokens=group.loss_tokens,
+        bytes=group.size_bytes,
+        head_version=group.head,
+        tail_version=group.tail,
+        mean_version_milli=group.mean_milli,
+        reward_milli=group.reward_milli,
+        turns=group.turns,
+        truncated_samples=group.truncated_samples,
+        round=group.round if in_step else None,
+        rank=group.rank if in_step else None,
+    )
+
+
+def to_step(step: ins.StepView) -> pb.StepInfo:
+    """The message of a step."""
+    return pb.StepInfo(
+        step=step.step,
+        place=_PLACES[step.place],
+        train_version=step.train_version,
+        target_groups=step.target_groups,
+        micro_batch_groups=step.micro_batch_groups,
+        rounds=step.rounds,
+        world_size=step.ranks,
+        groups=step.groups,
+        samples=step.samples,
+        tokens=step.tokens,
+        loss_tokens=step.loss_tokens,
+        bytes=step.size_bytes,
+        staleness_mean_milli=1000 * step.staleness_sum // max(1, step.groups),
+        staleness_max=step.staleness_max,
+    )
+
+
+def to_waits(waits: ins.Waits) -> pb.GetWaitsResponse:
+    """Who waits on whom."""
+    return pb.GetWaitsResponse(
+        revision=waits.revision,
+        now_ms=waits.now_ms,
+        blocked_groups=waits.blocked,
+        pushes=[_to_push(push) for push in waits.pushes],
+        leases=waits.leased,
+        expiring=[to_task(task) for task in waits.expiring],
+        workers=waits.workers,
+        asked=[
+            pb.WorkerInfo(
+                worker_id=worker.worker_id,
+                instance_id=worker.instance_id,
+                asked_ms=worker.asked_ms,
+                leases=worker.leases,
+            )
+            for worker in waits.asked
+        ],
+        admission=_to_admission(waits.policy, waits.clock, waits.leased),
+        needed_groups=waits.needed_groups,
+    )
+
+
+def _to_push(push: ins.BlockedPush) -> pb.BlockedPush:
+    names = _names(push.head)
+    return pb.BlockedPush(
+        since_ms=push.since_ms,
+        tried_ms=push.tried_ms,
+        bytes=push.size_bytes,
+        task_id=names.get(_TASK_ID, ""),
+        lease_id=names.get(_LEASE_ID, ""),
+        environment=names.get(_ENVIRONMENT, ""),
+        worker_id=names.get(_WORKER_ID, ""),
+    )
+
+
+def _names(head: bytes) -> dict[int, str]:
+    """Strings of the header that a serialized Group begins with; none where it is not whole."""
+    try:
+        tag, at = read_varint(head, 0)
+        size, at = read_varint(head, at)
+        if tag != 1 << 3 | 2 or at + size > len(head):
+            return {}
+        return {
+            number: bytes(value).decode("utf-8", "replace")
+            for number, value in wire_fields(memoryview(head)[at : at + size])
+            if isinstance(value, memoryview) and number in (_TASK_ID, _LEASE_ID, _ENVIRONMENT, _WORKER_ID)
+        }
+    except MalformedMessage:
+        return {}
+
+
+def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> pb.Admission:
+    unpublished = clock.next_step - clock.published_steps
+    train_version = next_train_version(clock.published_version, unpublished, policy.batches_per_publish)
+    rooms = {
+        rule: capacity(
+            replace(policy, **without),  # type: ignore[arg-type]
+            unpublished_steps=unpublished,
+            open_step=OpenStep(clock.open_target, clock.forming),
+            queued=clock.queued,
+            leased=leased,
+        )
+        for rule, without in _RULES.items()
+    }
+    return pb.Admission(
+        rooms=[pb.AdmissionRoom(rule=rule, groups=room) for rule, room in rooms.items() if room is not None],
+        next_train_version=train_version,
+        required_version=oldest_useful_version(policy, train_version),
+        due_tasks=clock.due_tasks,
+        backing_off_tasks=clock.backing_off_tasks,
+    )

@@ -1,0 +1,127 @@
+"""The RPCs of looks into a run: parse, call the store, encode. Errors are translated by the interceptor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from buffer_service.domain.inspection import Position, TaskSet
+from buffer_service.domain.ports import RunStore
+from buffer_service.rpc.convert import fields
+from buffer_service.rpc.convert import inspection as convert
+from buffer_service.rpc.convert.page_tokens import Shape, position, to_token
+from buffer_service.rpc.stored_groups import StoredGroup, read_group
+from buffer_wire.errors import UnknownGroup, UnknownTask
+from rollout_buffer.v1 import groups_pb2, inspect_pb2_grpc
+from rollout_buffer.v1 import inspect_pb2 as pb
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_IN_ORDER: Shape = (0,)
+_IN_STEP: Shape = (0, 0, 0, 0, -1)
+_TASK_POSITIONS: Mapping[TaskSet, Shape] = {
+    TaskSet.PENDING: (0, None, -(1 << 10), 0),
+    TaskSet.LEASED: (None,),
+    TaskSet.ENDED: _IN_ORDER,
+}
+"""Positions as the scripts inspect_*.lua give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
+    """Lists, single tasks and groups, waits."""
+
+    store: RunStore
+
+    async def ListTasks(self, request: pb.ListTasksRequest, _: Context) -> pb.ListTasksResponse:
+        """A page of tasks."""
+        run_id, which = fields.run_id(request.run.run_id), convert.task_set(request)
+        environment = convert.environment(request)
+        worker_id, limit = convert.worker_id(request.worker_id), convert.page_size(request.page_size)
+        scope: Position = ("tasks", which.value, worker_id, *_filter(environment))
+        after = position(request.page_token, scope, _TASK_POSITIONS[which])
+        page = await self.store.list_tasks(run_id, which, after, limit, environment=environment, worker_id=worker_id)
+        return pb.ListTasksResponse(
+            revision=page.revision,
+            now_ms=page.now_ms,
+            tasks=map(convert.to_task, page.items),
+            next_page_token=to_token(scope, page.following),
+        )
+
+    async def GetTask(self, request: pb.GetTaskRequest, _: Context) -> pb.GetTaskResponse:
+        """One task."""
+        run_id, task_id = fields.run_id(request.run.run_id), convert.task_id(request.task_id)
+        revision, now_ms, task = await self.store.task(run_id, task_id)
+        return pb.GetTaskResponse(revision=revision, now_ms=now_ms, task=convert.to_task(task))
+
+    async def ListGroups(self, request: pb.ListGroupsRequest, _: Context) -> pb.ListGroupsResponse:
+        """A page of the queue, or of a step."""
+        run_id, step = fields.run_id(request.run.run_id), convert.step_of(request)
+        environment = convert.environment(request)
+        limit = convert.page_size(request.page_size)
+        scope: Position = ("groups", -1 if step is None else step, *_filter(environment))
+        after = position(request.page_token, scope, _IN_ORDER if step is None else _IN_STEP)
+        place, page = await self.store.list_groups(run_id, step, after, limit, environment=environment)
+        return pb.ListGroupsResponse(
+            revision=page.revision,
+            now_ms=page.now_ms,
+            groups=[convert.to_group(group, place) for group in page.items],
+            next_page_token=to_token(scope, page.following),
+        )
+
+    async def GetGroup(self, request: pb.GetGroupRequest, _: Context) -> pb.GetGroupResponse:
+        """One group that is stored."""
+        run_id, (task_id, generation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
+        count = convert.max_tokens(request.max_tokens)
+        try:
+            revision, now_ms, task = await self.store.task(run_id, task_id)
+        except UnknownTask:
+            raise UnknownGroup(run_id, request.group_id) from None
+        accepted = task.accepted_attempt >= 0 and task.generation == generation
+        group = await read_group(self.store, task.body_key) if accepted else None
+        if group is None:
+            raise UnknownGroup(run_id, request.group_id)
+        reply = pb.GetGroupResponse(
+            revision=revision,
+            now_ms=now_ms,
+            task=convert.to_task(task),
+            header=_shown(group, samples=request.include_samples),
+            bytes=int(task.body_key.rpartition(":")[2]),
+            samples=len(group.header.samples),
+        )
+        if request.HasField("tokens_of_sample"):
+            first = request.first_token
+            reply.token_ids.extend(await group.token_ids(self.store, request.tokens_of_sample, first, count))
+        return reply
+
+    async def ListBatches(self, request: pb.ListBatchesRequest, _: Context) -> pb.ListBatchesResponse:
+        """A page of steps."""
+        run_id, limit = fields.run_id(request.run.run_id), convert.page_size(request.page_size)
+        page = await self.store.list_steps(run_id, position(request.page_token, ("steps",), _IN_ORDER), limit)
+        return pb.ListBatchesResponse(
+            revision=page.revision,
+            now_ms=page.now_ms,
+            steps=map(convert.to_step, page.items),
+            next_page_token=to_token(("steps",), page.following),
+        )
+
+    async def GetWaits(self, request: pb.GetWaitsRequest, _: Context) -> pb.GetWaitsResponse:
+        """Who waits on whom."""
+        run_id, limit = fields.run_id(request.run.run_id), convert.named(request.limit)
+        return convert.to_waits(await self.store.waits(run_id, limit))
+
+
+def _filter(environment: str | None) -> tuple[str, ...]:
+    return () if environment is None else (environment,)
+
+
+def _shown(group: StoredGroup, *, samples: bool) -> groups_pb2.GroupHeader:
+    """What is sent of a header: no metadata, which may be a quarter of a megabyte of the task's own."""
+    header = groups_pb2.GroupHeader()
+    header.CopyFrom(group.header)
+    header.ClearField("metadata_json")
+    if not samples:
+        header.ClearField("samples")
+        header.ClearField("columns")
+    return header

@@ -1,0 +1,74 @@
+"""Groups as they lie in the store, of which as little is read as is asked for."""
+
+from dataclasses import dataclass
+from struct import iter_unpack
+
+from google.protobuf.message import DecodeError
+
+from buffer_service.domain.inspection import InspectStore
+from buffer_wire.codec import MalformedMessage, read_varint, split_group
+from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.limits import MAX_HEADER_BYTES
+from rollout_buffer.v1 import groups_pb2
+
+_FIRST_BYTES = 64 << 10
+_TAGS_BYTES = 12
+"""Of the payload's tag and length."""
+_HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | 2, 2 << 3 | 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group's header, and where its payload is: from a byte of its body on, or, of an unusual body, here."""
+
+    key: str
+    header: groups_pb2.GroupHeader
+    payload_at: int
+    payload: memoryview | None = None
+
+    async def token_ids(self, store: InspectStore, sample: int, first: int, count: int) -> list[int]:
+        """Up to `count` token ids of a sample from its token `first` on. Raises InvalidField (tokens_of_sample)."""
+        samples = self.header.samples
+        if sample >= len(samples):
+            raise InvalidField("tokens_of_sample", sample, f"below {len(samples)}, the samples of the group")
+        # The payload begins with the token ids of all samples, int32 each.
+        begin = 4 * (sum(one.tokens for one in samples[:sample]) + first)
+        size = 4 * max(0, min(count, samples[sample].tokens - first))
+        if not size:
+            return []
+        if self.payload is not None:
+            raw = bytes(self.payload[begin : begin + size])
+        else:
+            raw = await store.read_payload(self.key, self.payload_at + begin, size)
+        return [number for (number,) in iter_unpack("<i", raw[: len(raw) // 4 * 4])]
+
+
+async def read_group(store: InspectStore, key: str) -> StoredGroup | None:
+    """The header of a stored group; None when its body is gone."""
+    body = await store.read_payload(key, 0, _FIRST_BYTES)
+    if not body:
+        return None
+    try:
+        return await _read_usual(store, key, body) or await _read_whole(store, key)
+    except (MalformedMessage, DecodeError) as error:
+        raise RolloutBufferError(f"the stored group under {key} is no Group ({error})") from error
+
+
+async def _read_usual(store: InspectStore, key: str, body: bytes) -> StoredGroup | None:
+    """A body as it is nearly always written: header, payload, and nothing else. None for another."""
+    if body[0] != _HEADER_TAG:
+        return None
+    size, at = read_varint(body, 1)
+    stop = at + min(size, MAX_HEADER_BYTES)
+    if stop + _TAGS_BYTES > len(body):
+        body += await store.read_payload(key, len(body), stop + _TAGS_BYTES - len(body))
+    if stop >= len(body) or body[stop] != _PAYLOAD_TAG:
+        return None
+    _, payload_at = read_varint(body, stop + 1)
+    return StoredGroup(key, groups_pb2.GroupHeader.FromString(body[at:stop]), payload_at)
+
+
+async def _read_whole(store: InspectStore, key: str) -> StoredGroup:
+    # A payload's key ends in its size.
+    head, payload = split_group(memoryview(await store.read_payload(key, 0, int(key.rpartition(":")[2]))))
+    return StoredGroup(key, groups_pb2.GroupHeader.FromString(bytes(head)), 0, payload)

@@ -1,0 +1,138 @@
+-- One page of the queued groups, or of those of a step. Writes nothing.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {step (-1: the queue), limit, is_filtered (1 or 0), environment, after}; after: {} for the first page, else
+--         `next` of the page before
+-- Replies {'groups', revision, now, state ('queued' | 'forming' | 'delivered' | 'trained'), groups, next ({} after the
+--         last page)}; groups as describe_group of lib/inspecting.lua; next: of the queue {sequence}; of a step
+--         {epoch, round, ranks, rank, sequence (-1: before its first group)}
+--       | {'error', 'unknown_run' | 'replay_gap' | 'step_ahead' | 'page_of_other_shards', ...}
+-- Complexity O(classes * log queued + limit); of a step O(limit + 256 log groups)
+
+-- @include inspecting
+
+local step, limit, is_filtered, environment, after = unpack(unpack_msg(ARGV[1]), 1, 5)
+if not load_run() then
+  return refuse('unknown_run')
+end
+local groups = {}
+
+local function answer(place, following)
+  return reply('groups', state.revision, now, place, groups, following)
+end
+
+local function list_queue()
+  local classes = {}
+  for _, class in ipairs(load_classes()) do
+    if is_filtered == 0 or class.environment == environment then
+      classes[#classes + 1] = class
+    end
+  end
+  local sources = class_sources(classes, 'fifo')
+  if after[1] then
+    for _, source in ipairs(sources) do
+      source.skipped = call('ZCOUNT', source.at, '-inf', format('%d', after[1]))
+    end
+  end
+  local picking, members = open_picking(sources, nil, floor(limit / math.max(1, #sources)) + 2), {}
+  while #members < limit do
+    local member = pick(picking)
+    if not member then
+      break
+    end
+    members[#members + 1] = member
+  end
+  for index, group in ipairs(load_groups(members)) do
+    groups[index] = describe_group(group, -1, -1)
+  end
+  return #members == limit and {tonumber(members[limit])} or {}
+end
+
+-- Groups of the chunk with this index, of the present timeline.
+local function load_chunk(round, rank, index)
+  local chunk = unpack_msg(call('HGET', CHUNKS, chunk_field(step, round, rank, index)))
+  for _, group in ipairs(chunk) do
+    clamp(group)
+  end
+  return chunk
+end
+
+-- Index of the first chunk of a rank that has a group after `sequence`; the number of chunks when none has.
+local function chunk_after(round, rank, chunks, sequence)
+  local low, high = 0, chunks
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local chunk = load_chunk(round, rank, middle)
+    if chunk[#chunk][G_SEQUENCE] <= sequence then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+-- Looks at up to `left` groups of a rank after `sequence`. Returns how many are left to look at, and the last one's
+-- sequence.
+local function list_rank(round, rank, chunks, sequence, left)
+  local index = sequence < 0 and 0 or chunk_after(round, rank, chunks, sequence)
+  while index < chunks and left > 0 do
+    for _, group in ipairs(load_chunk(round, rank, index)) do
+      if left > 0 and group[G_SEQUENCE] > sequence then
+        left, sequence = left - 1, group[G_SEQUENCE]
+        if is_filtered == 0 or group[G_ENVIRONMENT] == environment then
+          groups[#groups + 1] = describe_group(group, round, rank)
+        end
+      end
+    end
+    index = index + 1
+  end
+  return left, sequence
+end
+
+-- The position after the page, {} after the last one; nil where `after` is of other shards.
+local function list_step(header)
+  local epoch, first_round, ranks, first_rank, first_sequence = unpack(after)
+  if epoch then
+    local is_same = epoch == state.epoch and first_round < header.rounds
+    if not is_same or ranks ~= #load_round(step, first_round).ranks then
+      return nil
+    end
+  end
+  local left = limit
+  for round = first_round or 0, header.rounds - 1 do
+    local stored = load_round(step, round)
+    for rank = round == first_round and first_rank or 0, #stored.ranks - 1 do
+      local chunks, sequence = stored.ranks[rank + 1][2], -1
+      if round == first_round and rank == first_rank then
+        sequence = first_sequence
+      end
+      if left == 0 then
+        return {state.epoch, round, #stored.ranks, rank, sequence}
+      elseif chunks == 0 then
+        -- Something that was looked at, too.
+        left = left - 1
+      else
+        left, sequence = list_rank(round, rank, chunks, sequence, left)
+        if left == 0 then
+          return {state.epoch, round, #stored.ranks, rank, sequence}
+        end
+      end
+    end
+  end
+  return {}
+end
+
+if step < 0 then
+  local following = list_queue()
+  return answer('queued', following)
+elseif step < state.checkpointed_steps then
+  return refuse('replay_gap', step, state.checkpointed_steps)
+elseif step > state.next_step or step == state.next_step and state.rounds == 0 then
+  return refuse('step_ahead', step, state.next_step)
+end
+local following = list_step(load_step(step))
+if not following then
+  return refuse('page_of_other_shards', step)
+end
+return answer(step_state(step), following)

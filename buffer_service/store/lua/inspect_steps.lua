@@ -1,0 +1,30 @@
+-- One page of the steps that are forming, delivered, or trained and still stored, newest first. Writes nothing.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {limit, below (-1 for the first page)}
+-- Replies {'steps', revision, now, steps, next (-1 after the last page)}; a step is {step, state, train_version,
+--         target, micro, rounds, ranks, groups, samples, tokens, loss_tokens, bytes, staleness_sum, staleness_max}
+--       | {'error', 'unknown_run'}
+-- Complexity O(limit * ranks)
+
+-- @include batches
+
+local limit, below = unpack(unpack_msg(ARGV[1]), 1, 2)
+if not load_run() then
+  return refuse('unknown_run')
+end
+local newest = state.rounds > 0 and state.next_step or state.next_step - 1
+local first = below >= 0 and math.min(newest, below - 1) or newest
+local last = math.max(state.checkpointed_steps, first - limit + 1)
+local steps = {}
+for step = first, last, -1 do
+  local header = load_step(step)
+  local stored = load_round(step, header.rounds - 1)
+  local total = stored.total
+  steps[#steps + 1] = {
+    step, step_state(step), header.train_version, header.target, header.micro, header.rounds, #stored.ranks,
+    header.groups, header.samples, header.tokens, total.loss_tokens, header.bytes, total.staleness_sum,
+    total.staleness_max,
+  }
+end
+return reply('steps', state.revision, now, steps, last > state.checkpointed_steps and last or -1)

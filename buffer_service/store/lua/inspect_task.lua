@@ -1,0 +1,23 @@
+-- One task. Writes nothing.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {task_id}
+-- Replies {'task', revision, now, ttl_ms (of leases), task}; task as describe_task of lib/inspecting.lua
+--       | {'error', 'unknown_run' | 'unknown_task', ...}
+-- Complexity O(log tasks)
+
+-- @include inspecting
+
+local task_id = unpack_msg(ARGV[1])[1]
+if not load_run() then
+  return refuse('unknown_run')
+end
+local task = load_task(task_id)
+if not task then
+  return refuse('unknown_task', task_id)
+end
+local member = entry(task_id, task)
+local not_before = task.state == 'pending' and call('ZSCORE', DELAYED, member) or -1
+local expiry = task.state == 'leased' and call('ZSCORE', LEASES, member) or -1
+return reply('task', state.revision, now, policy.lease_ttl_ms,
+  describe_task(task_id, task, tonumber(not_before), tonumber(expiry)))

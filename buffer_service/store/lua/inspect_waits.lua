@@ -1,0 +1,61 @@
+-- Who waits on whom: the line of blocked pushes, the leases that expire first, the workers that asked for leases last,
+-- and what admission goes by. Writes nothing.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {limit}
+-- Replies {'waits', revision, now, policy, waiting, pushes, leased, leases, workers, asked, clock, needed}; waiting,
+--         leased and workers are counts; pushes: {payload key, ms of joining the line (0: a ticket from before tickets
+--         were times), ms of the last try}; leases as describe_task of lib/inspecting.lua; asked: {worker_id,
+--         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
+--         next_step, published_steps, due, backing off}; needed: 0 when no pull waits
+--       | {'error', 'unknown_run'}
+-- Complexity O(classes + environments + limit * log waiting)
+
+-- @include inspecting
+-- @include waiting
+
+local limit = unpack_msg(ARGV[1])[1]
+if not load_run() then
+  return refuse('unknown_run')
+end
+
+local function first_of(at, command)
+  return call(command, at, 0, limit - 1, 'WITHSCORES')
+end
+
+local pushes, leases, asked = {}, {}, {}
+local flat = first_of(WAITING, 'ZRANGE')
+for index = 1, #flat, 2 do
+  local tried = call('ZSCORE', key('staging'), flat[index])
+  local since = math.min(now, tonumber(flat[index + 1]))
+  if since < state.created_ms then
+    since = 0
+  end
+  pushes[#pushes + 1] = {flat[index], since, tonumber(tried or '0')}
+end
+flat = first_of(LEASES, 'ZRANGE')
+for index = 1, #flat, 2 do
+  leases[#leases + 1] = describe_lease(flat[index], tonumber(flat[index + 1]))
+end
+flat = first_of(key('workers_heard'), 'ZREVRANGE')
+for index = 1, #flat, 2 do
+  local worker_id = flat[index]
+  local raw = call('HGET', key('workers'), worker_id)
+  asked[#asked + 1] = {
+    worker_id, raw and unpack_msg(raw)[1] or '', tonumber(flat[index + 1]), call('SCARD', key('held:' .. worker_id)),
+  }
+end
+
+local forming, target = 0, 0
+if state.rounds > 0 then
+  local open = load_step(state.next_step)
+  forming, target = open.groups, open.target
+end
+local backing_off = call('ZCARD', DELAYED)
+local clock = {
+  queued_count(), forming, target, state.version, state.next_step, state.published_steps,
+  pending_count() - backing_off, backing_off,
+}
+local needed = call('HGET', RUN, 'needed')
+return reply('waits', state.revision, now, policy, call('ZCARD', WAITING), pushes, call('ZCARD', LEASES), leases,
+  call('ZCARD', key('workers_heard')), asked, clock, tonumber(needed or '0'))

@@ -1,0 +1,61 @@
+-- What a look at a run sees of single tasks and groups. Scripts that include this write nothing: a page is bounded by
+-- what it looks at, in the order of an index that is there anyway.
+
+-- @include batches
+
+-- Where a group of a task is: '' when its position was not noted.
+local function place_of(task_id, task)
+  if task.accepted < 0 then
+    return ''
+  elseif call('ZSCORE', key('ended'), task_id) then
+    return 'ended'
+  elseif not task.group then
+    return ''
+  end
+  local member = member_of(task.group)
+  return call('HEXISTS', block_key(block_of(member)), member) == 1 and 'queued' or 'in_step'
+end
+
+-- A task as lists show it; `not_before` and `expiry` are ms, -1 for none.
+local function describe_task(task_id, task, not_before, expiry)
+  return {
+    task_id, task.sequence, task.state, task.environment, task.priority, task.generation, task.attempt, task.failures,
+    task.error, task.returned and 1 or 0, task.leaseless and 1 or 0, not_before, expiry, task.worker, task.instance,
+    effective(task.lease_epoch, task.lease_head), task.granted or 0, task.tokens, task.payload,
+    task.head >= 0 and effective(task.head_epoch, task.head) or -1, task.accepted, task.filtered and 1 or 0,
+    place_of(task_id, task), task.body,
+  }
+end
+
+-- A leased task, by its entry in `leases`.
+local function describe_lease(member, expiry)
+  local task_id = entry_task_id(member)
+  return describe_task(task_id, load_task(task_id), -1, expiry)
+end
+
+-- A group as lists show it; round and rank are -1 in the queue.
+local function describe_group(group, round, rank)
+  local responses, longest, reward, turns, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+  return {
+    group[G_ID], group[G_TASK], group[G_SEQUENCE], group[G_ENVIRONMENT], group[G_PRIORITY], group[G_SAMPLES],
+    group[G_TOKENS], responses, longest, group[G_LOSS_TOKENS], group[G_BYTES], group[G_HEAD], group[G_TAIL],
+    group[G_MEAN], reward, turns, truncated, round, rank,
+  }
+end
+
+-- Rank of the first entry of a sorted set after (score, sequence), whose members are entries of lib/tasks.lua: those of
+-- equal scores are in order of their sequences. The entry itself may be gone.
+local function rank_after(at, score, sequence)
+  local low = call('ZCOUNT', at, '-inf', format('(%.17g', score))
+  local high = call('ZCOUNT', at, '-inf', format('%.17g', score))
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local member = call('ZRANGE', at, middle, middle)[1]
+    if tonumber(string.sub(member, 1, 15)) <= sequence then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end

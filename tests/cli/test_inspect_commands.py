@@ -1,0 +1,107 @@
+"""`rollout-buffer inspect` as an operator meets it, against a real service."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from rollout_buffer.v1 import runs_pb2
+from tests.support.commands import command
+from tests.support.rpc import RunRpc, connect, make_group, make_task
+from tests.support.service import ServiceProcess, running_service
+
+COMMANDS = ("tasks", "task", "leases", "groups", "group", "batches", "waits")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def run(service: ServiceProcess) -> Iterator[RunRpc]:
+    """The service's only run: five pending tasks and one lease, a batch, a group that is queued."""
+    rpc = connect(service.address)
+    made = rpc.create(batch_groups=2, max_queued_groups=8, max_lookahead=4)
+    made.submit([make_task(f"t{i}", environment="math") for i in range(6)])
+    made.lease(1)
+    made.fill(2)
+    made.pull(0)
+    made.push([make_group("long", lengths=(4, 40), rewards=(0.0, 1.0))])
+    yield made
+    rpc.channel.close()
+
+
+def inspect(service: ServiceProcess, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    shown = command("inspect", *arguments, "--address", service.address)
+    assert shown.returncode == code, shown.stdout + shown.stderr
+    assert "Traceback" not in shown.stderr
+    return shown
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_command_explains_itself(name: str) -> None:
+    shown = command("inspect", *([name] if name else []), "--help")
+    assert shown.returncode == 0
+    assert "Usage:" in shown.stdout
+
+
+def test_lists_are_tables_for_people(service: ServiceProcess, run: RunRpc) -> None:
+    pending = inspect(service, "tasks").stdout
+    assert [name for name in ("t0", "t1", "t5") if name in pending] == ["t1", "t5"]
+    assert "t0/0/1" in inspect(service, "leases", "--worker", "worker").stdout
+    assert "no task is leased" in inspect(service, "leases", "--worker", "nobody").stdout
+    assert "long/0" in inspect(service, "groups").stdout
+    assert "x1/0" in inspect(service, "groups", "--step", "0").stdout
+    assert "delivered" in inspect(service, "batches").stdout
+    assert "no task is ended" in inspect(service, "tasks", "--state", "ended", "--run", run.run_id).stdout
+
+
+def test_lists_are_objects_for_programs_and_go_on_where_they_ended(service: ServiceProcess, run: RunRpc) -> None:
+    first = json.loads(inspect(service, "tasks", "--json", "--limit", "3").stdout)
+    assert [task["task_id"] for task in first["tasks"]] == ["t1", "t2", "t3"]
+    token = first["next_page_token"]
+    rest = json.loads(inspect(service, "tasks", "--json", "--limit", "0", "--page-token", token).stdout)
+    assert [task["task_id"] for task in rest["tasks"]] == ["t4", "t5"]
+    assert (rest["next_page_token"], rest["run"]) == ("", run.run_id)
+    assert "3 shown" in inspect(service, "tasks", "--limit", "3").stdout
+
+
+def test_single_things_are_facts(service: ServiceProcess, run: RunRpc) -> None:
+    task = inspect(service, "task", "t0").stdout
+    assert "t0/0/1" in task
+    assert "instance-1" in task
+    group = inspect(service, "group", "long/0", "--samples", "--tokens", "1", "--first", "38").stdout
+    assert "responses of 3 to 39" in group
+    assert "sample 1, tokens 38 to 39 of 40" in group
+    assert json.loads(inspect(service, "group", "long/0", "--json").stdout)["header"]["samples"] == []
+    assert "no group" in inspect(service, "group", "none/0", code=1).stderr
+    assert "--state" in inspect(service, "tasks", "--state", "done", code=2).stderr
+
+
+def test_waits_say_who_waits_and_which_rule_binds(service: ServiceProcess, run: RunRpc) -> None:
+    told = inspect(service, "waits").stdout
+    assert "step 1 needs 2 groups for a batch, 1 queued: the next pull waits" in told
+    assert "by max_lookahead" in told
+    assert "worker" in told
+    assert "rollout_buffer_open_rpcs" in told
+    values = json.loads(inspect(service, "waits", "--json").stdout)
+    assert values["waits_on"].startswith("generation")
+    run.update_policy(batch_groups=2, max_queued_groups=8, max_inflight_groups=1)
+    assert "nothing is leased: max_inflight_groups binds" in inspect(service, "waits").stdout
+    run.rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=20)
+    assert "nothing is leased: the run is paused (operator)" in inspect(service, "waits").stdout
+    run.rpc.runs.ContinueRun(runs_pb2.ContinueRunRequest(run=run.ref), timeout=20)
+
+
+def test_without_a_name_the_only_run_is_meant(service: ServiceProcess, run: RunRpc) -> None:
+    other = run.rpc.create()
+    try:
+        refused = inspect(service, "groups", code=2).stderr
+        assert "--run" in refused
+        assert other.run_id in refused
+        assert "no group is queued" in inspect(service, "groups", "--run", other.run_id).stdout
+    finally:
+        run.rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=other.ref), timeout=20)
