@@ -1,11 +1,12 @@
 """What the store records for the estimator and the bias monitor: totals, lengths, environments, and the window."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
-from buffer_service.domain.window import LENGTH_BUCKETS, MOST, TOTALS, WINDOW_VERSIONS, Window
+from buffer_service.domain.window import LENGTH_BUCKETS, MOST, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS, Window
 from buffer_service.store.keys import index_key
 from buffer_wire.limits import MAX_VERSION
 from tests.store.driver import Run, weights
@@ -87,6 +88,55 @@ async def test_tokens_newer_than_what_trains_on_them_are_not_stale(run: Run) -> 
     await run.push(run.group("a", head=0, tail=2, mean=1_000, lengths=(5, 5)))
     await run.batch(0, train_version=0)
     assert await totals(run, "token_staleness_milli_sum", "staleness_sum", "pre_queue_staleness_sum") == [0, 0, 2]
+
+
+async def test_staleness_is_counted_by_bucket_of_groups_and_of_tokens(run: Run) -> None:
+    await run.create(batch_groups=2, max_queued_groups=8)
+    assert all(set(counts) == {0} for counts in (await run.view()).staleness_counts.values())
+    await run.publish(20)
+    made = [(weights(1), 3), (weights(15), 4), (weights(18), 5)]
+    await run.push(
+        run.group("a", head=1, tail=18, mean=11_000, lengths=(12,), version_tokens=made),
+        run.group("b", head=15, lengths=(2, 2)),
+    )
+    await run.batch(0, train_version=20)
+    counts = {name: counted(buckets) for name, buckets in (await run.view()).staleness_counts.items()}
+    assert counts == {
+        "total": {6: 1, None: 1},
+        "pre_queue": {0: 1, None: 1},
+        "in_queue": {2: 1, 6: 1},
+        "token": {2: 5, 6: 4 + 4, None: 3},
+    }
+    await run.push(run.group("c", head=14, tail=16, mean=15_500, lengths=(3, 4)), run.group("d", head=20))
+    await run.batch(1, train_version=20)
+    tokens = counted((await run.view()).staleness_counts["token"])
+    assert tokens == {0: 5, 2: 5, 4: 7, 6: 8, None: 3}, "without versions all tokens are 4.5 behind: in whole versions"
+
+
+async def test_tokens_of_an_abandoned_timeline_count_as_its_fork(run: Run) -> None:
+    await run.create(batch_groups=1, max_queued_groups=8)
+    await run.fill("x", "y")
+    await run.batch(0)
+    await run.publish(2, commit_through=0)
+    await run.batch(1)
+    await run.publish(6, commit_through=1)
+    before = (await run.view()).staleness_counts["token"]
+    made = [(weights(1), 1), (weights(4), 10), (weights(6), 100)]
+    waiting = run.group("a", head=1, tail=6, mean=5_000, lengths=(111,), version_tokens=made)
+    pushed_late = run.group("b", head=1, tail=6, mean=5_000, lengths=(111,), version_tokens=made)
+    await run.push(waiting)
+    await run.resume(1)
+    await run.push(pushed_late)
+    for step in (2, 3):
+        await run.batch(step, train_version=5)
+    after = (await run.view()).staleness_counts["token"]
+    grown = [new - old for new, old in zip(after, before, strict=True)]
+    assert counted(grown) == {3: 2 * 110, 4: 2 * 1}, "versions 4 and 6 are the fork's, version 2"
+
+
+def counted(buckets: Sequence[int]) -> dict[int | None, int]:
+    """What was counted, by the upper end of its bucket in versions (None: it has none)."""
+    return {end: count for end, count in zip((*STALENESS_BOUNDS, None), buckets, strict=True) if count}
 
 
 async def test_each_environment_has_sums_of_its_own(run: Run) -> None:

@@ -20,6 +20,8 @@ from buffer_service.domain.window import (
     Snapshot,
     Window,
     length_buckets,
+    no_staleness,
+    staleness_bucket,
 )
 
 
@@ -31,6 +33,8 @@ class Totals:
     environments: dict[str, dict[str, int]] = field(default_factory=dict)
     by_length: Counter[int] = field(default_factory=Counter)
     """Accepted samples by bucket."""
+    by_staleness: dict[str, list[int]] = field(default_factory=no_staleness)
+    """Assembled groups, and their tokens, by bucket."""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters that were reported last."""
     trainer: dict[str, int] | None = None
@@ -67,6 +71,19 @@ class Totals:
         for name, amount in staleness.items():
             _add(self.sums, name, amount)
             _add(environment, name, amount)
+        versions = {
+            "total": train_version - group.head,
+            "pre_queue": group.tail - group.head,
+            "in_queue": train_version - group.tail,
+        }
+        for name, behind in versions.items():
+            self._count(name, behind, 1)
+        for behind, tokens in group.tokens_behind(train_version):
+            self._count("token", behind, tokens)
+
+    def _count(self, name: str, versions: int, amount: int) -> None:
+        counts, bucket = self.by_staleness[name], staleness_bucket(versions)
+        counts[bucket] = min(MOST, counts[bucket] + amount)
 
     # ── counters ──
 
@@ -109,6 +126,11 @@ class Totals:
     def response_lengths(self) -> list[int]:
         """See RunView."""
         return [self.by_length[bucket] for bucket in range(LENGTH_BUCKETS)]
+
+    @property
+    def staleness_counts(self) -> dict[str, list[int]]:
+        """See RunView."""
+        return {name: list(counts) for name, counts in self.by_staleness.items()}
 
 
 def _add(sums: dict[str, int], name: str, by: int) -> None:

@@ -33,6 +33,7 @@ def view(run: RunState, now: int) -> RunView:
         failures=list(reversed(run.failures)),
         window=run.totals.window,
         response_lengths=run.totals.response_lengths,
+        staleness_counts=run.totals.staleness_counts,
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
 

@@ -6,7 +6,8 @@
 --         for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or
 --         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
 --         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
---         truncated_samples, {bucket, samples in it, ...} by response length}
+--         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
+--         (empty: all are of the mean version)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
 --         for it), or for what can never be accepted {field, value, limit}
@@ -184,6 +185,16 @@ table.insert(before_close, 1, function()
   end
 end)
 
+-- {epoch, version, tokens, ...} as {version of the present timeline, tokens, ...}.
+local function effective_versions(told)
+  local versions = {}
+  for index = 1, #told, 3 do
+    versions[#versions + 1] = effective(told[index], told[index + 1])
+    versions[#versions + 1] = told[index + 2]
+  end
+  return versions
+end
+
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
@@ -204,6 +215,9 @@ local function accept(group, task, attempt, filter)
     effective_milli(group[7], group[15]),
     struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]),
   }
+  if #group[27] > 0 then
+    made[G_VERSIONS] = pack(effective_versions(group[27]))
+  end
   know_environment(environment)
   follow_acceptance(not filter)
   if filter then

@@ -62,8 +62,8 @@ end
 
 -- Sums over groups by environment, each {groups, samples, tokens, bytes, response tokens, staleness, pre-queue,
 -- in-queue, token staleness}: staleness as of training by train_version, that of tokens in thousandths. And over all
--- groups: `own` of a round, and sums that no environment has. For a group nothing but locals is added to: pulls spend
--- their time here.
+-- groups: `own` of a round, sums that no environment has, and groups by staleness, pre-queue and in-queue, and response
+-- tokens by staleness, {versions = count} each. Little is done for a group: pulls spend their time here.
 local function sum_groups(groups, train_version)
   local by_environment, environments = {}, {}
   for index = 1, #groups do
@@ -77,6 +77,7 @@ local function sum_groups(groups, train_version)
   end
   local own = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
     staleness_max = 0}
+  local by_total, by_pre_queue, by_in_queue, tokens_behind = {}, {}, {}, {}
   local loss_tokens, most, spanning, longest_tokens, rewards, turns, truncated_samples = 0, 0, 0, 0, 0, 0, 0
   for environment, its in pairs(by_environment) do
     local samples, tokens, bytes, responses = 0, 0, 0, 0
@@ -85,22 +86,35 @@ local function sum_groups(groups, train_version)
       local group = its[index]
       local response, longest, reward, turn, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
       local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
+      local total, before, waited = train_version - head, tail - head, train_version - tail
       samples, tokens, bytes = samples + group[G_SAMPLES], tokens + group[G_TOKENS], bytes + group[G_BYTES]
       loss_tokens, spanning = loss_tokens + group[G_LOSS_TOKENS], spanning + group[G_SPANS]
       responses, longest_tokens, rewards = responses + response, longest_tokens + longest, rewards + reward
       turns, truncated_samples = turns + turn, truncated_samples + truncated
-      pre_queue = pre_queue + tail - head
-      if train_version > head then
-        staleness = staleness + train_version - head
-        if train_version - head > most then
-          most = train_version - head
+      pre_queue = pre_queue + before
+      if total > 0 then
+        staleness = staleness + total
+        if total > most then
+          most = total
         end
       end
-      if train_version > tail then
-        in_queue = in_queue + train_version - tail
+      if waited > 0 then
+        in_queue = in_queue + waited
       end
       if behind > 0 then
         token_staleness = token_staleness + response * behind
+      end
+      by_total[total] = (by_total[total] or 0) + 1
+      by_pre_queue[before] = (by_pre_queue[before] or 0) + 1
+      by_in_queue[waited] = (by_in_queue[waited] or 0) + 1
+      if group[G_VERSIONS] then
+        local versions = unpack_msg(group[G_VERSIONS])
+        for place = 1, #versions, 2 do
+          local late = 1000 * math.max(0, train_version - math.min(versions[place], tail))
+          tokens_behind[late] = (tokens_behind[late] or 0) + versions[place + 1]
+        end
+      else
+        tokens_behind[behind] = (tokens_behind[behind] or 0) + response
       end
     end
     environments[environment] = {#its, samples, tokens, bytes, responses, staleness, pre_queue, in_queue,
@@ -109,7 +123,13 @@ local function sum_groups(groups, train_version)
     own.staleness_sum = own.staleness_sum + staleness
   end
   own.loss_tokens, own.staleness_max = loss_tokens, most
-  return environments, own, {spanning, longest_tokens, rewards, turns, truncated_samples}
+  local by_token = {}
+  for behind, tokens in pairs(tokens_behind) do
+    local versions = floor(behind / 1000)
+    by_token[versions] = (by_token[versions] or 0) + tokens
+  end
+  return environments, own, {spanning, longest_tokens, rewards, turns, truncated_samples},
+    {by_total, by_pre_queue, by_in_queue, by_token}
 end
 
 -- Counts groups, summed by environment, in (sign 1) or out of (-1) the sizes of a step.

@@ -3,7 +3,7 @@
 --
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the latest time seen), asked (ms, the last lease
 -- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
--- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals and trainer
+-- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer and staleness
 -- (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the published one.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
