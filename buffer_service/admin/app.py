@@ -1,22 +1,18 @@
 """The admin page's routes. Everything is read from the store, or asked of the supervisor, when it is requested."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from buffer_service.admin.evaluation_metrics import EvaluationCollector
-from buffer_service.admin.run_metrics import RunCollector
-from buffer_service.admin.staleness_metrics import StalenessCollector
-from buffer_service.domain.evaluations import EvaluationView
+from buffer_service.admin.scrape import scrape, visible_views
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.diagnosis import Standing, waits_on
@@ -86,21 +82,12 @@ class AdminPage:
 
     async def metrics(self, _: Request) -> Response:
         """Runs from the store, RPCs from the files of the rpc processes."""
-        rpcs = CollectorRegistry()
-        multiprocess.MultiProcessCollector(rpcs, path=str(self._facts.metrics_dir))  # type: ignore[no-untyped-call]
-        runs = CollectorRegistry()
-        views = await self._views()
-        runs.register(RunCollector(views))
-        runs.register(StalenessCollector(views))
-        for collector in self._facts.collectors:
-            runs.register(collector)
-        runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
-        body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
+        body = await scrape(self._store, self._facts.metrics_dir, self._facts.collectors)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     async def runs(self, _: Request) -> Response:
         """All runs, in short."""
-        return JSONResponse([_in_short(view) for view in await self._views()])
+        return JSONResponse([_in_short(view) for view in await visible_views(self._store)])
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""
@@ -115,22 +102,6 @@ class AdminPage:
             "evaluations": [asdict(evaluation) for evaluation in evaluations],
         }
         return JSONResponse({**asdict(view), **derived})
-
-    async def _views(self) -> list[RunView]:
-        views = []
-        for run_id in caller().visible(await self._store.list_runs()):
-            try:
-                views.append(await self._store.view(run_id))
-            except UnknownRun:
-                continue  # deleted since it was listed
-        return views
-
-    async def _evaluations(self, run_ids: Iterable[str]) -> dict[str, Sequence[EvaluationView]]:
-        evaluations = {}
-        for run_id in run_ids:
-            with contextlib.suppress(UnknownRun):  # Deleted since it was listed.
-                _, evaluations[run_id] = await self._store.evaluations(run_id)
-        return evaluations
 
     async def _store_silent_because(self) -> str:
         try:

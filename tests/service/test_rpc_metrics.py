@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from buffer_service.observability import metrics as metrics_module
+from buffer_service.observability import tally
 from buffer_service.observability.metrics import RpcMetrics
 
 
@@ -24,7 +24,7 @@ async def test_counts_of_a_stream_are_seen_when_it_ends() -> None:
 
 
 async def test_counts_of_a_stream_are_seen_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "FLUSH_S", 0.01)
+    monkeypatch.setattr(tally, "FLUSH_S", 0.01)
     registry = CollectorRegistry()
     metrics = RpcMetrics(registry)
     for total in (10, 20):
