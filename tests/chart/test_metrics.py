@@ -5,23 +5,17 @@ import re
 import shutil
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from buffer_service.admin.evaluation_metrics import EvaluationCollector
-from buffer_service.admin.run_metrics import RunCollector
-from buffer_service.observability.metrics import RpcMetrics
+from scripts.metrics_reference import PREFIX, sections
+from scripts.metrics_reference import families as metrics_of
 from tests.chart.helm import CHART, NAMESPACE, RELEASE, VALUE_SETS, documents, helm, load
 
 ALERTS = sorted((CHART / "files/alerts").glob("*.yaml"))
 
 
 def _names() -> set[str]:
-    registry = CollectorRegistry()
-    RpcMetrics(registry)
-    registry.register(RunCollector([]))
-    registry.register(EvaluationCollector({}))
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-    return {family.name + suffix for family in registry.collect() for suffix in suffixes[family.type]}
+    families = [family for section in sections() for family in metrics_of(section)]
+    return {PREFIX + family.name + suffix for family in families for suffix in suffixes[family.kind]}
 
 
 def test_rules_name_metrics_that_exist_and_say_whom_they_are_about() -> None:

@@ -8,8 +8,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from rollout_buffer.v1 import runs_pb2, weights_pb2
 from tests.support.processes import children, command
 from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, connect, failure, make_group, make_task
@@ -128,30 +126,6 @@ def test_the_metrics_of_rpcs_count_methods_and_codes(service: ServiceProcess, rp
     missing = type(run)(rpc, "missing")
     assert failure(missing.get).reason == "unknown_run"
     assert service.metric("rollout_buffer_rpcs_total", method="GetRun", code="NOT_FOUND") == 1
-
-
-def test_every_metric_bears_the_projects_name_and_no_workers_or_tasks(service: ServiceProcess, rpc: Rpc) -> None:
-    run = rpc.create(batch_groups=1)
-    run.fill(1)
-    _, text = fetched(service, "/metrics")
-    families = list(text_string_to_metric_families(text))
-    assert len({family.name for family in families}) == len(families)
-    assert all(family.name.startswith("rollout_buffer_") for family in families)
-    assert all(family.documentation for family in families)
-    labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels <= {
-        "run",
-        "environment",
-        "disposition",
-        "state",
-        "reason",
-        "method",
-        "code",
-        "outcome",
-        "le",
-        "part",
-        "stage",
-    }
 
 
 def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> None:
