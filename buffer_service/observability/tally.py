@@ -16,7 +16,6 @@ class SummedHistogram(Histogram):
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add observations: how many each bucket has (not those below it), and their sum."""
-        self._raise_if_not_observable()
         self._sum.inc(total)
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:

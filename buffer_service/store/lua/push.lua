@@ -185,14 +185,14 @@ table.insert(before_close, 1, function()
   end
 end)
 
--- {epoch, version, tokens, ...} as {version of the present timeline, tokens, ...}.
-local function effective_versions(told)
-  local versions = {}
-  for index = 1, #told, 3 do
-    versions[#versions + 1] = effective(told[index], told[index + 1])
-    versions[#versions + 1] = told[index + 2]
+-- What assembly needs of a group: see lib/record.lua.
+local function pack_responses(group)
+  local packed, versions = struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]), group[27]
+  for index = 1, #versions, 3 do
+    local version = effective(versions[index], versions[index + 1])
+    packed = packed .. struct.pack(VERSION_TOKENS, version, versions[index + 2])
   end
-  return versions
+  return packed
 end
 
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
@@ -213,11 +213,8 @@ local function accept(group, task, attempt, filter)
     effective(group[5], group[6]), effective(group[7], group[8]), state.epoch,
     group[9], group[10], group[11], group[12], group[13], environment, task.priority,
     effective_milli(group[7], group[15]),
-    struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]),
+    pack_responses(group),
   }
-  if #group[27] > 0 then
-    made[G_VERSIONS] = pack(effective_versions(group[27]))
-  end
   know_environment(environment)
   follow_acceptance(not filter)
   if filter then

@@ -77,14 +77,16 @@ local function sum_groups(groups, train_version)
   end
   local own = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
     staleness_max = 0}
-  local by_total, by_pre_queue, by_in_queue, tokens_behind = {}, {}, {}, {}
+  -- Groups of one version by it; of the others by staleness; response tokens by staleness, and in thousandths.
+  local by_version, by_total, by_pre_queue, by_in_queue, by_token, tokens_behind = {}, {}, {}, {}, {}, {}
   local loss_tokens, most, spanning, longest_tokens, rewards, turns, truncated_samples = 0, 0, 0, 0, 0, 0, 0
   for environment, its in pairs(by_environment) do
     local samples, tokens, bytes, responses = 0, 0, 0, 0
     local staleness, pre_queue, in_queue, token_staleness = 0, 0, 0, 0
     for index = 1, #its do
       local group = its[index]
-      local response, longest, reward, turn, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+      local responses_of = group[G_RESPONSES]
+      local response, longest, reward, turn, truncated, place = struct.unpack(RESPONSES, responses_of)
       local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
       local total, before, waited = train_version - head, tail - head, train_version - tail
       samples, tokens, bytes = samples + group[G_SAMPLES], tokens + group[G_TOKENS], bytes + group[G_BYTES]
@@ -104,17 +106,21 @@ local function sum_groups(groups, train_version)
       if behind > 0 then
         token_staleness = token_staleness + response * behind
       end
-      by_total[total] = (by_total[total] or 0) + 1
-      by_pre_queue[before] = (by_pre_queue[before] or 0) + 1
-      by_in_queue[waited] = (by_in_queue[waited] or 0) + 1
-      if group[G_VERSIONS] then
-        local versions = unpack_msg(group[G_VERSIONS])
-        for place = 1, #versions, 2 do
-          local late = 1000 * math.max(0, train_version - math.min(versions[place], tail))
-          tokens_behind[late] = (tokens_behind[late] or 0) + versions[place + 1]
-        end
+      if before == 0 then
+        by_version[tail] = (by_version[tail] or 0) + 1
       else
+        by_total[total] = (by_total[total] or 0) + 1
+        by_pre_queue[before] = (by_pre_queue[before] or 0) + 1
+        by_in_queue[waited] = (by_in_queue[waited] or 0) + 1
+      end
+      if place > #responses_of then
         tokens_behind[behind] = (tokens_behind[behind] or 0) + response
+      end
+      while place <= #responses_of do
+        local version, made
+        version, made, place = struct.unpack(VERSION_TOKENS, responses_of, place)
+        local late = train_version - (version < tail and version or tail)
+        by_token[late] = (by_token[late] or 0) + made
       end
     end
     environments[environment] = {#its, samples, tokens, bytes, responses, staleness, pre_queue, in_queue,
@@ -123,7 +129,11 @@ local function sum_groups(groups, train_version)
     own.staleness_sum = own.staleness_sum + staleness
   end
   own.loss_tokens, own.staleness_max = loss_tokens, most
-  local by_token = {}
+  for version, count in pairs(by_version) do
+    local waited = train_version - version
+    by_total[waited], by_in_queue[waited] = (by_total[waited] or 0) + count, (by_in_queue[waited] or 0) + count
+    by_pre_queue[0] = (by_pre_queue[0] or 0) + count
+  end
   for behind, tokens in pairs(tokens_behind) do
     local versions = floor(behind / 1000)
     by_token[versions] = (by_token[versions] or 0) + tokens

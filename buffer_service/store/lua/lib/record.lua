@@ -6,14 +6,15 @@
 
 local G_ID, G_TASK, G_SEQUENCE, G_PAYLOAD, G_HEAD, G_TAIL, G_EPOCH = 1, 2, 3, 4, 5, 6, 7
 local G_SAMPLES, G_TOKENS, G_LOSS_TOKENS, G_BYTES, G_SPANS = 8, 9, 10, 11, 12
-local G_ENVIRONMENT, G_PRIORITY, G_MEAN, G_RESPONSES, G_VERSIONS = 13, 14, 15, 16, 17
+local G_ENVIRONMENT, G_PRIORITY, G_MEAN, G_RESPONSES = 13, 14, 15, 16
 
 -- G_RESPONSES is a struct that assembly alone unpacks: response tokens, those of the longest response, sum of rewards
 -- in thousandths, turns of role assistant, truncated samples.
 local RESPONSES = '<I5I4i6I4I2'
 
--- G_VERSIONS, which assembly alone unpacks too, is a packed array {version, response tokens, ...} of the timeline as of
--- the group's acceptance: min(version, tail) is that of the present one. Absent where all count as of the mean version.
+-- After it: (version, response tokens of it) for each version, of the timeline as of the group's acceptance, so that
+-- min(version, tail) is that of the present one. None where all tokens count as of the mean version.
+local VERSION_TOKENS = '<I6I5'
 
 -- Packed records as they were read, by record. A record is changed by `clamp` alone, which these did not need.
 local raw_records = {}
