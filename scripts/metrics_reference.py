@@ -23,6 +23,7 @@ from buffer_service.domain.model.state import FAILURE_BUDGET_EXCEEDED, HELD_BY_O
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.filters import REASONS
 from buffer_service.observability.metrics import REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
@@ -53,6 +54,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("evaluation_tasks", "state"): ("pending", "leased", "finished", "failed"),
     ("engines", "state"): _ENGINE_STATES,
     ("filtered_groups", "reason"): REASONS,
+    ("*", "phase"): RELOAD_PHASES,
     ("paused", "reason"): (STORE_ROLLED_BACK, "resuming", HELD_BY_OPERATOR, FAILURE_BUDGET_EXCEEDED),
     ("refused_calls", "reason"): REFUSALS,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),

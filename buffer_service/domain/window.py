@@ -96,6 +96,9 @@ def staleness_bucket(versions: int) -> int:
 MOST = (1 << 53) - 1
 """Totals stop here, and at its negative: the store counts in doubles, which tell whole numbers apart up to it."""
 
+RELOAD_PHASES = ("fetch", "wait", "join", "pause", "load", "resume")
+"""Of engines' reloads. What is counted of them is flat: for each, how often it has ended, and ms in it."""
+
 OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
 """Totals that are kept for each environment too, in the order in which the store keeps them."""
 

@@ -9,6 +9,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.window import (
     LENGTH_BUCKETS,
     OF_ENVIRONMENT,
+    RELOAD_PHASES,
     STALENESS_BOUNDS,
     STALENESS_COUNTED,
     TOTALS,
@@ -69,8 +70,11 @@ class RunOps(GroupOps):
             prepared.version,
             report.weights_url,
         )
+        reloads = list(report.reload_counters)
         counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
-        arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters)
+        arguments = pack(
+            seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads
+        )
         _, (revision, epoch, version, may_load) = await self._call("report_engine", run_id, arguments)
         return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
 
@@ -92,7 +96,7 @@ def _policy(packed: Any) -> RunPolicy:  # noqa: ANN401
 def _view(run_id: str, fields: Fields) -> ops.RunView:
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness = fields
+    totals, response_lengths, counters, *window, staleness, reloads = fields
     heard_ms = {text(engine_id): int(ms) for engine_id, ms in _pairs(heard)}
     counted = {text(engine_id): unpack(packed) for engine_id, packed in _pairs(counters)}
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
@@ -135,6 +139,7 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         window=_window(*window),
         response_lengths=_histogram(response_lengths),
         staleness_counts=_staleness_counts(staleness),
+        reload_counters=unpack(reloads) if reloads else (0,) * (2 * len(RELOAD_PHASES)),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },

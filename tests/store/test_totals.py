@@ -5,8 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
+from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.ports import Topic
-from buffer_service.domain.window import LENGTH_BUCKETS, MOST, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS, Window
+from buffer_service.domain.window import (
+    LENGTH_BUCKETS,
+    MOST,
+    RELOAD_PHASES,
+    STALENESS_BOUNDS,
+    TOTALS,
+    WINDOW_VERSIONS,
+    Window,
+)
 from buffer_service.store.keys import index_key
 from buffer_wire.limits import MAX_VERSION
 from tests.store.driver import Run, weights
@@ -246,6 +255,26 @@ async def test_a_worker_that_began_anew_counts_from_nothing(run: Run) -> None:
     await report(run, 100, 50, 60)
     await report(run, 120, 5, 6)
     assert await totals(run, *ENGINES) == [220, 55, 66], "one smaller counter says that all began anew"
+
+
+async def test_reloads_of_engines_add_up_by_phase(run: Run) -> None:
+    await run.create()
+    names = len(RELOAD_PHASES)
+    assert list((await run.view()).reload_counters) == [0] * 2 * names
+    await report(run, 0, 0, 0, "a", reload_counters=[7, 700] * names)
+    await report(run, 0, 0, 0, "b", reload_counters=[0, 0] * names)
+    assert list((await run.view()).reload_counters) == [0] * 2 * names, "what was before the run heard of the engine"
+    await report(run, 0, 0, 0, "a", reload_counters=[8, 705] * names)
+    await report(run, 0, 0, 0, "a")
+    await report(run, 0, 0, 0, "b", reload_counters=[2, 10] * names)
+    await report(run, 0, 0, 0, "b", reload_counters=[2, 10] * names)
+    assert list((await run.view()).reload_counters) == [1 + 2, 5 + 10] * names
+    await report(run, 0, 0, 0, "b", reload_counters=[1, 4] * names)
+    assert list((await run.view()).reload_counters) == [3 + 1, 15 + 4] * names, "its worker has begun anew"
+    await run.pass_ms(FORGOTTEN_MS + 1)
+    await run.store.sweep()
+    assert await run.hash("engine_reloads") == {}
+    assert list((await run.view()).reload_counters) == [4, 19] * names
 
 
 async def test_counters_alone_raise_no_revision_and_wake_nobody(run: Run) -> None:

@@ -5,7 +5,7 @@ one policy and one epoch.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from buffer_service.domain.gate import MILLI
@@ -15,6 +15,7 @@ from buffer_service.domain.window import (
     LENGTH_BUCKETS,
     MOST,
     OF_ENVIRONMENT,
+    RELOAD_PHASES,
     TOTALS,
     WINDOW_VERSIONS,
     Snapshot,
@@ -37,6 +38,10 @@ class Totals:
     """Assembled groups, and their tokens, by bucket."""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters that were reported last."""
+    reloads: list[int] = field(default_factory=lambda: [0] * (2 * len(RELOAD_PHASES)))
+    """Of all engines."""
+    engine_reloads: dict[str, Sequence[int]] = field(default_factory=dict)
+    """What was reported last."""
     trainer: dict[str, int] | None = None
     """What the trainer of this epoch said last."""
     snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=WINDOW_VERSIONS + 1))
@@ -96,6 +101,20 @@ class Totals:
         }
         self._grow(self.engines.get(report.engine_id, counters), counters)
         self.engines[report.engine_id] = counters
+        if reloads := report.reload_counters:
+            self._reload(self.engine_reloads.get(report.engine_id, reloads), reloads)
+            self.engine_reloads[report.engine_id] = reloads
+
+    def _reload(self, before: Sequence[int], counters: Sequence[int]) -> None:
+        """As `_grow`."""
+        is_new = any(now < then for now, then in zip(counters, before, strict=True))
+        for place, count in enumerate(counters):
+            self.reloads[place] = min(MOST, self.reloads[place] + count - (0 if is_new else before[place]))
+
+    def forget_engine(self, engine_id: str) -> None:
+        """It is silent; what it has counted stays."""
+        del self.engines[engine_id]
+        self.engine_reloads.pop(engine_id, None)
 
     def trainer_says(self, clock: TrainerClock) -> None:
         """The trainer's time as of now."""

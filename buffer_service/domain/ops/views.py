@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from buffer_service.domain.ops.weights import EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.window import Window, no_staleness
+from buffer_service.domain.window import RELOAD_PHASES, Window, no_staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class RunView:
     staleness_counts: Mapping[str, Sequence[int]] = field(default_factory=no_staleness)
     """Groups and tokens of assembled steps by bucket of staleness (window.STALENESS_BOUNDS), for each of
     window.STALENESS_COUNTED."""
+    reload_counters: Sequence[int] = (0,) * (2 * len(RELOAD_PHASES))
+    """Of all engines' reloads, as window.RELOAD_PHASES says."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
     `accepted_response_tokens` and `assembled_response_tokens`."""

@@ -10,6 +10,10 @@
 -- before the first: a count for each of STALENESS_BOUNDS and one beyond, of groups by staleness, by pre-queue and by
 -- in-queue staleness, and of response tokens by staleness.
 --
+-- Field `reloads` of the run's record: msgpack array of what all engines' reloads have counted, absent before anything,
+-- flat: for each phase how often it has ended, and ms in it. Hash `engine_reloads`: the same by engine, as its worker
+-- said it last.
+--
 -- A total that grows is nothing that callers must have seen: it does not raise the revision by itself.
 
 -- @include run
@@ -73,6 +77,25 @@ local function count_staleness(by_staleness)
     end
   end
   call('HSET', RUN, 'staleness', pack(counts))
+end
+
+-- Adds what an engine's reload counters grew by since its last report; see total_growth.
+local function count_reloads(engine_id, counters)
+  local said, packed = call('HGET', key('engine_reloads'), engine_id), pack(counters)
+  if said == packed then
+    return
+  end
+  call('HSET', key('engine_reloads'), engine_id, packed)
+  local before, raw, is_new = said and unpack_msg(said) or counters, call('HGET', RUN, 'reloads'), false
+  for place, count in ipairs(counters) do
+    is_new = is_new or count < before[place]
+  end
+  local sums = raw and unpack_msg(raw) or {}
+  for place, count in ipairs(counters) do
+    sums[place] = sums[place] or 0
+    add_total(sums, place, count - (is_new and 0 or before[place]))
+  end
+  call('HSET', RUN, 'reloads', pack(sums))
 end
 
 -- Remembers the totals as they are at the publish of a version.
