@@ -46,7 +46,12 @@ def test_the_metrics_of_a_run_are_its_ledgers(service: ServiceProcess, rpc: Rpc)
     report = weights_pb2.EngineReport(
         engine_id="e", worker_id="w", state=weights_pb2.ENGINE_STATE_READY, loaded=VERSION_0, reloads=3, errors=1
     )
-    rpc.weights.ReportEngine(weights_pb2.ReportEngineRequest(run=run.ref, report=report), timeout=TIMEOUT_S)
+    for count, time_ms in ((4, 1_000), (6, 2_500)):
+        load = weights_pb2.ReloadPhaseTime(phase=weights_pb2.RELOAD_PHASE_LOAD, count=count, time_ms=time_ms)
+        of_a_newer_worker = weights_pb2.ReloadPhaseTime(phase=99, count=1, time_ms=1)  # type: ignore[arg-type]
+        del report.reload_phases[:]
+        report.reload_phases.extend([load, of_a_newer_worker])
+        rpc.weights.ReportEngine(weights_pb2.ReportEngineRequest(run=run.ref, report=report), timeout=TIMEOUT_S)
     state = run.get()
 
     def metric(name: str, **labels: str) -> float:
@@ -67,6 +72,8 @@ def test_the_metrics_of_a_run_are_its_ledgers(service: ServiceProcess, rpc: Rpc)
     assert metric("engines", state="ready") == 1
     assert metric("engine_lag_max_versions") == 2
     assert metric("engine_reloads_total") == 3
+    assert metric("reloads_total", phase="load") == metric("reloads_total") == 6 - 4
+    assert metric("reload_seconds_total", phase="load") == 1.5
     assert metric("assembled_groups_total") == 2
 
 
