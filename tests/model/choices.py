@@ -131,7 +131,6 @@ class History:
 
 
 def _split(tokens: int, head: WeightVersion, tail: WeightVersion) -> list[tuple[WeightVersion, int]]:
-    """Response tokens of a group by the version that made them, a version between head and tail among them."""
+    """Response tokens of a group by versions below the tail: the head, and one between them."""
     middle = WeightVersion(head.epoch, (head.version + tail.version) // 2)
-    thirds = {head: tokens // 3, middle: tokens // 3, tail: tokens - 2 * (tokens // 3)}
-    return sorted(thirds.items())
+    return sorted({head: tokens // 3, middle: tokens // 3}.items())

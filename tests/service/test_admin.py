@@ -171,6 +171,6 @@ def test_it_is_not_ready_while_the_store_is_away_but_alive(tmp_path: Path) -> No
         store.kill()
         assert "does not answer" in until(service, "/readyz", 503)
         assert fetched(service, "/livez")[0] == 200
-        assert fetched(service, "/metrics")[0] == 503
+        assert service.metric("rollout_buffer_store_up") == 0, "and a scrape says so"
         store.start()
         until(service, "/readyz", 200)

@@ -115,8 +115,11 @@ class Group:
         """Response tokens by staleness: (whole versions behind `train_version`, tokens)."""
         if not self.version_tokens:
             yield max(0, train_version * MILLI - self.mean_milli) // MILLI, self.facts.response_tokens
+            return
         for version, tokens in self.version_tokens:
             yield max(0, train_version - min(version, self.tail)), tokens
+        of_tail = self.facts.response_tokens - sum(tokens for _, tokens in self.version_tokens)
+        yield max(0, train_version - self.tail), of_tail
 
     def clamp(self, version: int) -> None:
         """The timeline forked at `version`: nothing newer exists any more."""

@@ -102,14 +102,17 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         reward_milli=_within_bound(sum([round(1_000 * reward) for reward in rewards])),
         turns=summary.turns,
         truncated_samples=summary.truncated_samples,
-        version_tokens=_version_tokens(summary.tokens_by_version, tail[1]) if head != tail else (),
+        version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
     )
 
 
-def _version_tokens(by_version: Mapping[tuple[int, int], int], tail: int) -> list[tuple[ops.WeightVersion, int]]:
+def _version_tokens(
+    by_version: Mapping[tuple[int, int], int], tail: tuple[int, int]
+) -> list[tuple[ops.WeightVersion, int]]:
     told: Counter[tuple[int, int]] = Counter()
     for (epoch, version), tokens in by_version.items():
-        told[epoch, max(version, tail - MOST_BEHIND)] += tokens
+        if (epoch, version) != tail:
+            told[epoch, max(version, tail[1] - MOST_BEHIND)] += tokens
     return [(ops.WeightVersion(*made), tokens) for made, tokens in sorted(told.items())]
 
 

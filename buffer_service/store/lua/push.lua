@@ -7,7 +7,7 @@
 --         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
 --         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
 --         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
---         (empty: all are of the mean version)}
+--         for each version below the tail (empty: all are of the mean version)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
 --         for it), or for what can never be accepted {field, value, limit}

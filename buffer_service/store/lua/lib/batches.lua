@@ -115,12 +115,15 @@ local function sum_groups(groups, train_version)
       end
       if place > #responses_of then
         tokens_behind[behind] = (tokens_behind[behind] or 0) + response
-      end
-      while place <= #responses_of do
-        local version, made
-        version, made, place = struct.unpack(VERSION_TOKENS, responses_of, place)
-        local late = train_version - (version < tail and version or tail)
-        by_token[late] = (by_token[late] or 0) + made
+      else
+        local of_tail = response
+        repeat
+          local version, made
+          version, made, place = struct.unpack(VERSION_TOKENS, responses_of, place)
+          local late = train_version - (version < tail and version or tail)
+          by_token[late], of_tail = (by_token[late] or 0) + made, of_tail - made
+        until place > #responses_of
+        by_token[waited] = (by_token[waited] or 0) + of_tail
       end
     end
     environments[environment] = {#its, samples, tokens, bytes, responses, staleness, pre_queue, in_queue,
