@@ -4,7 +4,7 @@ service before anything is written.
 Raises InvalidField naming the field (`samples[3].spans[0].start`), the value's shape and the limit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite, prod
@@ -34,6 +34,8 @@ class GroupSummary:
     """Reward of each sample."""
     version_tokens: int
     """Sum over all response tokens of the version that made each."""
+    tokens_by_version: Mapping[tuple[int, int], int]
+    """Response tokens by the version that made them."""
     turns: int
     """Turns of role assistant; a sample without turns counts as one."""
     truncated_samples: int
@@ -70,7 +72,8 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
 
 
 def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> GroupSummary:
-    total = total_loss = version_tokens = turns = truncated = 0
+    total = total_loss = turns = truncated = 0
+    by_version: dict[tuple[int, int], int] = {}
     lengths: list[int] = []
     rewards: list[float] = []
     head: tuple[int, int] | None = None
@@ -84,13 +87,12 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
         for span in sample.spans:
             at, end = span.start, span.end
             stamp = span.version
-            number = stamp.version
-            newer = (stamp.epoch, number)
+            newer = (stamp.epoch, stamp.version)
             if at != position or end <= at or newer < version:
                 position = -1
                 break
             position, version = end, newer
-            version_tokens += (end - at) * number
+            by_version[newer] = by_version.get(newer, 0) + end - at
             if first is None:
                 first = newer
         if (
@@ -112,11 +114,12 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
         if first is not None:
             head = first if head is None or first < head else head
             tail = version if tail is None or version > tail else tail
+    version_tokens = sum([tokens * number for (_, number), tokens in by_version.items()])
     if version_tokens > limits.MAX_VERSION:
         # Many tokens of a small version, or a version out of bounds.
         for i, sample in enumerate(samples):
             _check_spans(i, sample.spans, sample.prompt_len, sample.tokens)
-    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens, turns, truncated)
+    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens, by_version, turns, truncated)
 
 
 def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:

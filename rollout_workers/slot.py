@@ -19,6 +19,7 @@ from rollout_workers.decoding import DecodeMeter
 from rollout_workers.engine.errors import EngineError
 from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
 from rollout_workers.loads import LoadView
+from rollout_workers.reload_phases import PhaseMeter
 from rollout_workers.versions import BASE, Version
 
 State = weights_pb2.EngineState
@@ -94,6 +95,7 @@ class EngineSlot:
         """Groups of evaluations on the engine: the training leaves them room."""
         self.in_flight = 0
         """Requests of this worker that the engine has not answered."""
+        self.phases = PhaseMeter(clock)
         self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
         self.engine = engine
         self.load = LoadView()
@@ -203,8 +205,9 @@ class EngineSlot:
         )
 
     def full_report(self, worker_id: str) -> weights_pb2.EngineReport:
-        """The same with what the engine has decoded, which is no reason for a report."""
+        """The same with what the engine has decoded and how long its reloads took, which is no reason for a report."""
         report, decoded = self.report(worker_id), self.decoding.show()
         report.decoded_tokens = decoded.tokens
         report.decode_busy_ms, report.decode_request_ms = decoded.busy_ms, decoded.request_ms
+        report.reload_phases.extend(self.phases.show())
         return report

@@ -4,27 +4,22 @@ All data is read from the store, or asked of the supervisor, when it is requeste
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from buffer_service.admin.evaluation_metrics import EvaluationCollector
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.page_files import PageFiles
-from buffer_service.admin.run_metrics import RunCollector
 from buffer_service.admin.run_values import in_short, whole
-from buffer_service.admin.staleness_metrics import StalenessCollector
-from buffer_service.domain.evaluations import EvaluationView
-from buffer_service.domain.ops import RunView
+from buffer_service.admin.scrape import scrape, visible_views
 from buffer_service.domain.ports import RunStore
 from buffer_service.security.gate import caller
 from buffer_service.security.roles import PAGE_FILES
@@ -103,21 +98,12 @@ class AdminPage:
 
     async def metrics(self, _: Request) -> Response:
         """Runs from the store, RPCs from the files of the rpc processes."""
-        rpcs = CollectorRegistry()
-        multiprocess.MultiProcessCollector(rpcs, path=str(self._facts.metrics_dir))  # type: ignore[no-untyped-call]
-        runs = CollectorRegistry()
-        views = await self._views()
-        runs.register(RunCollector(views))
-        runs.register(StalenessCollector(views))
-        for collector in self._facts.collectors:
-            runs.register(collector)
-        runs.register(EvaluationCollector(await self._evaluations(view.run_id for view in views)))
-        body = await asyncio.to_thread(lambda: generate_latest(rpcs) + generate_latest(runs))
+        body = await scrape(self._store, self._facts.metrics_dir, self._facts.collectors)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     async def runs(self, _: Request) -> Response:
         """All runs, in short."""
-        return JSONResponse([in_short(view) for view in await self._views()])
+        return JSONResponse([in_short(view) for view in await visible_views(self._store)])
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""
@@ -133,22 +119,6 @@ class AdminPage:
             raise InvalidField("run", run_id, "the name of a run: /api/events?run=NAME")
         caller().check_run(run_id)
         return EventStream(self.feeds, run_id, caller(), request.headers.get("last-event-id", ""))
-
-    async def _views(self) -> list[RunView]:
-        views = []
-        for run_id in caller().visible(await self._store.list_runs()):
-            try:
-                views.append(await self._store.view(run_id))
-            except UnknownRun:
-                continue  # deleted since it was listed
-        return views
-
-    async def _evaluations(self, run_ids: Iterable[str]) -> dict[str, Sequence[EvaluationView]]:
-        evaluations = {}
-        for run_id in run_ids:
-            with contextlib.suppress(UnknownRun):  # Deleted since it was listed.
-                _, evaluations[run_id] = await self._store.evaluations(run_id)
-        return evaluations
 
     async def _store_silent_because(self) -> str:
         try:

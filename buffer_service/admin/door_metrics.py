@@ -15,20 +15,20 @@ class DoorCollector(Collector):
         self._doors = doors
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """As they are now; nothing where the service has no such files."""
+        """All families; without values where the service has no such files."""
         broken = GaugeMetricFamily(
             "rollout_buffer_security_file_broken",
             "1 while a file of tokens or certificates cannot be used and an earlier one stays in force.",
             labels=["file"],
         )
+        tokens = GaugeMetricFamily("rollout_buffer_tokens", "Entries of the tokens file.")
         if (file := self._doors.gate.file) is not None:
             known = file.look()
             broken.add_metric(["tokens"], float(file.broken))
-            yield GaugeMetricFamily("rollout_buffer_tokens", "Entries of the tokens file.", value=len(known.entries))
+            tokens.add_metric([], len(known.entries))
         files = [one for one in (self._doors.certificates, self._doors.admin_certificates) if one is not None]
         if files:
             for certificates in files:
                 certificates.material()
             broken.add_metric(["certificates"], float(any(one.broken for one in files)))
-        if broken.samples:
-            yield broken
+        yield from (broken, tokens)

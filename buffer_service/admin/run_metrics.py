@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET
+from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
@@ -72,6 +73,7 @@ class RunCollector(Collector):
         yield from self._progress()
         yield from self._statistics()
         yield from self._engines()
+        yield from self._reloads()
 
     def _ledgers(self) -> Iterator[GaugeMetricFamily]:
         for unit in UNITS:
@@ -211,6 +213,21 @@ class RunCollector(Collector):
             reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
             errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
         yield from (states, lag, silent, longest, mean, reloads, errors)
+
+    def _reloads(self) -> Iterator[CounterMetricFamily]:
+        labels = ["run", "phase"]
+        ended = CounterMetricFamily(
+            "rollout_buffer_reloads", "Phases of engines' reloads that ended, failed attempts included.", labels=labels
+        )
+        seconds = CounterMetricFamily(
+            "rollout_buffer_reload_seconds", "Time that engines spent in phases of their reloads.", labels=labels
+        )
+        for view in self._views:
+            for place, phase in enumerate(RELOAD_PHASES):
+                count, time_ms = view.reload_counters[2 * place : 2 * place + 2]
+                ended.add_metric([view.run_id, phase], count)
+                seconds.add_metric([view.run_id, phase], time_ms / 1000)
+        yield from (ended, seconds)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])

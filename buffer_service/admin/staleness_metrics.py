@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
+from buffer_service.domain.window import STALENESS_BOUNDS
 from buffer_service.observability.estimate import Estimate, estimate
 from buffer_wire.estimate import Bias
 
@@ -67,6 +68,13 @@ _SUMS = {
     "turns": ("summed_turns", "Turns of role assistant."),
     "truncated_samples": ("summed_truncated_samples", "Samples that ended at their length limit."),
 }
+_GROUP_STALENESS = {
+    "total": "staleness_sum",
+    "pre_queue": "pre_queue_staleness_sum",
+    "in_queue": "in_queue_staleness_sum",
+}
+"""Parts of a group's staleness, and their sums."""
+
 _STAGES = ("accepted", "assembled")
 
 
@@ -89,6 +97,7 @@ class StalenessCollector(Collector):
                     family.add_metric([run_id], number)
             yield family
         yield self._lengths()
+        yield from self._histograms()
         yield from self._sums()
 
     def _staleness(self, kind: str, estimates: Sequence[tuple[str, Estimate]]) -> GaugeMetricFamily:
@@ -118,6 +127,25 @@ class StalenessCollector(Collector):
                 family.add_metric([view.run_id], buckets=list(zip(ends, counts, strict=True)), sum_value=total)
         return family
 
+    def _histograms(self) -> Iterator[HistogramMetricFamily]:
+        groups = HistogramMetricFamily(
+            "rollout_buffer_group_staleness_versions",
+            "Groups of assembled steps by staleness: total is train version minus head version, pre_queue tail minus "
+            "head, in_queue train minus tail.",
+            labels=["run", "part"],
+        )
+        tokens = HistogramMetricFamily(
+            "rollout_buffer_token_staleness_versions",
+            "Response tokens of assembled steps by train version minus the version that made the token.",
+            labels=["run"],
+        )
+        for view in self._views:
+            for part, total in _GROUP_STALENESS.items():
+                groups.add_metric([view.run_id, part], *_histogram(view, part, view.statistics[total]))
+            mean = view.statistics["token_staleness_milli_sum"] / 1000
+            tokens.add_metric([view.run_id], *_histogram(view, "token", mean))
+        yield from (groups, tokens)
+
     def _sums(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         labels = ["run", "stage"]
         for total, (name, text) in _SUMS.items():
@@ -137,6 +165,12 @@ class StalenessCollector(Collector):
             for stage in _STAGES:
                 rewards.add_metric([view.run_id, stage], view.statistics[f"{stage}_reward_milli"] / 1000)
         yield rewards
+
+
+def _histogram(view: RunView, counted: str, total: float) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets, and the sum."""
+    ends = [*(str(float(bound)) for bound in STALENESS_BOUNDS), "+Inf"]
+    return list(zip(ends, accumulate(view.staleness_counts[counted]), strict=True)), total
 
 
 def _biased(bias: Bias) -> bool | None:

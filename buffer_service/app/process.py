@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from buffer_service.app.assignment import READY, Assignment, die_with
 from buffer_service.observability import logs
+from buffer_service.observability.store_metrics import StoreMetrics
 from buffer_service.rpc.credentials import server_credentials
 from buffer_service.rpc.server import build
 from buffer_service.security.certificates import TlsRefused
@@ -48,9 +49,11 @@ async def serve(assignment: Assignment) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     settings = assignment.settings
     doors = Doors.of(settings)
-    store = await RedisRunStore.connect(assignment.store, recent_bytes=settings.recent_bytes)
+    registry = CollectorRegistry()
+    calls = StoreMetrics(registry)
+    store = await RedisRunStore.connect(assignment.store, recent_bytes=settings.recent_bytes, meter=calls)
     try:
-        rpc = build(settings, store, CollectorRegistry(), doors.gate)
+        rpc = build(settings, store, registry, doors.gate)
         if doors.certificates is None:
             rpc.server.add_insecure_port(assignment.address)
         else:
@@ -68,3 +71,4 @@ async def serve(assignment: Assignment) -> None:
             await rpc.stop(settings.drain_grace_s)
     finally:
         await store.close()
+        calls.flush()

@@ -199,6 +199,10 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Record an engine's state; give or take back its place among those that are out of service for a load."""
         ...
 
+    async def facts(self) -> ops.StoreFacts:
+        """What the store's server says of itself."""
+        ...
+
     async def sweep(self) -> int:
         """Expire leases, delete trash and stale staging of every run, forget engines and idle workers that were not
         heard of for an hour; returns how many things were done.

@@ -5,6 +5,7 @@ intervals at most; what happened in between is a difference. A resume and a chan
 before and after are not one regime.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,8 +71,33 @@ TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
 TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
 """In the order in which the store keeps them."""
 
+STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+"""Of staleness in versions: bucket i counts what is above bound i - 1 and at most bound i, the last one the rest."""
+
+STALENESS_COUNTED = ("total", "pre_queue", "in_queue", "token")
+"""What staleness is counted by bucket: groups of assembled steps by train - head, tail - head and train - tail, and
+their response tokens by train version minus the version that made the token, each at least 0. In the order in which
+the store keeps them."""
+
+MOST_BEHIND = STALENESS_BOUNDS[-1] + 1
+"""Versions that a token is behind the newest of its group: more are told as this many, whose bucket is the same."""
+
+
+def no_staleness() -> dict[str, list[int]]:
+    """Nothing counted yet."""
+    return {name: [0] * (len(STALENESS_BOUNDS) + 1) for name in STALENESS_COUNTED}
+
+
+def staleness_bucket(versions: int) -> int:
+    """Where a staleness counts."""
+    return bisect_left(STALENESS_BOUNDS, versions)
+
+
 MOST = (1 << 53) - 1
 """Totals stop here, and at its negative: the store counts in doubles, which tell whole numbers apart up to it."""
+
+RELOAD_PHASES = ("fetch", "wait", "join", "pause", "load", "resume")
+"""Of engines' reloads. What is counted of them is flat: for each, how often it has ended, and ms in it."""
 
 OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
 """Totals that are kept for each environment too, in the order in which the store keeps them."""

@@ -4,7 +4,7 @@ mode, switched on by the supervisor through the environment), which the supervis
 No label names a worker, a task or a sample.
 """
 
-import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,34 +12,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from buffer_service.domain import ops
 from buffer_service.domain.evaluations import EvaluationOutcome
+from buffer_service.observability.tally import Tally
+from buffer_wire.errors import PermissionDenied, Unauthenticated
 
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
+_WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Pushes wait as long as their workers let them."""
 
-FLUSH_S = 0.5
-
-
-class _Tally:
-    """What is to be added to counters. It is written FLUSH_S later or when an RPC ends, whatever comes first: a write
-    to a file that is shared with the admin page costs as much as handling a small group.
-    """
-
-    def __init__(self) -> None:
-        self._pending: dict[Counter, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, counter: Counter, amount: int) -> None:
-        self._pending[counter] = self._pending.get(counter, 0) + amount
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-
-    def flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        pending, self._pending = self._pending, {}
-        for counter, amount in pending.items():
-            counter.inc(amount)
+REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
+"""Reasons for which callers are refused."""
 
 
 class RpcMetrics:
@@ -75,13 +57,15 @@ class RpcMetrics:
             ["outcome"],
             registry=registry,
         )
-        self._refused = Counter(
+        refused = Counter(
             "rollout_buffer_refused_calls",
             "Calls that were refused for who made them: unauthenticated or permission_denied.",
             ["reason"],
             registry=registry,
         )
-        self._tally = _Tally()
+        # From 0, or the first one would not be seen as an increase.
+        self._refused = {reason: refused.labels(reason) for reason in REFUSALS}
+        self._tally = Tally()
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
@@ -92,6 +76,19 @@ class RpcMetrics:
             "Pushes that wait for room in a full queue.",
             registry=registry,
             multiprocess_mode="livesum",
+        )
+        self._push_wait = Histogram(
+            "rollout_buffer_push_wait_seconds",
+            "How long pushes waited for room in a full queue, whatever ended the wait; those that found room at once "
+            "are not in it.",
+            buckets=_WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._pull_wait = Histogram(
+            "rollout_buffer_pull_wait_seconds",
+            "How long pulls waited for their batch, those that ended without one included.",
+            buckets=_WAIT_BUCKETS_S,
+            registry=registry,
         )
         self._open = Gauge(
             "rollout_buffer_open_rpcs", "RPCs in progress.", ["method"], registry=registry, multiprocess_mode="livesum"
@@ -115,7 +112,7 @@ class RpcMetrics:
 
     def refused(self, reason: str) -> None:
         """A call was refused for who made it."""
-        self._refused.labels(reason).inc()
+        self._refused[reason].inc()
 
     def received(self, method: str, size: int) -> None:
         """A message with groups came in."""
@@ -138,9 +135,20 @@ class RpcMetrics:
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Count a push while it waits for room."""
+        """Count a push while it waits for room, and how long it does."""
         self._blocked.inc()
+        started = time.monotonic()
         try:
             yield
         finally:
             self._blocked.dec()
+            self._push_wait.observe(time.monotonic() - started)
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """Count how long a pull waits for its batch."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._pull_wait.observe(time.monotonic() - started)

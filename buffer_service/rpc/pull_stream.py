@@ -55,13 +55,14 @@ class PullStream:
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen_revision: int, wait_s: float) -> ops.Batch:
-        result = await self._lines.until(
-            run_id,
-            Topic.GROUPS,
-            lambda: self._store.pull(run_id, pull, seen_revision=seen_revision),
-            lambda result: isinstance(result, ops.Batch),
-            wait_s,
-        )
+        with self._metrics.pulling():
+            result = await self._lines.until(
+                run_id,
+                Topic.GROUPS,
+                lambda: self._store.pull(run_id, pull, seen_revision=seen_revision),
+                lambda result: isinstance(result, ops.Batch),
+                wait_s,
+            )
         if isinstance(result, ops.Batch):
             return result
         view = await self._store.view(run_id)

@@ -11,8 +11,8 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.address import Address
@@ -33,6 +33,8 @@ from buffer_wire.errors import (
     UnknownRun,
 )
 
+T = TypeVar("T")
+
 REPLY_BYTES = 4 << 20
 """Most bytes of payloads asked for in one command."""
 
@@ -52,6 +54,26 @@ _UNAVAILABLE = frozenset({"LOADING", "BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED
 
 _LAYOUT = re.compile(r"rb-layout (\w+)")
 """What scripts say of a run in another layout (lua/lib/run.lua)."""
+
+
+class CallMeter(Protocol):
+    """Is told of every call, by the name of its script, or `fetch` (payloads) or `command` (any single command)."""
+
+    def took(self, operation: str, seconds: float) -> None:
+        """A call ended after so long, in whatever way."""
+        ...
+
+    def failed(self, kind: str) -> None:
+        """A call failed with an error of that reason."""
+        ...
+
+
+class _NoMeter:
+    def took(self, operation: str, seconds: float) -> None:
+        """Not measured."""
+
+    def failed(self, kind: str) -> None:
+        """Not counted."""
 
 
 def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
@@ -103,11 +125,12 @@ class _Link:
 class StoreConnection:
     """Connections to one store: one for scripts and commands, and two for payloads, which would hold the others up."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 30.0, meter: CallMeter | None = None) -> None:
         self.address = Address.parse(url)
         self.name = self.address.shown
         self.primary = Primary(self.address)
         self._timeout_s = timeout_s
+        self._meter = meter or _NoMeter()
         self._control = _Link(self.primary)
         self._writes = _Link(self.primary)
         self._reads = _Link(self.primary)
@@ -128,7 +151,7 @@ class StoreConnection:
     async def run(self, script: Script, run_id: str, arguments: bytes) -> Buffer:
         """Run a script on a run's keys; its packed reply. Raises StoreRolledBack beside what the transport raises."""
         call = ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments)
-        return await self._decide(self._control, [call], script, run_id)
+        return await self._measured(script.name, self._decide(self._control, [call], script, run_id))
 
     async def store_and_run(
         self, payloads: Sequence[tuple[str, Buffer]], script: Script, run_id: str, arguments: bytes
@@ -147,7 +170,7 @@ class StoreConnection:
             ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments),
             ("EXEC",),
         ]
-        return await self._decide(self._writes, commands, script, run_id)
+        return await self._measured(script.name, self._decide(self._writes, commands, script, run_id))
 
     async def _decide(self, link: _Link, commands: Sequence[Command], script: Script, run_id: str) -> Buffer:
         """The script's reply; `commands` call it alone, or at the end of a transaction."""
@@ -174,14 +197,26 @@ class StoreConnection:
         """Payloads in order, None where one is gone; at most REPLY_BYTES are asked for at once."""
         bodies: list[Buffer | None] = []
         for portion in portions(payload_keys):
-            (reply,), _ = await self._exchange(self._reads, [("MGET", *portion)])
-            bodies += self._checked(reply)
+            bodies += await self._measured("fetch", self._single(self._reads, ("MGET", *portion)))
         return bodies
 
     async def command(self, *parts: Part) -> Any:  # noqa: ANN401 - replies are of any type
         """Send one command."""
-        (reply,), _ = await self._exchange(self._control, [parts])
+        return await self._measured("command", self._single(self._control, parts))
+
+    async def _single(self, link: _Link, command: Command) -> Any:  # noqa: ANN401
+        (reply,), _ = await self._exchange(link, [command])
         return self._checked(reply)
+
+    async def _measured(self, operation: str, call: Coroutine[Any, Any, T]) -> T:
+        started = time.perf_counter()
+        try:
+            return await call
+        except RolloutBufferError as error:
+            self._meter.failed(error.reason)
+            raise
+        finally:
+            self._meter.took(operation, time.perf_counter() - started)
 
     async def _load_scripts(self) -> None:
         commands = [("SCRIPT", "LOAD", script.source) for script in load_scripts().values()]

@@ -118,6 +118,7 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
         facts.turns,
         facts.truncated_samples,
         [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
+        [number for made, tokens in facts.version_tokens for number in (made.epoch, made.version, tokens)],
     )
 
 

@@ -6,9 +6,11 @@ finds it, and it stays in the set of runs until nothing is left of it, so every 
 
 from collections.abc import Sequence
 
+from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import RUNS, index_key
 from buffer_service.store.replies import pack, text
+from buffer_service.store.suitability import fields_of
 from buffer_wire.errors import UnknownRun
 
 STAGING_AGE_MS = 600_000
@@ -25,6 +27,11 @@ class Housekeeping(StoreBase):
         if not keys or await self._connection.command("EXISTS", *keys) == len(keys):
             return named
         return [run_id for run_id in named if await self._exists(run_id)]
+
+    async def facts(self) -> ops.StoreFacts:
+        """See domain.ports.RunStore.facts."""
+        info = fields_of(await self._connection.command("INFO"))
+        return ops.StoreFacts(int(info["used_memory"]), int(info["maxmemory"]), int(info["connected_clients"]))
 
     async def delete_run(self, run_id: str) -> None:
         """See domain.ports.RunStore.delete_run. Also goes on with a deletion that somebody else began."""

@@ -5,7 +5,7 @@ import contextlib
 from typing import Self
 
 from buffer_service.store.batch_ops import BatchOps
-from buffer_service.store.connection import StoreConnection
+from buffer_service.store.connection import CallMeter, StoreConnection
 from buffer_service.store.control_ops import ControlOps
 from buffer_service.store.eval_ops import EvaluationOps
 from buffer_service.store.housekeeping import Housekeeping
@@ -29,11 +29,13 @@ class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Ho
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def connect(cls, store: str, *, timeout_s: float = 30.0, recent_bytes: int = 0) -> Self:
+    async def connect(
+        cls, store: str, *, timeout_s: float = 30.0, recent_bytes: int = 0, meter: CallMeter | None = None
+    ) -> Self:
         """Connect to an address (store/address.py). Payloads that were just pushed here are kept for pulls, up to
-        `recent_bytes`. Raises StoreUnavailable, StoreUnsuitable.
+        `recent_bytes`. `meter` is told of every call. Raises StoreUnavailable, StoreUnsuitable.
         """
-        connection = StoreConnection(store, timeout_s=timeout_s)
+        connection = StoreConnection(store, timeout_s=timeout_s, meter=meter)
         try:
             await check_suitable(connection)
             await connection.open()

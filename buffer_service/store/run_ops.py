@@ -6,7 +6,17 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.window import LENGTH_BUCKETS, OF_ENVIRONMENT, TOTALS, Snapshot, Window
+from buffer_service.domain.window import (
+    LENGTH_BUCKETS,
+    OF_ENVIRONMENT,
+    RELOAD_PHASES,
+    STALENESS_BOUNDS,
+    STALENESS_COUNTED,
+    TOTALS,
+    Snapshot,
+    Window,
+    no_staleness,
+)
 from buffer_service.store.group_ops import GroupOps
 from buffer_service.store.keys import RUNS
 from buffer_service.store.replies import Fields, pack, text, unpack
@@ -63,8 +73,11 @@ class RunOps(GroupOps):
             prepared.version,
             report.weights_url,
         )
+        reloads = list(report.reload_counters)
         counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
-        arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters)
+        arguments = pack(
+            seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads
+        )
         _, (revision, epoch, version, may_load) = await self._call("report_engine", run_id, arguments)
         return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
 
@@ -87,7 +100,7 @@ def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
 def _view(run_id: str, fields: Fields) -> ops.RunView:
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window = fields
+    totals, response_lengths, counters, *window, staleness, reloads = fields
     heard_ms = {text(engine_id): int(ms) for engine_id, ms in _pairs(heard)}
     counted = {text(engine_id): unpack(packed) for engine_id, packed in _pairs(counters)}
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
@@ -129,6 +142,8 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         failures=[_failure(*unpack(failure)) for failure in failures],
         window=_window(*window),
         response_lengths=_histogram(response_lengths),
+        staleness_counts=_staleness_counts(staleness),
+        reload_counters=unpack(reloads) if reloads else (0,) * (2 * len(RELOAD_PHASES)),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
@@ -153,6 +168,13 @@ def _histogram(counts: Any) -> list[int]:  # noqa: ANN401
     for bucket, samples in _pairs(counts):
         histogram[int(bucket)] = int(samples)
     return histogram
+
+
+def _staleness_counts(packed: bytes) -> dict[str, list[int]]:
+    if not packed:
+        return no_staleness()
+    counts, buckets = unpack(packed), len(STALENESS_BOUNDS) + 1
+    return {name: counts[i * buckets : (i + 1) * buckets] for i, name in enumerate(STALENESS_COUNTED)}
 
 
 def _as_of(engine: ops.EngineReport, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:

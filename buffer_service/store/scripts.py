@@ -18,7 +18,7 @@ from pathlib import Path
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND, RunPolicy
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
-from buffer_service.domain.window import OF_ENVIRONMENT, TOTALS, WINDOW_VERSIONS
+from buffer_service.domain.window import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
 from buffer_service.store.keys import SCHEMA_VERSION
 
 LUA = Path(__file__).parent / "lua"
@@ -97,6 +97,7 @@ def _virtual() -> dict[str, str]:
         f"{render_places('TOTAL_PLACES', TOTALS)}\n"
         f"{_table('ENVIRONMENT_TOTALS', map(repr, OF_ENVIRONMENT))}\n"
         f"local WINDOW_VERSIONS = {WINDOW_VERSIONS}\n"
+        f"{_table('STALENESS_BOUNDS', map(str, STALENESS_BOUNDS))}\n"
     )
     defaults = f"-- From domain/policy.py.\n\n{render_defaults('POLICY_DEFAULTS', RunPolicy().to_store())}\n"
     return {

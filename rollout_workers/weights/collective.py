@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from buffer_wire.retry import Backoff
+from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import GroupPlace, PauseMode
@@ -87,7 +88,8 @@ class PlanFollower:
             if await self._released(plan):
                 await self._prepare(plan)
                 began = time.monotonic()
-                standing = await self._while_standing(plan, Standing.PREPARE)
+                with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
+                    standing = await self._while_standing(plan, Standing.PREPARE)
             else:
                 standing = Standing.ABANDONED
             if standing is Standing.BROADCAST:
@@ -170,23 +172,26 @@ class PlanFollower:
         if (slot.membership, self._joined) != (plan.membership, place):
             await self._leave_group()
             self._joined = place
-            await slot.engine.join_group(place, deadline_s=plan.timeout_s + SLACK_S)
+            with slot.phases.during(weights_pb2.RELOAD_PHASE_JOIN):
+                await slot.engine.join_group(place, deadline_s=plan.timeout_s + SLACK_S)
             slot.membership = plan.membership
         slot.loading = True
         slot.changes.notify()
-        await slot.engine.pause(self._pause_mode)
+        with slot.phases.during(weights_pb2.RELOAD_PHASE_PAUSE):
+            await slot.engine.pause(self._pause_mode)
         slot.prepared = plan.version
         slot.changes.notify()
 
     async def _receive(self, plan: Plan) -> None:
         slot = self._slot
         slot.pristine = False
-        await slot.engine.receive(
-            plan.tensors,
-            group_name=plan.group_name,
-            version_label=plan.version.label,
-            deadline_s=plan.timeout_s + SLACK_S,
-        )
+        with slot.phases.during(weights_pb2.RELOAD_PHASE_LOAD):
+            await slot.engine.receive(
+                plan.tensors,
+                group_name=plan.group_name,
+                version_label=plan.version.label,
+                deadline_s=plan.timeout_s + SLACK_S,
+            )
         slot.loaded = plan.version
         slot.changes.notify()
 
@@ -194,7 +199,8 @@ class PlanFollower:
         slot = self._slot
         slot.loaded, slot.current, slot.quarantined = plan.version, True, False
         slot.broken = False
-        await self._insist("resuming", slot.engine.resume)
+        with slot.phases.during(weights_pb2.RELOAD_PHASE_RESUME):
+            await self._insist("resuming", slot.engine.resume)
         slot.loading = False
         slot.reloads += 1
         slot.last_reload_ms = round((time.monotonic() - began) * 1000)

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from buffer_wire.retry import Backoff
+from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import PauseMode
@@ -160,7 +161,9 @@ class WeightLoader:
             self._adopt(target.version)
             return
         asked = time.monotonic()
-        if not await self._may_swap(target):
+        with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
+            may_swap = await self._may_swap(target)
+        if not may_swap:
             return
         began = time.monotonic()
         self._due_at += began - asked  # That was others' time.
@@ -244,7 +247,8 @@ class WeightLoader:
         """What the engine is to load; None when it holds the version already."""
         slot, version = self._slot, target.version
         if target.files is not None:
-            return await self._fetcher.fetch(version, target.files, deadline_s=self._timeout_s)
+            with slot.phases.during(weights_pb2.RELOAD_PHASE_FETCH):
+                return await self._fetcher.fetch(version, target.files, deadline_s=self._timeout_s)
         if version.version == 0 and slot.pristine:
             return None
         if self._weightless:

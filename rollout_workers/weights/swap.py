@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.slot import EngineSlot
@@ -19,10 +20,12 @@ async def swap(slot: EngineSlot, path: Path, label: str, *, pause_mode: PauseMod
     engine = slot.engine
     trusted = not slot.broken
     try:
-        await engine.pause(pause_mode)
+        with slot.phases.during(weights_pb2.RELOAD_PHASE_PAUSE):
+            await engine.pause(pause_mode)
         try:
-            await (engine.load_tensors if by_value else engine.load_files)(path, label)
-            reported = await engine.loaded_version()
+            with slot.phases.during(weights_pb2.RELOAD_PHASE_LOAD):
+                await (engine.load_tensors if by_value else engine.load_files)(path, label)
+                reported = await engine.loaded_version()
         except EngineLoadFailed as error:
             trusted = trusted and error.weights == "kept"
             raise
@@ -38,6 +41,6 @@ async def swap(slot: EngineSlot, path: Path, label: str, *, pause_mode: PauseMod
         # Also when cancelled: an engine that outlives this worker must not stay paused.
         slot.broken = not trusted
         if trusted:
-            with contextlib.suppress(EngineError, TimeoutError):
+            with contextlib.suppress(EngineError, TimeoutError), slot.phases.during(weights_pb2.RELOAD_PHASE_RESUME):
                 async with asyncio.timeout(_RESUME_S):
                     await engine.resume()

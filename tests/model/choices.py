@@ -107,6 +107,7 @@ class History:
             reward_milli=draw.pick(REWARD_SUMS),
             turns=samples + draw.pick((0, 0, 5)),
             truncated_samples=draw.integer(0, samples),
+            version_tokens=draw.pick(((), _split(sum(lengths), head, tail))) if head != tail else (),
         )
 
     def send(self, draw: Draw, facts: Sequence[ops.GroupFacts]) -> ops.PushResult | None:
@@ -127,3 +128,9 @@ class History:
     def world_size(self, draw: Draw) -> int:
         """The trainer's; any before its first step."""
         return self.view.world_size or draw.integer(1, 3)
+
+
+def _split(tokens: int, head: WeightVersion, tail: WeightVersion) -> list[tuple[WeightVersion, int]]:
+    """Response tokens of a group by versions below the tail: the head, and one between them."""
+    middle = WeightVersion(head.epoch, (head.version + tail.version) // 2)
+    return sorted({head: tokens // 3, middle: tokens // 3}.items())

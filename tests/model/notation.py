@@ -44,6 +44,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "reward_milli": 500,
         "turns": 1,
         "truncated_samples": 0,
+        "version_tokens": (),
     },
     "EngineReport": {"reloads": 0, "last_reload_ms": 0, "last_error": "", "errors": 0},
 }

@@ -4,6 +4,7 @@ import dataclasses
 
 from buffer_service.domain import ops
 from buffer_service.domain.model.engines import FORGOTTEN_MS
+from buffer_service.domain.window import RELOAD_PHASES
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.trainer_actions import TrainerActions
@@ -65,6 +66,7 @@ class WeightActions(TrainerActions):
             decoded_tokens=tokens,
             decode_busy_ms=busy_ms,
             decode_request_ms=request_ms,
+            reload_counters=draw.pick(((), [tokens, busy_ms] * len(RELOAD_PHASES))),
         )
         reported = self.pair.both("report_engine", report)
         waits = reported is not None and wants_load and not reported.may_load

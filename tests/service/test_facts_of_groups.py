@@ -7,6 +7,7 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import NO_REWARD_BOUND
+from buffer_service.domain.window import MOST_BEHIND
 from buffer_service.rpc.convert.groups import new_group, to_ack
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
@@ -52,6 +53,19 @@ def test_the_mean_version_is_taken_over_response_tokens() -> None:
     assert known.mean_milli == (2 + 15 + 12) * 1_000 // 7
     assert (known.head.version, known.tail.version) == (2, 5)
     assert known.spans_versions
+    assert [(made.version, tokens) for made, tokens in known.version_tokens] == [(2, 1), (4, 3)]
+
+
+def test_a_group_of_one_version_needs_no_tokens_by_version() -> None:
+    assert facts(make_group("t", lengths=(5, 4))).version_tokens == ()
+
+
+def test_versions_far_behind_the_newest_are_told_together() -> None:
+    group = make_group("t", lengths=(31,))
+    spanned(group.header.samples[0], [(version, version + 1, version + 2) for version in range(30)])
+    told = facts(group).version_tokens
+    assert [made.version for made, _ in told] == list(range(29 - MOST_BEHIND, 29))
+    assert [tokens for _, tokens in told] == [30 - MOST_BEHIND] + [1] * (MOST_BEHIND - 1)
 
 
 @pytest.mark.parametrize(

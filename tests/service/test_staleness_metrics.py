@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.domain.ops import RunView
-from buffer_service.domain.window import LENGTH_BUCKETS
+from buffer_service.domain.window import LENGTH_BUCKETS, no_staleness
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_loop, make_view
 
@@ -71,3 +71,17 @@ def test_sums_are_there_by_stage() -> None:
     assert (seen["summed_turns_total", "accepted"], seen["summed_turns_total", "assembled"]) == (7, 5)
     assert seen["summed_groups_total", "assembled"] == 3
     assert (seen["summed_rewards", "accepted"], seen["summed_rewards", "assembled"]) == (-1.5, 0)
+
+
+def test_staleness_has_cumulative_buckets_of_groups_and_of_tokens() -> None:
+    counts = {**no_staleness(), "total": [3, 0, 2, 0, 0, 1, 0, 0, 0, 4], "token": [0, 50, 0, 0, 0, 0, 0, 0, 7, 0]}
+    sums = {"staleness_sum": 130, "in_queue_staleness_sum": 4, "token_staleness_milli_sum": 162_500}
+    seen = values(make_view(staleness_counts=counts, statistics=sums))
+    ends = ("0.0", "1.0", "2.0", "3.0", "4.0", "6.0", "8.0", "12.0", "16.0", "+Inf")
+    groups = [seen["group_staleness_versions_bucket", end, "total"] for end in ends]
+    assert groups == [3, 3, 5, 5, 5, 6, 6, 6, 6, 10]
+    assert seen["group_staleness_versions_count", "total"] == 10
+    assert seen["group_staleness_versions_sum", "total"] == 130
+    assert seen["group_staleness_versions_sum", "in_queue"] == 4
+    assert [seen["token_staleness_versions_bucket", end] for end in ("0.0", "1.0", "12.0", "16.0")] == [0, 50, 50, 57]
+    assert seen["token_staleness_versions_sum",] == 162.5

@@ -108,6 +108,7 @@ class Run:
         lengths: Sequence[int] = (2, 3),
         turns: int = 4,
         truncated: int = 0,
+        version_tokens: Sequence[tuple[ops.WeightVersion, int]] = (),
     ) -> ops.NewGroup:
         """A group of a lease, or without one of a task id. `mean` is in milli-versions, by default that of head and
         tail; `rewards` and `lengths` (in tokens) are what the filter sees and what is summed.
@@ -140,6 +141,7 @@ class Run:
             reward_milli=sum(round(1000 * reward) for reward in rewards),
             turns=turns,
             truncated_samples=truncated,
+            version_tokens=version_tokens,
         )
         return ops.NewGroup(facts, body)
 

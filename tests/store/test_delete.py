@@ -53,7 +53,7 @@ async def a_run_with_everything(run: Run) -> None:
     await run.fill("g", "h", "i", "j")
     (blocked,) = await run.push(run.group("k"))
     assert blocked.kind is ops.PushKind.BLOCKED
-    report = ops.EngineReport("e", "w", "ready", weights(0), 0, 0, "", 0, decoded_tokens=5)
+    report = ops.EngineReport("e", "w", "ready", weights(0), 0, 0, "", 0, decoded_tokens=5, reload_counters=[1] * 12)
     await run.store.report_engine(run.run_id, report)
 
 
@@ -73,6 +73,7 @@ async def test_nothing_is_left_of_a_deleted_run(run: Run) -> None:
     everything |= {"pending", "pending_environments", "delayed", "workers", "engines", "ended", "failures", "manifests"}
     everything |= {
         "engine_counters",
+        "engine_reloads",
         "response_lengths",
         "snapshots",
         "commits",

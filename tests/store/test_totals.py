@@ -1,11 +1,21 @@
 """What the store records for the estimator and the bias monitor: totals, lengths, environments, and the window."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
+from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.ports import Topic
-from buffer_service.domain.window import LENGTH_BUCKETS, MOST, TOTALS, WINDOW_VERSIONS, Window
+from buffer_service.domain.window import (
+    LENGTH_BUCKETS,
+    MOST,
+    RELOAD_PHASES,
+    STALENESS_BOUNDS,
+    TOTALS,
+    WINDOW_VERSIONS,
+    Window,
+)
 from buffer_service.store.keys import index_key
 from buffer_wire.limits import MAX_VERSION
 from tests.store.driver import Run, weights
@@ -87,6 +97,55 @@ async def test_tokens_newer_than_what_trains_on_them_are_not_stale(run: Run) -> 
     await run.push(run.group("a", head=0, tail=2, mean=1_000, lengths=(5, 5)))
     await run.batch(0, train_version=0)
     assert await totals(run, "token_staleness_milli_sum", "staleness_sum", "pre_queue_staleness_sum") == [0, 0, 2]
+
+
+async def test_staleness_is_counted_by_bucket_of_groups_and_of_tokens(run: Run) -> None:
+    await run.create(batch_groups=2, max_queued_groups=8)
+    assert all(set(counts) == {0} for counts in (await run.view()).staleness_counts.values())
+    await run.publish(20)
+    made = [(weights(1), 3), (weights(15), 4)]
+    await run.push(
+        run.group("a", head=1, tail=18, mean=11_000, lengths=(12,), version_tokens=made),
+        run.group("b", head=15, lengths=(2, 2)),
+    )
+    await run.batch(0, train_version=20)
+    counts = {name: counted(buckets) for name, buckets in (await run.view()).staleness_counts.items()}
+    assert counts == {
+        "total": {6: 1, None: 1},
+        "pre_queue": {0: 1, None: 1},
+        "in_queue": {2: 1, 6: 1},
+        "token": {2: 5, 6: 4 + 4, None: 3},
+    }
+    await run.push(run.group("c", head=14, tail=16, mean=15_500, lengths=(3, 4)), run.group("d", head=20))
+    await run.batch(1, train_version=20)
+    tokens = counted((await run.view()).staleness_counts["token"])
+    assert tokens == {0: 5, 2: 5, 4: 7, 6: 8, None: 3}, "without versions all tokens are 4.5 behind: in whole versions"
+
+
+async def test_tokens_of_an_abandoned_timeline_count_as_its_fork(run: Run) -> None:
+    await run.create(batch_groups=1, max_queued_groups=8)
+    await run.fill("x", "y")
+    await run.batch(0)
+    await run.publish(2, commit_through=0)
+    await run.batch(1)
+    await run.publish(6, commit_through=1)
+    before = (await run.view()).staleness_counts["token"]
+    made = [(weights(1), 1), (weights(4), 10)]
+    waiting = run.group("a", head=1, tail=6, mean=5_000, lengths=(111,), version_tokens=made)
+    pushed_late = run.group("b", head=1, tail=6, mean=5_000, lengths=(111,), version_tokens=made)
+    await run.push(waiting)
+    await run.resume(1)
+    await run.push(pushed_late)
+    for step in (2, 3):
+        await run.batch(step, train_version=5)
+    after = (await run.view()).staleness_counts["token"]
+    grown = [new - old for new, old in zip(after, before, strict=True)]
+    assert counted(grown) == {3: 2 * 110, 4: 2 * 1}, "versions 4 and 6 are the fork's, version 2"
+
+
+def counted(buckets: Sequence[int]) -> dict[int | None, int]:
+    """What was counted, by the upper end of its bucket in versions (None: it has none)."""
+    return {end: count for end, count in zip((*STALENESS_BOUNDS, None), buckets, strict=True) if count}
 
 
 async def test_each_environment_has_sums_of_its_own(run: Run) -> None:
@@ -196,6 +255,26 @@ async def test_a_worker_that_began_anew_counts_from_nothing(run: Run) -> None:
     await report(run, 100, 50, 60)
     await report(run, 120, 5, 6)
     assert await totals(run, *ENGINES) == [220, 55, 66], "one smaller counter says that all began anew"
+
+
+async def test_reloads_of_engines_add_up_by_phase(run: Run) -> None:
+    await run.create()
+    names = len(RELOAD_PHASES)
+    assert list((await run.view()).reload_counters) == [0] * 2 * names
+    await report(run, 0, 0, 0, "a", reload_counters=[7, 700] * names)
+    await report(run, 0, 0, 0, "b", reload_counters=[0, 0] * names)
+    assert list((await run.view()).reload_counters) == [0] * 2 * names, "what was before the run heard of the engine"
+    await report(run, 0, 0, 0, "a", reload_counters=[8, 705] * names)
+    await report(run, 0, 0, 0, "a")
+    await report(run, 0, 0, 0, "b", reload_counters=[2, 10] * names)
+    await report(run, 0, 0, 0, "b", reload_counters=[2, 10] * names)
+    assert list((await run.view()).reload_counters) == [1 + 2, 5 + 10] * names
+    await report(run, 0, 0, 0, "b", reload_counters=[1, 4] * names)
+    assert list((await run.view()).reload_counters) == [3 + 1, 15 + 4] * names, "its worker has begun anew"
+    await run.pass_ms(FORGOTTEN_MS + 1)
+    await run.store.sweep()
+    assert await run.hash("engine_reloads") == {}
+    assert list((await run.view()).reload_counters) == [4, 19] * names
 
 
 async def test_counters_alone_raise_no_revision_and_wake_nobody(run: Run) -> None:

@@ -37,7 +37,7 @@ class Engines:
         """Record it; returns whether it says anything new. The turn of one that was silent for too long is over."""
         if not self._keeps_turn(report.engine_id, now):
             self.line.pop(report.engine_id, None)
-        said = replace(report, wants_load=False, silent_ms=0)
+        said = replace(report, wants_load=False, reload_counters=(), silent_ms=0)
         before = self.reports.get(report.engine_id)
         is_news = before is None or _without_counters(before) != _without_counters(said)
         self.reports[report.engine_id] = said

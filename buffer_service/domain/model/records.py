@@ -4,6 +4,7 @@ Invariants: a task has a lease exactly while it is leased, and an accepted attem
 versions of groups, leases and continuations are those of the present timeline.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from buffer_service.domain.gate import MILLI, age_milli
@@ -90,6 +91,8 @@ class Group:
     head: int
     tail: int
     mean_milli: int
+    version_tokens: Sequence[tuple[int, int]]
+    """As in GroupFacts, of the timeline in which the group was accepted."""
     payload_key: str
     state: str = NEW
 
@@ -107,6 +110,16 @@ class Group:
     def age_milli(self, measure: StalenessMeasure) -> int:
         """The version by which it is measured, in milli-versions."""
         return age_milli(measure, head=self.head, tail=self.tail, mean_milli=self.mean_milli)
+
+    def tokens_behind(self, train_version: int) -> Iterator[tuple[int, int]]:
+        """Response tokens by staleness: (whole versions behind `train_version`, tokens)."""
+        if not self.version_tokens:
+            yield max(0, train_version * MILLI - self.mean_milli) // MILLI, self.facts.response_tokens
+            return
+        for version, tokens in self.version_tokens:
+            yield max(0, train_version - min(version, self.tail)), tokens
+        of_tail = self.facts.response_tokens - sum(tokens for _, tokens in self.version_tokens)
+        yield max(0, train_version - self.tail), of_tail
 
     def clamp(self, version: int) -> None:
         """The timeline forked at `version`: nothing newer exists any more."""

@@ -115,7 +115,7 @@ class ReferenceModel(EvaluationOperations):
         run = self._begin(run_id)
         expired = leasing.expire(run) + evaluation_leases.expire(run)
         for engine_id in run.engines.forget_silent(run.now):
-            del run.totals.engines[engine_id]
+            run.totals.forget_engine(engine_id)
             run.changed = True
         run.leases.forget_silent(run.now)
         run.settle()

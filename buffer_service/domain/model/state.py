@@ -304,5 +304,6 @@ class RunState:
             head=self.timeline.effective(facts.head),
             tail=self.timeline.effective(facts.tail),
             mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.epoch),
+            version_tokens=[(self.timeline.effective(made), tokens) for made, tokens in facts.version_tokens],
             payload_key=payload_key,
         )

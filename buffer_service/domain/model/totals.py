@@ -5,7 +5,7 @@ one policy and one epoch.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from buffer_service.domain.gate import MILLI
@@ -15,11 +15,14 @@ from buffer_service.domain.window import (
     LENGTH_BUCKETS,
     MOST,
     OF_ENVIRONMENT,
+    RELOAD_PHASES,
     TOTALS,
     WINDOW_VERSIONS,
     Snapshot,
     Window,
     length_buckets,
+    no_staleness,
+    staleness_bucket,
 )
 
 
@@ -31,8 +34,14 @@ class Totals:
     environments: dict[str, dict[str, int]] = field(default_factory=dict)
     by_length: Counter[int] = field(default_factory=Counter)
     """Accepted samples by bucket."""
+    by_staleness: dict[str, list[int]] = field(default_factory=no_staleness)
+    """Assembled groups, and their tokens, by bucket."""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters that were reported last."""
+    reloads: list[int] = field(default_factory=lambda: [0] * (2 * len(RELOAD_PHASES)))
+    """Of all engines."""
+    engine_reloads: dict[str, Sequence[int]] = field(default_factory=dict)
+    """What was reported last."""
     trainer: dict[str, int] | None = None
     """What the trainer of this epoch said last."""
     snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=WINDOW_VERSIONS + 1))
@@ -67,6 +76,19 @@ class Totals:
         for name, amount in staleness.items():
             _add(self.sums, name, amount)
             _add(environment, name, amount)
+        versions = {
+            "total": train_version - group.head,
+            "pre_queue": group.tail - group.head,
+            "in_queue": train_version - group.tail,
+        }
+        for name, behind in versions.items():
+            self._count(name, behind, 1)
+        for behind, tokens in group.tokens_behind(train_version):
+            self._count("token", behind, tokens)
+
+    def _count(self, name: str, versions: int, amount: int) -> None:
+        counts, bucket = self.by_staleness[name], staleness_bucket(versions)
+        counts[bucket] = min(MOST, counts[bucket] + amount)
 
     # ── counters ──
 
@@ -79,6 +101,20 @@ class Totals:
         }
         self._grow(self.engines.get(report.engine_id, counters), counters)
         self.engines[report.engine_id] = counters
+        if reloads := report.reload_counters:
+            self._reload(self.engine_reloads.get(report.engine_id, reloads), reloads)
+            self.engine_reloads[report.engine_id] = reloads
+
+    def _reload(self, before: Sequence[int], counters: Sequence[int]) -> None:
+        """As `_grow`."""
+        is_new = any(now < then for now, then in zip(counters, before, strict=True))
+        for place, count in enumerate(counters):
+            self.reloads[place] = min(MOST, self.reloads[place] + count - (0 if is_new else before[place]))
+
+    def forget_engine(self, engine_id: str) -> None:
+        """It is silent; what it has counted stays."""
+        del self.engines[engine_id]
+        self.engine_reloads.pop(engine_id, None)
 
     def trainer_says(self, clock: TrainerClock) -> None:
         """The trainer's time as of now."""
@@ -109,6 +145,11 @@ class Totals:
     def response_lengths(self) -> list[int]:
         """See RunView."""
         return [self.by_length[bucket] for bucket in range(LENGTH_BUCKETS)]
+
+    @property
+    def staleness_counts(self) -> dict[str, list[int]]:
+        """See RunView."""
+        return {name: list(counts) for name, counts in self.by_staleness.items()}
 
 
 def _add(sums: dict[str, int], name: str, by: int) -> None:

@@ -33,6 +33,8 @@ def view(run: RunState, now: int) -> RunView:
         failures=list(reversed(run.failures)),
         window=run.totals.window,
         response_lengths=run.totals.response_lengths,
+        staleness_counts=run.totals.staleness_counts,
+        reload_counters=list(run.totals.reloads),
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
 

@@ -21,7 +21,7 @@ from buffer_service.domain.ops.tasks import (
     Submit,
     Submitted,
 )
-from buffer_service.domain.ops.views import Amount, Record, RunView, TaskFailure
+from buffer_service.domain.ops.views import Amount, Record, RunView, StoreFacts, TaskFailure
 from buffer_service.domain.ops.weights import (
     EngineReport,
     EngineReported,
@@ -66,6 +66,7 @@ __all__ = [
     "RunView",
     "ShardGroup",
     "Short",
+    "StoreFacts",
     "Submit",
     "Submitted",
     "TaskFailure",

@@ -47,6 +47,9 @@ class GroupFacts:
     """Turns of role assistant; a sample without turns has one."""
     truncated_samples: int
     """Samples with finish reason LENGTH."""
+    version_tokens: Sequence[tuple[WeightVersion, int]] = ()
+    """Response tokens of each version below the tail, the others are the tail's; empty: all count as made with the mean
+    version. Versions that are more than window.MOST_BEHIND behind the tail may be told as that many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from buffer_service.domain.ops.weights import EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.window import Window
+from buffer_service.domain.window import RELOAD_PHASES, Window, no_staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ class TaskFailure:
     attempts: int
     error: str
     time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What the store's server says of itself; a `memory_limit_bytes` of 0: none."""
+
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    clients: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,11 @@ class RunView:
     """Between the oldest and the newest publish that are kept; None before the second one."""
     response_lengths: Sequence[int] = ()
     """Accepted samples by response length, LENGTH_BUCKETS counts."""
+    staleness_counts: Mapping[str, Sequence[int]] = field(default_factory=no_staleness)
+    """Groups and tokens of assembled steps by bucket of staleness (window.STALENESS_BOUNDS), for each of
+    window.STALENESS_COUNTED."""
+    reload_counters: Sequence[int] = (0,) * (2 * len(RELOAD_PHASES))
+    """Of all engines' reloads, as window.RELOAD_PHASES says."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
     `accepted_response_tokens` and `assembled_response_tokens`."""

@@ -1,5 +1,6 @@
 """Weight versions, their publishes, collective plans, and what engines report."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -89,6 +90,10 @@ class EngineReport:
     """Time in which at least one request decodes."""
     decode_request_ms: int = 0
     """Time of each request that decodes, summed."""
+    reload_counters: Sequence[int] = ()
+    """Since the worker began with the engine, as window.RELOAD_PHASES says; empty: it says nothing. Like `wants_load`
+    said with a report, not part of a view.
+    """
     wants_load: bool = False
     """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
     silent_ms: int = 0

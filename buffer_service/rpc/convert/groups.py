@@ -1,6 +1,7 @@
 """Groups: only their headers are parsed. The body that is stored is the serialized Group as it came."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import floor
 from struct import Struct
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import NO_REWARD_BOUND
+from buffer_service.domain.window import MOST_BEHIND
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
@@ -100,7 +102,18 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         reward_milli=_within_bound(sum([round(1_000 * reward) for reward in rewards])),
         turns=summary.turns,
         truncated_samples=summary.truncated_samples,
+        version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
     )
+
+
+def _version_tokens(
+    by_version: Mapping[tuple[int, int], int], tail: tuple[int, int]
+) -> list[tuple[ops.WeightVersion, int]]:
+    told: Counter[tuple[int, int]] = Counter()
+    for (epoch, version), tokens in by_version.items():
+        if (epoch, version) != tail:
+            told[epoch, max(version, tail[1] - MOST_BEHIND)] += tokens
+    return [(ops.WeightVersion(*made), tokens) for made, tokens in sorted(told.items())]
 
 
 def _mean_milli(rewards: Sequence[float]) -> int:

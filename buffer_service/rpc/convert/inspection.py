@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from buffer_service.domain import inspection as ins
-from buffer_service.domain.admission import OpenStep, capacity
+from buffer_service.domain.admission import OpenStep, capacity, required_version
 from buffer_service.domain.gate import oldest_useful_version
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.domain.timeline import next_train_version
@@ -253,20 +253,29 @@ def _names(head: bytes) -> dict[int, str]:
 def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> pb.Admission:
     unpublished = clock.next_step - clock.published_steps
     train_version = next_train_version(clock.published_version, unpublished, policy.batches_per_publish)
+    open_step = OpenStep(clock.open_target, clock.forming)
     rooms = {
         rule: capacity(
             replace(policy, **without),  # type: ignore[arg-type]
             unpublished_steps=unpublished,
-            open_step=OpenStep(clock.open_target, clock.forming),
+            open_step=open_step,
             queued=clock.queued,
             leased=leased,
         )
         for rule, without in _RULES.items()
     }
+    required = required_version(
+        policy,
+        published=clock.published_version,
+        unpublished_steps=unpublished,
+        open_step=open_step,
+        queued=clock.queued,
+        leased=leased,
+    )
     return pb.Admission(
         rooms=[pb.AdmissionRoom(rule=rule, groups=room) for rule, room in rooms.items() if room is not None],
         next_train_version=train_version,
-        required_version=oldest_useful_version(policy, train_version),
+        required_version=max(required, oldest_useful_version(policy, train_version)),
         due_tasks=clock.due_tasks,
         backing_off_tasks=clock.backing_off_tasks,
     )

@@ -1,6 +1,9 @@
 """Manifests and engine reports. A manifest is kept as its deterministic bytes, so that equal ones compare equal."""
 
+from collections.abc import Sequence
+
 from buffer_service.domain import ops
+from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
@@ -128,7 +131,21 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
         decoded_tokens=_counter(message.decoded_tokens, "report.decoded_tokens"),
         decode_busy_ms=_counter(message.decode_busy_ms, "report.decode_busy_ms"),
         decode_request_ms=_counter(message.decode_request_ms, "report.decode_request_ms"),
+        reload_counters=_reload_counters(message.reload_phases),
     )
+
+
+def _reload_counters(phases: Sequence[pb.ReloadPhaseTime]) -> Sequence[int]:
+    """Flat, as domain/window.py has them. A phase that is not known here comes from a newer worker and is left out."""
+    if not phases:
+        return ()
+    counters = [0] * (2 * len(RELOAD_PHASES))
+    for i, one in enumerate(phases):
+        at = f"report.reload_phases[{i}]"
+        both = _counter(one.count, f"{at}.count"), _counter(one.time_ms, f"{at}.time_ms")
+        if pb.RELOAD_PHASE_UNSPECIFIED < one.phase <= len(RELOAD_PHASES):
+            counters[2 * one.phase - 2 : 2 * one.phase] = both
+    return counters
 
 
 def stored_report(message: pb.EngineReport) -> ops.EngineReport:

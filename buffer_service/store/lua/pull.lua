@@ -116,22 +116,6 @@ else
 end
 train_version = header.train_version
 
--- How many groups the round takes: at most `size`, in a multiple of `multiple`.
-local is_streamed, is_equal = header.micro > 0, header.equal == 1
-if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
-  return refuse('equal_shards', world_size, header.target)
-end
-if is_equal and not is_streamed and header.target < world_size then
-  return refuse('equal_ranks', world_size, header.target)
-end
-local size, budget, multiple = header.target, header.budget, is_equal and world_size or 1
-if is_streamed then
-  size, budget, multiple = math.min(world_size * header.micro, header.target - header.groups), 0, 1
-  if size > policy.max_queued_groups then
-    return refuse('round_size', world_size, floor(policy.max_queued_groups / header.micro))
-  end
-end
-
 -- Evicts up to VICTIMS queued groups that are too stale, stalest first; returns whether more may be left.
 local function evict()
   if policy.max_staleness < 0 then
@@ -149,23 +133,44 @@ local function evict()
   return #stale == VICTIMS
 end
 
-if evict() then
-  close_run(again)
-  return reply('more')
+-- Closes the next round, if enough is queued for it.
+local function next_round()
+  -- How many groups the round takes: at most `size`, in a multiple of `multiple`.
+  local is_streamed, is_equal = header.micro > 0, header.equal == 1
+  if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
+    return refuse('equal_shards', world_size, header.target)
+  end
+  if is_equal and not is_streamed and header.target < world_size then
+    return refuse('equal_ranks', world_size, header.target)
+  end
+  local size, budget, multiple = header.target, header.budget, is_equal and world_size or 1
+  if is_streamed then
+    size, budget, multiple = math.min(world_size * header.micro, header.target - header.groups), 0, 1
+    if size > policy.max_queued_groups then
+      return refuse('round_size', world_size, floor(policy.max_queued_groups / header.micro))
+    end
+  end
+
+  if evict() then
+    close_run(again)
+    return reply('more')
+  end
+
+  local queued = queued_count()
+  local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
+  if is_enough and queued >= multiple then
+    local groups = take(size, budget, multiple)
+    return answer(header, close_round(header, groups, world_size), 0)
+  end
+
+  local leased = call('ZCARD', LEASES)
+  if state.draining and leased == 0 and not head_of_line() then
+    close_run(again)
+    return refuse('run_paused', 'drained')
+  end
+  -- With enough tokens it waits for a group for each rank.
+  want_groups(is_enough and multiple or size)
+  return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))
 end
 
-local queued = queued_count()
-local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
-if is_enough and queued >= multiple then
-  local groups = take(size, budget, multiple)
-  return answer(header, close_round(header, groups, world_size), 0)
-end
-
-local leased = call('ZCARD', LEASES)
-if state.draining and leased == 0 and not head_of_line() then
-  close_run(again)
-  return refuse('run_paused', 'drained')
-end
--- With enough tokens it waits for a group for each rank.
-want_groups(is_enough and multiple or size)
-return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))
+return next_round()

@@ -6,7 +6,8 @@
 --         for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or
 --         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
 --         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
---         truncated_samples, {bucket, samples in it, ...} by response length}
+--         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
+--         for each version below the tail (empty: all are of the mean version)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
 --         for it), or for what can never be accepted {field, value, limit}
@@ -184,6 +185,16 @@ table.insert(before_close, 1, function()
   end
 end)
 
+-- What assembly needs of a group: see lib/record.lua.
+local function pack_responses(group)
+  local packed, versions = struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]), group[27]
+  for index = 1, #versions, 3 do
+    local version = effective(versions[index], versions[index + 1])
+    packed = packed .. struct.pack(VERSION_TOKENS, version, versions[index + 2])
+  end
+  return packed
+end
+
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
@@ -202,7 +213,7 @@ local function accept(group, task, attempt, filter)
     effective(group[5], group[6]), effective(group[7], group[8]), state.epoch,
     group[9], group[10], group[11], group[12], group[13], environment, task.priority,
     effective_milli(group[7], group[15]),
-    struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]),
+    pack_responses(group),
   }
   know_environment(environment)
   follow_acceptance(not filter)

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
---         decode_request_ms}; report: packed {engine_id, worker_id, state,
+--         decode_request_ms, reload counters (empty: none are said)}; report: packed {engine_id, worker_id, state,
 --         epoch, version, reloads, last_reload_ms, last_error, errors, membership, prepared_epoch (0: none),
 --         prepared_version, weights_url}
 -- Replies {'ok', revision, epoch, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
@@ -33,6 +33,10 @@ if said ~= packed then
   -- What an engine did before the run heard of it, in a deleted run of this name perhaps, is none of this run's.
   local before = said and unpack_msg(said) or counters
   total_growth({'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, before, counters)
+end
+
+if #request[9] > 0 then
+  count_reloads(engine_id, request[9])
 end
 
 -- An engine that does not serve anyway cannot be taken out of service: it needs no place.

@@ -4,12 +4,14 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
---         heard, now, failures, totals, response_lengths, counters, snapshots, first, last}
+--         heard, now, failures, totals, response_lengths, counters, snapshots, first, last, staleness,
+--         reloads}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
 --         totals an array (lib/totals.lua), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
---         snapshots: how many are kept, of which first and last are packed ('' for none)
+--         snapshots: how many are kept, of which first and last are packed ('' for none);
+--         staleness and reloads: packed counts (lib/totals.lua), '' for none
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
@@ -53,4 +55,5 @@ return reply('view', policy, state, ledger, queued, forming, delivered, pending_
   call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1),
   load_totals(), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
-  call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '')
+  call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '',
+  call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '')

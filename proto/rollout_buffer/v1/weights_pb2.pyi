@@ -88,6 +88,46 @@ ENGINE_STATE_STOPPED: EngineState.ValueType  # 5
 """Stopped cleanly."""
 Global___EngineState: typing_extensions.TypeAlias = EngineState
 
+class _ReloadPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReloadPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReloadPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    RELOAD_PHASE_UNSPECIFIED: _ReloadPhase.ValueType  # 0
+    """Not set."""
+    RELOAD_PHASE_FETCH: _ReloadPhase.ValueType  # 1
+    """The worker fetches the files of a version, or finds that it has them."""
+    RELOAD_PHASE_WAIT: _ReloadPhase.ValueType  # 2
+    """The engine waits for its turn to be out of service, or, paused, for a broadcast to begin."""
+    RELOAD_PHASE_JOIN: _ReloadPhase.ValueType  # 3
+    """The engine joins a process group."""
+    RELOAD_PHASE_PAUSE: _ReloadPhase.ValueType  # 4
+    """The engine stops generating."""
+    RELOAD_PHASE_LOAD: _ReloadPhase.ValueType  # 5
+    """The engine takes the weights in."""
+    RELOAD_PHASE_RESUME: _ReloadPhase.ValueType  # 6
+    """The engine goes on."""
+
+class ReloadPhase(_ReloadPhase, metaclass=_ReloadPhaseEnumTypeWrapper):
+    """A phase of an engine's reload."""
+
+RELOAD_PHASE_UNSPECIFIED: ReloadPhase.ValueType  # 0
+"""Not set."""
+RELOAD_PHASE_FETCH: ReloadPhase.ValueType  # 1
+"""The worker fetches the files of a version, or finds that it has them."""
+RELOAD_PHASE_WAIT: ReloadPhase.ValueType  # 2
+"""The engine waits for its turn to be out of service, or, paused, for a broadcast to begin."""
+RELOAD_PHASE_JOIN: ReloadPhase.ValueType  # 3
+"""The engine joins a process group."""
+RELOAD_PHASE_PAUSE: ReloadPhase.ValueType  # 4
+"""The engine stops generating."""
+RELOAD_PHASE_LOAD: ReloadPhase.ValueType  # 5
+"""The engine takes the weights in."""
+RELOAD_PHASE_RESUME: ReloadPhase.ValueType  # 6
+"""The engine goes on."""
+Global___ReloadPhase: typing_extensions.TypeAlias = ReloadPhase
+
 @typing.final
 class WeightFile(google.protobuf.message.Message):
     """One file of a files manifest."""
@@ -532,6 +572,32 @@ class WatchWeightsResponse(google.protobuf.message.Message):
 Global___WatchWeightsResponse: typing_extensions.TypeAlias = WatchWeightsResponse
 
 @typing.final
+class ReloadPhaseTime(google.protobuf.message.Message):
+    """Time that an engine has spent in one phase of its reloads."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    TIME_MS_FIELD_NUMBER: builtins.int
+    phase: Global___ReloadPhase.ValueType
+    """The phase."""
+    count: builtins.int
+    """How often it has ended, failed attempts included; below 2^48."""
+    time_ms: builtins.int
+    """Time in it, summed, in milliseconds; below 2^48."""
+    def __init__(
+        self,
+        *,
+        phase: Global___ReloadPhase.ValueType = ...,
+        count: builtins.int = ...,
+        time_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "phase", b"phase", "time_ms", b"time_ms"]) -> None: ...
+
+Global___ReloadPhaseTime: typing_extensions.TypeAlias = ReloadPhaseTime
+
+@typing.final
 class EngineReport(google.protobuf.message.Message):
     """What a worker knows of one engine."""
 
@@ -552,6 +618,7 @@ class EngineReport(google.protobuf.message.Message):
     DECODED_TOKENS_FIELD_NUMBER: builtins.int
     DECODE_BUSY_MS_FIELD_NUMBER: builtins.int
     DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
+    RELOAD_PHASES_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -593,6 +660,12 @@ class EngineReport(google.protobuf.message.Message):
     def prepared(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The planned version for which the engine is paused and ready to receive; unset: none."""
 
+    @property
+    def reload_phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReloadPhaseTime]:
+        """Cumulative like the three before, each phase at most once; a phase that is not said was never entered. Not in
+        GetRun: the run's sums are metrics.
+        """
+
     def __init__(
         self,
         *,
@@ -611,9 +684,10 @@ class EngineReport(google.protobuf.message.Message):
         decoded_tokens: builtins.int = ...,
         decode_busy_ms: builtins.int = ...,
         decode_request_ms: builtins.int = ...,
+        reload_phases: collections.abc.Iterable[Global___ReloadPhaseTime] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 

@@ -62,8 +62,8 @@ end
 
 -- Sums over groups by environment, each {groups, samples, tokens, bytes, response tokens, staleness, pre-queue,
 -- in-queue, token staleness}: staleness as of training by train_version, that of tokens in thousandths. And over all
--- groups: `own` of a round, and sums that no environment has. For a group nothing but locals is added to: pulls spend
--- their time here.
+-- groups: `own` of a round, sums that no environment has, and groups by staleness, pre-queue and in-queue, and response
+-- tokens by staleness, {versions = count} each. Little is done for a group: pulls spend their time here.
 local function sum_groups(groups, train_version)
   local by_environment, environments = {}, {}
   for index = 1, #groups do
@@ -77,30 +77,53 @@ local function sum_groups(groups, train_version)
   end
   local own = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
     staleness_max = 0}
+  -- Groups of one version by it; of the others by staleness; response tokens by staleness, and in thousandths.
+  local by_version, by_total, by_pre_queue, by_in_queue, by_token, tokens_behind = {}, {}, {}, {}, {}, {}
   local loss_tokens, most, spanning, longest_tokens, rewards, turns, truncated_samples = 0, 0, 0, 0, 0, 0, 0
   for environment, its in pairs(by_environment) do
     local samples, tokens, bytes, responses = 0, 0, 0, 0
     local staleness, pre_queue, in_queue, token_staleness = 0, 0, 0, 0
     for index = 1, #its do
       local group = its[index]
-      local response, longest, reward, turn, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+      local responses_of = group[G_RESPONSES]
+      local response, longest, reward, turn, truncated, place = struct.unpack(RESPONSES, responses_of)
       local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
+      local total, before, waited = train_version - head, tail - head, train_version - tail
       samples, tokens, bytes = samples + group[G_SAMPLES], tokens + group[G_TOKENS], bytes + group[G_BYTES]
       loss_tokens, spanning = loss_tokens + group[G_LOSS_TOKENS], spanning + group[G_SPANS]
       responses, longest_tokens, rewards = responses + response, longest_tokens + longest, rewards + reward
       turns, truncated_samples = turns + turn, truncated_samples + truncated
-      pre_queue = pre_queue + tail - head
-      if train_version > head then
-        staleness = staleness + train_version - head
-        if train_version - head > most then
-          most = train_version - head
+      pre_queue = pre_queue + before
+      if total > 0 then
+        staleness = staleness + total
+        if total > most then
+          most = total
         end
       end
-      if train_version > tail then
-        in_queue = in_queue + train_version - tail
+      if waited > 0 then
+        in_queue = in_queue + waited
       end
       if behind > 0 then
         token_staleness = token_staleness + response * behind
+      end
+      if before == 0 then
+        by_version[tail] = (by_version[tail] or 0) + 1
+      else
+        by_total[total] = (by_total[total] or 0) + 1
+        by_pre_queue[before] = (by_pre_queue[before] or 0) + 1
+        by_in_queue[waited] = (by_in_queue[waited] or 0) + 1
+      end
+      if place > #responses_of then
+        tokens_behind[behind] = (tokens_behind[behind] or 0) + response
+      else
+        local of_tail = response
+        repeat
+          local version, made
+          version, made, place = struct.unpack(VERSION_TOKENS, responses_of, place)
+          local late = train_version - (version < tail and version or tail)
+          by_token[late], of_tail = (by_token[late] or 0) + made, of_tail - made
+        until place > #responses_of
+        by_token[waited] = (by_token[waited] or 0) + of_tail
       end
     end
     environments[environment] = {#its, samples, tokens, bytes, responses, staleness, pre_queue, in_queue,
@@ -109,7 +132,17 @@ local function sum_groups(groups, train_version)
     own.staleness_sum = own.staleness_sum + staleness
   end
   own.loss_tokens, own.staleness_max = loss_tokens, most
-  return environments, own, {spanning, longest_tokens, rewards, turns, truncated_samples}
+  for version, count in pairs(by_version) do
+    local waited = train_version - version
+    by_total[waited], by_in_queue[waited] = (by_total[waited] or 0) + count, (by_in_queue[waited] or 0) + count
+    by_pre_queue[0] = (by_pre_queue[0] or 0) + count
+  end
+  for behind, tokens in pairs(tokens_behind) do
+    local versions = floor(behind / 1000)
+    by_token[versions] = (by_token[versions] or 0) + tokens
+  end
+  return environments, own, {spanning, longest_tokens, rewards, turns, truncated_samples},
+    {by_total, by_pre_queue, by_in_queue, by_token}
 end
 
 -- Counts groups, summed by environment, in (sign 1) or out of (-1) the sizes of a step.

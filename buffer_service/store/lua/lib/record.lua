@@ -12,6 +12,11 @@ local G_ENVIRONMENT, G_PRIORITY, G_MEAN, G_RESPONSES = 13, 14, 15, 16
 -- in thousandths, turns of role assistant, truncated samples.
 local RESPONSES = '<I5I4i6I4I2'
 
+-- After it: (version, response tokens of it) for each version below the tail, of the timeline as of the group's
+-- acceptance, so that min(version, tail) is that of the present one. None where all tokens count as of the mean
+-- version.
+local VERSION_TOKENS = '<I6I5'
+
 -- Packed records as they were read, by record. A record is changed by `clamp` alone, which these did not need.
 local raw_records = {}
 

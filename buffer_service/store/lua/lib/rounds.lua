@@ -16,7 +16,7 @@ local function settle_round(header, environments, final)
 end
 
 -- Adds the sums of a round's groups (sum_groups) to what the run and its environments are measured by.
-local function count_assembled(environments, own, others)
+local function count_assembled(environments, own, others, by_staleness)
   for environment, sums in pairs(environments) do
     local its = environment_totals(environment)
     for place = 2, #ENVIRONMENT_TOTALS do
@@ -33,6 +33,7 @@ local function count_assembled(environments, own, others)
   count_total('assembled_turns', turns)
   count_total('assembled_truncated_samples', truncated_samples)
   stat('assembled_groups_spanning_versions', spanning)
+  count_staleness(by_staleness)
   ledger.statistics.staleness_max = math.max(ledger.statistics.staleness_max, own.staleness_max)
 end
 
@@ -56,7 +57,7 @@ local function close_round(header, groups, world_size)
     record('round', {now, step, round, header.train_version, ids})
   end
   sort_groups(groups)
-  local environments, own, others = sum_groups(groups, header.train_version)
+  local environments, own, others, by_staleness = sum_groups(groups, header.train_version)
   count_in_step(header, 1, environments)
   local before = round > 0 and load_round(step, round - 1).total or nil
   local stored = {own = own, total = up_to(before, own)}
@@ -65,7 +66,7 @@ local function close_round(header, groups, world_size)
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
   settle_round(header, environments, final)
-  count_assembled(environments, own, others)
+  count_assembled(environments, own, others, by_staleness)
   header.rounds = round + 1
   save_step(step, header)
   if final then

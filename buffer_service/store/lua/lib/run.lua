@@ -3,8 +3,9 @@
 --
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the latest time seen), asked (ms, the last lease
 -- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
--- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals and trainer
--- (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the published one.
+-- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer, staleness and
+-- reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the
+-- published one.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the

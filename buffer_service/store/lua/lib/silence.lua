@@ -16,6 +16,7 @@ local function forget_engines()
   if #silent > 0 then
     call('HDEL', key('engines'), unpack(silent))
     call('HDEL', key('engine_counters'), unpack(silent))
+    call('HDEL', key('engine_reloads'), unpack(silent))
     for _, index in ipairs({ENGINES_HEARD, PLACES, PLACE_LINE}) do
       call('ZREM', index, unpack(silent))
     end

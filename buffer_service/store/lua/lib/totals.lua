@@ -6,6 +6,14 @@
 -- {decoded_tokens, decode_busy_ms, decode_request_ms} as its worker said them last. Hash `response_lengths`: accepted
 -- samples by bucket.
 --
+-- Field `staleness` of the run's record: msgpack array of what assembled steps had by bucket of staleness, absent
+-- before the first: a count for each of STALENESS_BOUNDS and one beyond, of groups by staleness, by pre-queue and by
+-- in-queue staleness, and of response tokens by staleness.
+--
+-- Field `reloads` of the run's record: msgpack array of what all engines' reloads have counted, absent before anything,
+-- flat: for each phase how often it has ended, and ms in it. Hash `engine_reloads`: the same by engine, as its worker
+-- said it last.
+--
 -- A total that grows is nothing that callers must have seen: it does not raise the revision by itself.
 
 -- @include run
@@ -50,6 +58,44 @@ local function total_growth(names, before, counters)
   for index, name in ipairs(names) do
     count_total(name, counters[index] - (is_new and 0 or before[index]))
   end
+end
+
+-- Adds counts by staleness in versions: {versions = count} for each of what is counted by bucket.
+local function count_staleness(by_staleness)
+  local raw = call('HGET', RUN, 'staleness')
+  local counts, buckets = raw and unpack_msg(raw) or {}, #STALENESS_BOUNDS + 1
+  for place = #counts + 1, #by_staleness * buckets do
+    counts[place] = 0
+  end
+  for index, by_versions in ipairs(by_staleness) do
+    for versions, count in pairs(by_versions) do
+      local bucket = 1
+      while bucket < buckets and versions > STALENESS_BOUNDS[bucket] do
+        bucket = bucket + 1
+      end
+      add_total(counts, (index - 1) * buckets + bucket, count)
+    end
+  end
+  call('HSET', RUN, 'staleness', pack(counts))
+end
+
+-- Adds what an engine's reload counters grew by since its last report; see total_growth.
+local function count_reloads(engine_id, counters)
+  local said, packed = call('HGET', key('engine_reloads'), engine_id), pack(counters)
+  if said == packed then
+    return
+  end
+  call('HSET', key('engine_reloads'), engine_id, packed)
+  local before, raw, is_new = said and unpack_msg(said) or counters, call('HGET', RUN, 'reloads'), false
+  for place, count in ipairs(counters) do
+    is_new = is_new or count < before[place]
+  end
+  local sums = raw and unpack_msg(raw) or {}
+  for place, count in ipairs(counters) do
+    sums[place] = sums[place] or 0
+    add_total(sums, place, count - (is_new and 0 or before[place]))
+  end
+  call('HSET', RUN, 'reloads', pack(sums))
 end
 
 -- Remembers the totals as they are at the publish of a version.
