@@ -97,7 +97,7 @@ MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/staleness_live \
-	--ignore=tests/chart
+	--ignore=tests/chart --ignore=tests/dashboards
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
@@ -107,7 +107,7 @@ RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-verifiers \
 	test-protobuf-matrix
-test: ## all tests but test-engine, test-faults, test-live and chart, with real SGLang end to end
+test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
@@ -159,6 +159,21 @@ chart: install ## the Helm chart: lint, render with Helm 3 and 4, validate, cros
 chart-schema: install ## rewrite the chart's values.schema.json from the settings and options
 	@$(BIN)/python -m scripts.chart_schema
 
+# --- monitoring ---------------------------------------------------------------------------------------------
+
+.PHONY: dashboards dashboards-json metrics-reference
+dashboards: install ## Grafana dashboards and alerts on a real Prometheus beside a loaded service (about 2 minutes)
+	@command -v prometheus >/dev/null || { \
+		echo "dashboards: prometheus is missing; Debian and Ubuntu: apt-get install prometheus" >&2; \
+		exit 1; }
+	@$(BIN)/python -m pytest tests/dashboards $(PYTEST_ARGS)
+
+dashboards-json: install ## rewrite the dashboards in the chart from deploy/dashboards
+	@$(BIN)/python -m deploy.dashboards
+
+metrics-reference: install ## rewrite docs/metrics.md from the metrics that the service has
+	@$(BIN)/python -m scripts.metrics_reference
+
 # --- code ---------------------------------------------------------------------------------------------------
 
 .PHONY: lint ruff type imports lua-lint proto-lint format
@@ -201,8 +216,9 @@ format: install ## rewrite Python and proto files in the house format
 # --- wire contract ------------------------------------------------------------------------------------------
 
 .PHONY: proto proto-check proto-breaking
-proto: .venv-proto/.installed ## regenerate the Python code of proto/
+proto: .venv-proto/.installed ## regenerate the Python code of proto/ and its reference in docs
 	@scripts/generate_proto.sh .venv-proto/bin/python proto
+	@.venv-proto/bin/python -m scripts.protocol_reference
 	@echo "proto: generated"
 
 proto-check: .venv-proto/.installed ## fail if the committed generated code is out of date
