@@ -108,7 +108,7 @@ class AdminPage:
     async def run(self, request: Request) -> Response:
         """One run, whole."""
         view = await self._store.view(request.path_params["run_id"])
-        _, evaluations = await self._store.evaluations(view.run_id)
+        _, evaluations = await self._store.evaluations(view.run_id, acknowledges=False)
         return JSONResponse(whole(view, evaluations))
 
     async def events(self, request: Request) -> EventStream:

@@ -78,7 +78,7 @@ class Feed:
                 try:
                     async with asyncio.timeout(STORE_TIMEOUT_S):
                         view = await self._store.view(self._run_id)
-                        _, evaluations = await self._store.evaluations(self._run_id)
+                        _, evaluations = await self._store.evaluations(self._run_id, acknowledges=False)
                     self._look(view, evaluations)
                 except StoreFault as fault:
                     self._fault(fault)

@@ -65,7 +65,8 @@ async def _look(store: RunStore) -> Look:
             evaluations = []
             for view in views:
                 with contextlib.suppress(UnknownRun):  # Deleted since it was listed.
-                    evaluations.append((view.run_id, (await store.evaluations(view.run_id))[1]))
+                    _, found = await store.evaluations(view.run_id, acknowledges=False)
+                    evaluations.append((view.run_id, found))
     except (StoreFault, TimeoutError) as error:
         log.warning("scrape without the store", why=str(error) or f"no answer within {LOOK_S:g} s")
         return Look()

@@ -208,8 +208,10 @@ class EvaluationStore(Protocol):
         """
         ...
 
-    async def evaluations(self, run_id: str) -> tuple[int, Sequence[EvaluationView]]:
-        """Revision, and all evaluations in order of submission, without their failures."""
+    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[int, Sequence[EvaluationView]]:
+        """Revision, and all evaluations in order of submission, without their failures. Unless it `acknowledges`, it
+        waits for no replicas, and the revision is not to be sent back.
+        """
         ...
 
     async def evaluation(self, run_id: str, eval_id: str) -> tuple[int, EvaluationView]:

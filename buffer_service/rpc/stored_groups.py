@@ -68,7 +68,11 @@ async def _read_usual(store: InspectStore, key: str, body: bytes) -> StoredGroup
     return StoredGroup(key, groups_pb2.GroupHeader.FromString(body[at:stop]), payload_at)
 
 
-async def _read_whole(store: InspectStore, key: str) -> StoredGroup:
+async def _read_whole(store: InspectStore, key: str) -> StoredGroup | None:
     # A payload's key ends in its size.
-    head, payload = split_group(memoryview(await store.read_payload(key, 0, int(key.rpartition(":")[2]))))
+    body = await store.read_payload(key, 0, int(key.rpartition(":")[2]))
+    if not body:
+        # Deleted since its beginning was read.
+        return None
+    head, payload = split_group(memoryview(body))
     return StoredGroup(key, groups_pb2.GroupHeader.FromString(bytes(head)), 0, payload)

@@ -21,9 +21,12 @@ class StoreBase:
         self._scripts = load_scripts()
         self._known: set[str] = set()
 
-    async def _call(self, script: str, run_id: str, arguments: bytes) -> tuple[str, Fields]:
+    async def _call(
+        self, script: str, run_id: str, arguments: bytes, *, acknowledges: bool = True
+    ) -> tuple[str, Fields]:
         """Run a script. Raises what its refusal stands for."""
-        return parse(run_id, await self._connection.run(self._scripts[script], run_id, arguments))
+        reply = await self._connection.run(self._scripts[script], run_id, arguments, acknowledges=acknowledges)
+        return parse(run_id, reply)
 
     async def _call_with_payloads(
         self, script: str, run_id: str, arguments: bytes, payloads: Sequence[tuple[str, Buffer]]

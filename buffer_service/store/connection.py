@@ -41,8 +41,10 @@ REPLY_BYTES = 4 << 20
 LOADING_TIMEOUT_S = 10.0
 LOADING_PAUSE_S = 0.05
 
-UNACKNOWLEDGED = frozenset({"abandon", "delete_run", "free", "sweep", "view"})
-"""Scripts whose replies promise nothing: they wait for no replicas, and their replies carry no revision."""
+_LOOKS = frozenset({"inspect_groups", "inspect_steps", "inspect_task", "inspect_tasks", "inspect_waits", "view"})
+
+UNACKNOWLEDGED = _LOOKS | {"abandon", "delete_run", "free", "sweep"}
+"""Scripts whose replies promise nothing: they wait for no replicas, and no revision is remembered of them."""
 
 _CHANGES_POLICY = frozenset({"create_run", "update_policy"})
 
@@ -148,10 +150,14 @@ class StoreConnection:
         """Close all connections."""
         await self.primary.close()
 
-    async def run(self, script: Script, run_id: str, arguments: bytes) -> Buffer:
-        """Run a script on a run's keys; its packed reply. Raises StoreRolledBack beside what the transport raises."""
+    async def run(self, script: Script, run_id: str, arguments: bytes, *, acknowledges: bool = True) -> Buffer:
+        """Run a script on a run's keys; its packed reply, which waits for replicas unless it acknowledges nothing.
+
+        Raises StoreRolledBack beside what the transport raises.
+        """
         call = ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments)
-        return await self._measured(script.name, self._decide(self._control, [call], script, run_id))
+        decision = self._decide(self._control, [call], script, run_id, acknowledges=acknowledges)
+        return await self._measured(script.name, decision)
 
     async def store_and_run(
         self, payloads: Sequence[tuple[str, Buffer]], script: Script, run_id: str, arguments: bytes
@@ -172,7 +178,9 @@ class StoreConnection:
         ]
         return await self._measured(script.name, self._decide(self._writes, commands, script, run_id))
 
-    async def _decide(self, link: _Link, commands: Sequence[Command], script: Script, run_id: str) -> Buffer:
+    async def _decide(
+        self, link: _Link, commands: Sequence[Command], script: Script, run_id: str, *, acknowledges: bool = True
+    ) -> Buffer:
         """The script's reply; `commands` call it alone, or at the end of a transaction."""
         replies, server = await self._exchange(link, commands, script, run_id)
         reply = self._script_reply(replies)
@@ -183,7 +191,7 @@ class StoreConnection:
             await self._load_scripts()
             replies, server = await self._exchange(link, commands, script, run_id)
             reply = self._checked(self._script_reply(replies))
-        return await self._replicated(script, run_id, server, reply)
+        return await self._replicated(script, run_id, server, reply) if acknowledges else reply
 
     def _script_reply(self, replies: Sequence[Any]) -> Any:  # noqa: ANN401
         *queued, reply = replies
@@ -199,6 +207,13 @@ class StoreConnection:
         for portion in portions(payload_keys):
             bodies += await self._measured("fetch", self._single(self._reads, ("MGET", *portion)))
         return bodies
+
+    async def fetch_part(self, payload_key: str, first: int, size: int) -> Buffer:
+        """Bytes [first, first + size) of a payload, as far as it goes; empty when it is gone."""
+        part: Buffer = await self._measured(
+            "fetch", self._single(self._reads, ("GETRANGE", payload_key, first, first + size - 1))
+        )
+        return part
 
     async def command(self, *parts: Part) -> Any:  # noqa: ANN401 - replies are of any type
         """Send one command."""

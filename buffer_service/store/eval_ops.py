@@ -29,9 +29,9 @@ class EvaluationOps(StoreBase):
         _, (revision, created, evaluation) = await self._call("eval_submit", run_id, arguments)
         return ev.EvaluationSubmitted(revision, _view(evaluation), bool(created))
 
-    async def evaluations(self, run_id: str) -> tuple[int, Sequence[ev.EvaluationView]]:
+    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[int, Sequence[ev.EvaluationView]]:
         """See domain.evaluations.EvaluationStore.evaluations."""
-        _, (revision, evaluations) = await self._call("eval_view", run_id, pack(""))
+        _, (revision, evaluations) = await self._call("eval_view", run_id, pack(""), acknowledges=acknowledges)
         return revision, [_view(evaluation) for evaluation in evaluations]
 
     async def evaluation(self, run_id: str, eval_id: str) -> tuple[int, ev.EvaluationView]:

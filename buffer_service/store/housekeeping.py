@@ -11,7 +11,7 @@ from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import RUNS, index_key
 from buffer_service.store.replies import pack, text
 from buffer_service.store.suitability import fields_of
-from buffer_wire.errors import UnknownRun
+from buffer_wire.errors import LayoutChanged, UnknownRun
 
 STAGING_AGE_MS = 600_000
 """A payload that was staged this long ago and is not indexed belongs to a replica that died, or to nobody."""
@@ -40,17 +40,27 @@ class Housekeeping(StoreBase):
     async def sweep(self) -> int:
         """See domain.ports.RunStore.sweep."""
         done = 0
+        another_layout: LayoutChanged | None = None
         for run_id in await self._named_runs():
-            more = 1
-            while more:
-                try:
-                    _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
-                except UnknownRun:
-                    done += await self._bury(run_id)
-                    break
-                done += swept
-            done += await self.delete_trash(run_id)
+            try:
+                done += await self._sweep(run_id)
+            except LayoutChanged as refusal:
+                # One run that a service of another version left here is no reason for leases of the others to stay.
+                another_layout = refusal
+        if another_layout is not None:
+            raise another_layout
         return done
+
+    async def _sweep(self, run_id: str) -> int:
+        done, more = 0, 1
+        while more:
+            try:
+                _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
+            except UnknownRun:
+                done += await self._bury(run_id)
+                break
+            done += swept
+        return done + await self.delete_trash(run_id)
 
     async def _delete(self, run_id: str, begin: int) -> int:
         """Delete until nothing is left; returns how many payloads went."""

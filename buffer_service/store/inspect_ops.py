@@ -81,7 +81,7 @@ class InspectOps(RunOps):
 
     async def read_payload(self, key: str, first: int, size: int) -> bytes:
         """See domain.inspection.InspectStore.read_payload."""
-        return bytes(await self._connection.command("GETRANGE", key, first, first + size - 1))
+        return bytes(await self._connection.fetch_part(key, first, size))
 
 
 def _is_cursor(part: int | str) -> bool:

@@ -39,7 +39,7 @@ class Shelf:
             raise self.error
         return self.kept
 
-    async def evaluations(self, _: str) -> tuple[int, list[Any]]:
+    async def evaluations(self, _: str, *, acknowledges: bool) -> tuple[int, list[Any]]:
         return 1, []
 
     def change(self) -> None:

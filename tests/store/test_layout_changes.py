@@ -49,6 +49,21 @@ async def test_a_run_of_another_layout_is_read_and_changed_by_nobody_who_does_no
     await run.command("HSET", index_key(run.run_id, "run"), "layout", SCHEMA_VERSION)
 
 
+async def test_a_run_of_another_layout_does_not_hold_up_the_sweep_of_the_others(run: Run) -> None:
+    await run.create()
+    other = Run(run.store, f"{run.run_id}-of-a-later-name")
+    await other.create(lease_ttl_ms=1_000)
+    await other.submit("a")
+    await other.one_lease()
+    await other.pass_ms(2_000)
+    record = index_key(run.run_id, "run")
+    await run.command("HSET", record, "layout", NEXT)
+    with pytest.raises(LayoutChanged):
+        await run.store.sweep()
+    assert (await other.view()).tasks["leased"] == 0
+    await run.command("HSET", record, "layout", SCHEMA_VERSION)
+
+
 async def test_a_service_whose_store_was_taken_over_says_so_and_creates_no_run(store: RedisRunStore, run: Run) -> None:
     await store.check_layout()
     await run.command("SET", SCHEMA, NEXT)

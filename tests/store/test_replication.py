@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service.domain.inspection import TaskSet
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import NotReplicated, StaleEpoch
@@ -126,6 +127,28 @@ async def test_a_refusal_acknowledges_nothing_and_waits_for_nobody(run: Run, hal
     halted()
     with pytest.raises(StaleEpoch):
         await run.commit(0)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(lambda run: run.view(), id="view"),
+        pytest.param(lambda run: run.store.evaluations(run.run_id, acknowledges=False), id="evaluations"),
+        pytest.param(lambda run: run.store.waits(run.run_id, 10), id="waits"),
+        pytest.param(lambda run: run.store.task(run.run_id, "a"), id="task"),
+        pytest.param(lambda run: run.store.list_steps(run.run_id, (), 10), id="list_steps"),
+        pytest.param(lambda run: run.store.list_groups(run.run_id, None, (), 10, environment=None), id="list_groups"),
+        pytest.param(
+            lambda run: run.store.list_tasks(run.run_id, TaskSet.ENDED, (), 10, environment=None, worker_id=""),
+            id="list_tasks",
+        ),
+    ],
+)
+async def test_a_look_waits_for_nobody(run: Run, look: Operation, halted: Callable[[], None]) -> None:
+    await waited(run)
+    await run.fill("a")
+    halted()
+    await look(run)
 
 
 async def test_runs_that_want_no_replicas_are_not_held_up(run: Run, halted: Callable[[], None]) -> None:

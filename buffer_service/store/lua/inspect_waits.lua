@@ -7,7 +7,8 @@
 --         leased and workers are counts; pushes: {payload key, ms of joining the line (0: a ticket from before tickets
 --         were times), ms of the last try}; leases as describe_task of lib/inspecting.lua; asked: {worker_id,
 --         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
---         next_step, published_steps, due, backing off}; needed: 0 when no pull waits
+--         next_step, published_steps, due, backing off}; needed: of the last pull that was short, 0: none
+--         has been
 --       | {'error', 'unknown_run'}
 -- Complexity O(classes + environments + limit * log waiting)
 
