@@ -45,7 +45,7 @@ class EventStream:
             async with asyncio.timeout(SEND_S):
                 await send(message)
 
-        async with self._feeds.watch(self._run_id) as feed:
+        async with self._feeds.watch(self._run_id, self._caller.token_id) as feed:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             answer = StreamingResponse(self._messages(feed), media_type="text/event-stream", headers=headers)
             with contextlib.suppress(TimeoutError):

@@ -13,6 +13,7 @@ import contextlib
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,8 +30,12 @@ log = structlog.get_logger(__name__)
 
 PERIOD_S = 1.0
 STORE_TIMEOUT_S = 5.0
-MAX_WATCHERS = 256
-"""Of the process; half of the connections that the admin page serves, so that probes and scrapes find room."""
+MAX_WATCHERS = 128
+"""Of the process; a quarter of the connections that the admin page serves. A page that watches keeps a second one, by
+which it asks for the list of runs, so that half of them is left to probes and scrapes."""
+
+MAX_OF_TOKEN = 96
+"""Of them those with one token, so that whoever holds it cannot keep the others out."""
 
 _HEARD_MS = 1_000
 """Reports of an engine that are less apart are one."""
@@ -116,6 +121,8 @@ class Feed:
             self._tell("fault", {"reason": fault.reason, "message": fault.message}, fault)
 
     def _tell(self, event: str, values: dict[str, object], error: RolloutBufferError | None = None) -> None:
+        if self.told is not None and self.told.event == "end":
+            return  # A reading that was under way when the service began to stop.
         self._number += 1
         data = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         self.told = Told(f"{self._name}-{self._number}", event, data, error)
@@ -129,20 +136,27 @@ class Feeds:
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._feeds: dict[str, Feed] = {}
+        self._by_token: Counter[str] = Counter()
         self._stopped = False
 
     @contextlib.asynccontextmanager
-    async def watch(self, run_id: str) -> AsyncIterator[Feed]:
-        """The run's feed, after its first reading. Raises UnknownRun, StoreFault, NotReady."""
+    async def watch(self, run_id: str, token_id: str = "") -> AsyncIterator[Feed]:
+        """The run's feed, after its first reading; `token_id` is empty for a caller without a token.
+
+        Raises UnknownRun, StoreFault, NotReady.
+        """
         if self._stopped:
             raise _stopping()
-        if sum(feed.watchers for feed in self._feeds.values()) >= MAX_WATCHERS:
+        if self._by_token.total() >= MAX_WATCHERS:
             raise NotReady(f"{MAX_WATCHERS} pages watch runs of this service already; no more are served")
+        if token_id and self._by_token[token_id] >= MAX_OF_TOKEN:
+            raise NotReady(f"{MAX_OF_TOKEN} pages with token {token_id!r} watch runs already; no more are served")
         feed = self._feeds.get(run_id)
         if feed is None or (feed.told is not None and feed.told.event == "end"):
             feed = self._feeds[run_id] = Feed(self._store, run_id)
             feed.task = asyncio.create_task(feed.read_on())
         feed.watchers += 1
+        self._by_token[token_id] += 1
         try:
             await feed.wait(None, 2 * STORE_TIMEOUT_S)
             if feed.told is None:
@@ -152,6 +166,9 @@ class Feeds:
             yield feed
         finally:
             feed.watchers -= 1
+            self._by_token[token_id] -= 1
+            if not self._by_token[token_id]:
+                del self._by_token[token_id]
             if not feed.watchers:
                 await self._forget(run_id, feed)
 

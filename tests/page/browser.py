@@ -17,7 +17,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-DEADLINE_MS = 20_000
+DEADLINE_MS = 40_000
 
 
 class Screen:

@@ -13,6 +13,8 @@ from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect
 from tests.support.service import ServiceProcess, running_service
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
+LAUNCH_MS = 90_000
+"""A first start reads a few hundred megabytes from the disk."""
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +45,20 @@ def named(rpc: Rpc) -> Callable[..., RunRpc]:
     return make
 
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    """One browser for the session, without settings of its own or connections to elsewhere."""
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    """One browser for a module, without settings of its own or connections to elsewhere.
+
+    Not for the session: playwright's event loop runs in this thread until it is closed, and asyncio's tests of the
+    modules that follow could not start theirs.
+    """
     binary = next((found for name in BINARIES if (found := shutil.which(name))), None)
     if binary is None:
         pytest.skip(f"no Chromium on PATH ({', '.join(BINARIES)})")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=binary, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=binary, args=FLAGS, timeout=LAUNCH_MS)
         try:
             yield browser
         finally:

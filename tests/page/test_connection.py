@@ -63,6 +63,9 @@ def test_a_token_is_asked_for_kept_in_the_tab_and_missed_when_it_is_revoked(chro
         screen.until_shown("#door")
         assert screen.focused() == "token"
         assert screen.at("#token").get_attribute("type") == "password"
+        screen.at("#token").fill("rb.reader.no\u2011header\u2011carries\u2011it")
+        screen.page.keyboard.press("Enter")
+        screen.until("#token-error", "signs of ASCII alone")
         screen.at("#token").fill("rb.nobody.garbage")
         screen.page.keyboard.press("Enter")
         screen.until("#token-error", "the token is not known to the service")
@@ -79,6 +82,12 @@ def test_a_token_is_asked_for_kept_in_the_tab_and_missed_when_it_is_revoked(chro
         screen.visit("secret-1")
         screen.until("#empty-next", "may not do anything to run 'secret-1'")
         screen.at("#run").select_option("math-1")
+        screen.until("#loop", "queue: 0 of")
+        screen.at("#forget").click()
+        screen.until_shown("#door")
+        assert (screen.page.title(), "math-1" in screen.page.content()) == ("rollout-buffer", False)
+        screen.at("#token").fill(reader)
+        screen.page.keyboard.press("Enter")
         screen.until("#loop", "queue: 0 of")
         with changing(tokens) as held:
             held[0] = TokenSet(entry for entry in held[0].entries if entry.token_id != "reader")

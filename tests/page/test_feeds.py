@@ -20,7 +20,7 @@ from tests.support.views import make_engines, make_view
 if TYPE_CHECKING:
     from buffer_service.domain.ports import RunStore
 
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 
 
 class Shelf:
@@ -141,7 +141,11 @@ async def test_a_run_that_is_not_there_and_a_service_that_stops_are_refused(shel
     async with made.watch("r") as feed:
         first = feed.told
         made.stop()
-        assert (await other_than(feed, first)).event == "end"
+        end = await other_than(feed, first)
+        assert end.event == "end"
+        shelf.change()
+        await shelf.looked(3)
+        assert feed.told is end, "it stays the end"
     with pytest.raises(NotReady):
         await made.watch("r").__aenter__()
 
@@ -151,6 +155,19 @@ async def test_there_is_an_end_to_how_many_watch(monkeypatch: pytest.MonkeyPatch
     async with made.watch("r"), made.watch("r"):
         with pytest.raises(NotReady, match="2 pages watch"):
             await made.watch("r").__aenter__()
+    async with made.watch("r"), made.watch("r"):
+        pass
+
+
+async def test_one_token_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch, made: Feeds) -> None:
+    monkeypatch.setattr(feeds, "MAX_OF_TOKEN", 2)
+    async with made.watch("r", "greedy"), made.watch("s", "greedy"):
+        with pytest.raises(NotReady, match="2 pages with token 'greedy' watch"):
+            await made.watch("r", "greedy").__aenter__()
+        async with made.watch("r", "other"), made.watch("r"), made.watch("r"), made.watch("r"):
+            pass
+    async with made.watch("r", "greedy"), made.watch("r", "greedy"):
+        pass
 
 
 class Revocable(Anybody):

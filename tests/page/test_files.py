@@ -17,7 +17,7 @@ NAMES = sorted(path.name for path in FOLDER.iterdir())
 def fetched(service: ServiceProcess, path: str, **headers: str) -> tuple[int, Message, bytes]:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urllib.request.urlopen(urllib.request.Request(service.admin + path, headers=given), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(service.admin + path, headers=given), timeout=30) as answer:
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -17,6 +17,7 @@ from tests.page.events import watching
 from tests.security.contract import call
 from tests.security.guarded import Guarded
 
+TIMEOUT_S = 30.0
 CREATE = "/rollout_buffer.v1.RunService/CreateRun"
 
 
@@ -25,7 +26,7 @@ def fetched(guarded: Guarded, path: str, authorization: str | None = None) -> tu
     if authorization is not None:
         request.add_header("Authorization", authorization)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -63,7 +64,7 @@ def test_a_browser_is_asked_for_a_password_and_the_page_is_not(guarded: Guarded)
     ):
         request = urllib.request.Request(f"{guarded.service.admin}/api", headers={"Accept": accept})
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=TIMEOUT_S)
         with refused.value as error:
             assert error.headers["WWW-Authenticate"].partition(" ")[0] == scheme
 
@@ -169,14 +170,14 @@ def test_checks_of_health_are_open_and_watches_and_reflection_are_for_admins(
     guarded: Guarded, channel: grpc.Channel, tokens: dict[Role, str]
 ) -> None:
     health_stub = health_pb2_grpc.HealthStub(channel)
-    health = health_stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+    health = health_stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     for role in (None, *Role):
         metadata = () if role is None else (("authorization", f"Bearer {tokens[role]}"),)
-        answers = stub.ServerReflectionInfo(iter([asked]), metadata=metadata, timeout=10)
-        watch = health_stub.Watch(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=10)
+        answers = stub.ServerReflectionInfo(iter([asked]), metadata=metadata, timeout=TIMEOUT_S)
+        watch = health_stub.Watch(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=TIMEOUT_S)
         if role is Role.ADMIN:
             assert len(next(answers).list_services_response.service) > 5
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -216,7 +217,7 @@ def test_a_token_that_is_not_ascii_is_refused_and_not_logged(guarded: Guarded) -
     )
     settings, headers, end_of_headers = 4, 1, 4
     host, _, port = guarded.service.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings, 0, 0, b""))
         connection.sendall(frame(headers, end_of_headers, 1, block))
         with connection.makefile("rb") as answer:

@@ -15,8 +15,8 @@ from tests.support.rpc import connect, failure, make_group
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer, store_server
 
-SLACK_S = 4.0
-"""For the answer itself, on a busy machine."""
+SLACK_S = 15.0
+"""For the answer itself, on a busy machine; a call of the store that nobody bounds lasts 30 s."""
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ function close() {
   shown.stream?.close();
   Object.assign(shown, { name: null, stream: null, run: null, live: false });
   show(byId("board"), false);
+  document.title = "rollout-buffer";
 }
 
 function told(event, values) {
@@ -99,7 +100,7 @@ function told(event, values) {
   shown.history.add(timeMs, totalsOf(run));
   show(byId("fault"), false);
   state("good", "live");
-  render();
+  tick(); // Not at the next second: new numbers are not to be greyed as old ones.
 }
 
 function interrupted() {
@@ -143,8 +144,15 @@ function askForToken(error) {
 
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  token.set(byId("token").value.trim());
+  const given = byId("token").value.trim();
   byId("token").value = "";
+  if (!/^[!-~]+$/.test(given)) {
+    // A header cannot carry it: the request would fail as if the service were not there.
+    setText(byId("token-error"), "A token has letters, digits and signs of ASCII alone, without spaces; copy it once more.");
+    show(byId("token-error"), true);
+    return;
+  }
+  token.set(given);
   show(byId("door"), false);
   state("busy", "connecting");
   lookForRuns();
@@ -152,9 +160,7 @@ byId("token-form").addEventListener("submit", (event) => {
 
 byId("forget").addEventListener("click", () => {
   token.forget();
-  close();
-  show(byId("forget"), false);
-  lookForRuns();
+  location.reload(); // Nothing that it showed stays in the page.
 });
 
 // --- runs -----------------------------------------------------------------------------------------------------
