@@ -38,13 +38,14 @@ def stand_still(rpc: Rpc) -> None:
 
 
 def lag(rpc: Rpc) -> None:
-    """A run whose one engine has version 0, twelve behind, and that trains on what it made."""
+    """A run with work whose one engine has version 0, twelve behind, and that trains on what it made."""
     run = rpc.create(batch_groups=2)
     run.publish(11)
     run.fill(2)
     run.publish(12)
     run.pull(0)
     run.publish(13)
+    run.submit([make_task("t")])
     run.report("engine-0", loaded=common_pb2.WeightVersion(epoch=1, version=0))
 
 
@@ -58,6 +59,8 @@ class Repeated(threading.Thread):
         self.error: Exception | None = None
         self._stranger = stranger
         self._filtering = rpc.create(batch_groups=2, filter_equal_rewards=True)
+        self._filtering.submit([make_task("t")])
+        self._filtering.report("engine-0")
         self._gated = rpc.create(batch_groups=2, max_queued_groups=4, max_staleness=0)
         self._failing = rpc.create(batch_groups=2, max_attempts=1, lease_ttl_ms=1_000)
         self._over = threading.Event()
