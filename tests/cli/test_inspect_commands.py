@@ -89,6 +89,8 @@ def test_waits_say_who_waits_and_which_rule_binds(service: ServiceProcess, run: 
     assert "rollout_buffer_open_rpcs" in told
     values = json.loads(inspect(service, "waits", "--json").stdout)
     assert values["waits_on"].startswith("generation")
+    run.update_policy(batch_groups=2, max_queued_groups=8, max_inflight_groups=3)
+    assert "2 of 5 due tasks may be leased (room for groups: 2 by max_inflight_groups)" in inspect(service, "waits").stdout
     run.update_policy(batch_groups=2, max_queued_groups=8, max_inflight_groups=1)
     assert "nothing is leased: max_inflight_groups binds" in inspect(service, "waits").stdout
     run.rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=20)
