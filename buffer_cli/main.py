@@ -30,7 +30,7 @@ app.add_typer(conformance_app, name="conformance")
 # ── serve, config ────────────────────────────────────────────────────────────
 
 _LISTEN = "host:port of gRPC; port 0 picks a free one."
-_ADMIN = "host:port of metrics, probes and the JSON index; port 0 picks a free one."
+_ADMIN = "host:port of the page, metrics and probes; port 0 picks a free one."
 _INSECURE = "Allow addresses that are not loopback although nobody is asked for a token, or tokens come in plain text."
 _TOKENS = "File of hashed tokens (rollout-buffer token create); every call then needs a token."
 _CERT = "PEM file of the certificate chain of gRPC and of the admin page."

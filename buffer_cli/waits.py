@@ -1,6 +1,6 @@
 """Who waits on whom, as people read it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -76,10 +76,19 @@ def _admission(view: RunView, waits: pb.GetWaitsResponse) -> str:
         return f"nothing is leased: {rooms[0].rule} binds (room for groups: {told})"
     if not admission.due_tasks:
         waiting = (
-            f"{admission.backing_off_tasks:,} tasks back off" if admission.backing_off_tasks else "no task is pending"
+            f"all pending tasks back off ({admission.backing_off_tasks:,})"
+            if admission.backing_off_tasks
+            else "no task is pending"
         )
         return f"nothing is leased: {waiting} (room for groups: {told})"
-    return f"{admission.due_tasks:,} tasks may be leased (room for groups: {told})"
+    return f"{_grantable(admission.due_tasks, rooms)} may be leased (room for groups: {told})"
+
+
+def _grantable(due: int, rooms: Sequence[pb.AdmissionRoom]) -> str:
+    """How many of the tasks that are due; `rooms` with the one that binds first."""
+    if rooms and rooms[0].groups < due:
+        return f"{rooms[0].groups:,} of {due:,} due tasks"
+    return "1 task" if due == 1 else f"{due:,} tasks"
 
 
 def _leases(waits: pb.GetWaitsResponse) -> str:

@@ -200,7 +200,8 @@ class _Screen:
         away = seen.away_since_s is not None
         head = Text(f"every {self._interval_s:g} s, {_clock()}; Ctrl-C ends", style="dim")
         notice = [Text(seen.notice, style="bold red" if away else "yellow")] if seen.notice else []
-        return Group(head, *notice, self._standing(seen), _rate_table(seen))
+        # What does not fit is cut off at the end: rates, which `status` alone does not have, come first.
+        return Group(head, *notice, _rate_table(seen), self._standing(seen))
 
     def _standing(self, seen: Seen) -> Text:
         """What `status` prints, for this terminal."""

@@ -1,1 +1,1 @@
-"""Metrics, probes and a JSON index over HTTP."""
+"""The page of runs and its data, metrics and probes over HTTP."""

@@ -24,7 +24,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 def run(service: ServiceProcess) -> Iterator[RunRpc]:
     """The service's only run: five pending tasks and one lease, a batch, a group that is queued."""
     rpc = connect(service.address)
-    made = rpc.create(batch_groups=2, max_queued_groups=8, max_lookahead=4)
+    # The lease outlives the tests, however slow the machine is.
+    made = rpc.create(batch_groups=2, max_queued_groups=8, max_lookahead=4, lease_ttl_ms=3_600_000)
     made.submit([make_task(f"t{i}", environment="math") for i in range(6)])
     made.lease(1)
     made.fill(2)
@@ -89,6 +90,8 @@ def test_waits_say_who_waits_and_which_rule_binds(service: ServiceProcess, run: 
     assert "rollout_buffer_open_rpcs" in told
     values = json.loads(inspect(service, "waits", "--json").stdout)
     assert values["waits_on"].startswith("generation")
+    run.update_policy(batch_groups=2, max_queued_groups=8, max_inflight_groups=3)
+    assert "2 of 5 due tasks may be leased (room for groups: 2 by max_inflight" in inspect(service, "waits").stdout
     run.update_policy(batch_groups=2, max_queued_groups=8, max_inflight_groups=1)
     assert "nothing is leased: max_inflight_groups binds" in inspect(service, "waits").stdout
     run.rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=20)

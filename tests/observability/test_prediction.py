@@ -38,7 +38,7 @@ def policy(**fields: Any) -> RunPolicy:
         (
             policy(**fields_of("areal(1)", N)),
             0.7,
-            "admission, 1 versions ahead",
+            "admission, 1 version ahead",
             cf.admission_limited(1, 1, 0.7, 1.5, 1.5),
         ),
     ],

@@ -87,7 +87,7 @@ class Setting:
     def form(self) -> str:
         """The closed form's name."""
         if self.lookahead is not None:
-            return f"admission, {self.lookahead} versions ahead"
+            return f"admission, {self.lookahead} version{'s' * (self.lookahead != 1)} ahead"
         taken = f"rounds of {self.take:.0f} groups" if self.streams else "whole batches"
         taken += f", {self.batches} batches a version" if self.batches > 1 else ""
         limit = "" if self.gate is None else f", at most max_staleness {self.gate}"

@@ -111,7 +111,7 @@ def _why_in_queue(setting: Setting | None) -> str:
     if setting is None:
         return ""
     if setting.lookahead is not None:
-        return f": admission lets generation run {setting.lookahead} versions ahead"
+        return f": admission lets generation run {setting.lookahead} version{'s' * (setting.lookahead != 1)} ahead"
     if setting.rho > 1 + BALANCED and setting.queue > 1.2 * setting.per_batch:
         return f": training is the bottleneck and the queue holds {setting.queue / setting.per_batch:.1f} batches"
     if setting.rho > 1 + BALANCED:
