@@ -192,6 +192,11 @@ def test_the_newest_primary_remains_it_when_everything_is_lost_and_started_again
             len(leaders) == 1
             and leaders[0].ask("INFO", "replication").count("state=online") == 2
             and all("OK 3 usable" in pod.ask("SENTINEL", "CKQUORUM", SERVICE, sentinel=True) for pod in pods)
+            # They hear of replicas from the primary, every ten seconds; they can promote those alone that they know.
+            and all(
+                pod.ask("SENTINEL", "REPLICAS", SERVICE, sentinel=True).count("master-link-status\nok") == 2
+                for pod in pods
+            )
         )
 
     for pod in pods:
