@@ -173,7 +173,7 @@ async def test_a_stream_that_is_given_up_does_not_keep_the_old_connection(
             replace(access, issued["second"])
             assert who(b"", timeout=10) == b"second"
             assert channel._replaced, "the stream is under way"  # type: ignore[attr-defined]
-            old.cancel()
+            old.cancel()  # type: ignore[no-untyped-call]
             del old
             until_closed(channel, who)
 
