@@ -2,7 +2,8 @@
 
 gRPC reads a client's certificate once, when a channel is made. So there is a channel behind this one, and another one
 as soon as the certificate has changed. Invariants: a call ends on the channel that it began on; a channel that was
-replaced is closed when its last call has ended, so no call is lost by a replacement.
+replaced is closed by the first call that begins after all of its own have ended, so no call is lost by a replacement;
+nothing is kept of a call that has ended.
 
 The token is added to the metadata of every call here, and not by gRPC's call credentials, which exist on TLS
 connections alone, nor by its interceptors, which put queues between a stream and its caller.
@@ -11,6 +12,7 @@ connections alone, nor by its interceptors, which put queues between a stream an
 import asyncio
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -24,16 +26,14 @@ Make = Callable[[TlsMaterial | None], Any]
 
 
 class _Line:
-    """A channel, and the calls on it."""
+    """A channel, and how many calls are on it."""
 
-    __slots__ = ("calls", "channel", "material", "ways")
+    __slots__ = ("calls", "channel", "material")
 
     def __init__(self, channel: Any, material: TlsMaterial | None) -> None:  # noqa: ANN401 - of either kind
         self.channel = channel
         self.material = material
         self.calls = 0
-        self.ways: dict[int, Callable[..., Any]] = {}
-        """What the channel made of the ways to call that RenewedChannel numbers."""
 
 
 class RenewedChannel:
@@ -43,13 +43,13 @@ class RenewedChannel:
         self._make = make
         self._tokens = tokens
         self._files = files
-        self._lock = threading.Lock()
+        # A call that is collected as garbage ends at once, in the thread that holds the lock, it may be.
+        self._lock = threading.RLock()
         material = files.current if files is not None else None
         self._line = _Line(make(material), material)
         self._replaced: set[_Line] = set()
-        """Those that calls are still on."""
+        """Those that calls were still on when a call began last."""
         self._closing: set[asyncio.Task[None]] = set()
-        self._numbered = 0
         self._closed = False
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the channel's own
@@ -94,18 +94,19 @@ class RenewedChannel:
 
     def _way(self, kind: str, made_with: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         tokens = self._tokens
-        with self._lock:
-            self._numbered += 1
-            number = self._numbered
+        made: tuple[_Line, Callable[..., Any]] | None = None
+        """The way to call that the newest channel used made."""
 
         def called(*args: Any, metadata: Iterable[tuple[str, str]] | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+            nonlocal made
             line = self._begin()
             ended = False
             try:
-                way = line.ways.get(number)
-                if way is None:
-                    way = line.ways[number] = getattr(line.channel, kind)(*made_with, **named)
-                call = way(*args, metadata=(*(metadata or ()), *bearer(tokens.current)), **kwargs)
+                # Of its own: another thread may call the same way.
+                newest = made
+                if newest is None or newest[0] is not line:
+                    newest = made = (line, getattr(line.channel, kind)(*made_with, **named))
+                call = newest[1](*args, metadata=(*(metadata or ()), *bearer(tokens.current)), **kwargs)
                 ended = not self._told_of_end(call, line)
             except BaseException:
                 ended = True
@@ -118,9 +119,15 @@ class RenewedChannel:
         return called
 
     def _told_of_end(self, call: Any, line: _Line) -> bool:  # noqa: ANN401 - a call, or the reply of a blocking one
-        """False when the call has ended already; otherwise `_end` comes when it does."""
+        """False when the call has ended already; otherwise `_end` comes, once, when it does."""
         if hasattr(call, "add_callback"):
-            return bool(call.add_callback(lambda: self._end(line)))
+            # gRPC says nothing of the end of a stream that its caller's thread reads and does not read to its status.
+            end = weakref.finalize(call, self._end, line)
+            end.atexit = False
+            told = bool(call.add_callback(end))
+            if not told:
+                end.detach()
+            return told
         if hasattr(call, "add_done_callback"):
             call.add_done_callback(lambda _: self._end(line))
             return True
@@ -129,27 +136,25 @@ class RenewedChannel:
     def _begin(self) -> _Line:
         """The channel for a call that begins now; another one than before if the certificates have changed."""
         material = self._files.current if self._files is not None else None
-        idle = None
+        ended: list[_Line] = []
         with self._lock:
             line = self._line
-            if material is not line.material and not self._closed:
-                if line.calls:
-                    self._replaced.add(line)
-                else:
-                    idle = line
-                line = self._line = _Line(self._make(material), material)
+            if material is not line.material and material != line.material and not self._closed:
+                self._line = _Line(self._make(material), material)
+                self._replaced.add(line)
+                line = self._line
             line.calls += 1
-        if idle is not None:
-            self._close(idle)
+            if self._replaced:
+                ended = [one for one in self._replaced if not one.calls]
+                self._replaced.difference_update(ended)
+        # Not where the end is told: gRPC's own thread would wait for itself there, and a fork not for that thread.
+        for one in ended:
+            self._close(one)
         return line
 
     def _end(self, line: _Line) -> None:
         with self._lock:
             line.calls -= 1
-            if line.calls or line not in self._replaced:
-                return
-            self._replaced.discard(line)
-        self._close(line)
 
     def _close(self, line: _Line) -> None:
         end = line.channel.close()

@@ -39,7 +39,7 @@ class TlsFiles:
         self._access = access
         self._clock = clock
         self._paths = {name: Path(path) for name in _FIELDS if (path := getattr(access, name)) and str(path) != SYSTEM}
-        self._stamp, self._material = self._read()
+        self._in_force = self._read()
         self._looked = clock()
 
     @property
@@ -49,11 +49,11 @@ class TlsFiles:
         if now - self._looked >= LOOK_S:
             self._looked = now
             try:
-                if self._stamped() != self._stamp:
-                    self._stamp, self._material = self._read()
+                if self._stamped() != self._in_force[0]:
+                    self._in_force = self._read()
             except (InvalidField, OSError):
                 pass  # They are being replaced; those that were read last go on.
-        return self._material
+        return self._in_force[1]
 
     def _stamped(self) -> Stamp:
         found = [path.stat() for path in self._paths.values()]

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
@@ -35,15 +36,31 @@ def runs() -> Iterator[FakeRuns]:
         yield fake
 
 
-def watching(runs: FakeRuns, *arguments: str) -> subprocess.Popen[str]:
-    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "buffer_cli", "status", "--watch", "--interval", "0.1", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**around, "RB_ADDRESS": runs.address},
-    )
+Watching: TypeAlias = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def watching(runs: FakeRuns) -> Iterator[Watching]:
+    """Starts a watch with these arguments. One that a failed test leaves is killed: it would wait for its service."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "buffer_cli", "status", "--watch", "--interval", "0.1", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**around, "RB_ADDRESS": runs.address},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def line_with(process: subprocess.Popen[str], part: str) -> str:
@@ -117,13 +134,17 @@ def test_a_terminal_is_redrawn_in_place_and_given_back(runs: FakeRuns, sent: sig
         env={**around, "TERM": "xterm-256color"},
     )
     shown, deadline, told = b"", time.monotonic() + DEADLINE_S, False
-    while process.poll() is None:
-        assert time.monotonic() < deadline, shown[-2000:]
-        if select.select([primary], [], [], 0.1)[0]:
-            shown += os.read(primary, 65_536)
-        if not told and shown.count(b"accepted groups") >= 3:
-            process.send_signal(sent)
-            told = True
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline, shown[-2000:]
+            if select.select([primary], [], [], 0.1)[0]:
+                shown += os.read(primary, 65_536)
+            if not told and shown.count(b"accepted groups") >= 3:
+                process.send_signal(sent)
+                told = True
+    finally:
+        process.kill()
+        process.wait()
     while select.select([primary], [], [], 0)[0]:
         shown += os.read(primary, 65_536)
     assert process.returncode == 0
@@ -137,8 +158,8 @@ def test_a_terminal_is_redrawn_in_place_and_given_back(runs: FakeRuns, sent: sig
     os.close(secondary)
 
 
-def test_a_pipe_gets_a_line_for_each_look(runs: FakeRuns) -> None:
-    process = watching(runs)
+def test_a_pipe_gets_a_line_for_each_look(watching: Watching) -> None:
+    process = watching()
     first = line_with(process, "queued 3/32")
     assert "accepted" not in first, "there is nothing to compare the first look with"
     second = line_with(process, "accepted")
@@ -147,8 +168,8 @@ def test_a_pipe_gets_a_line_for_each_look(runs: FakeRuns) -> None:
     ended(process, signal.SIGTERM)
 
 
-def test_a_restart_of_the_service_is_waited_for_and_said(runs: FakeRuns) -> None:
-    process = watching(runs, "--timeout-s", "5")
+def test_a_restart_of_the_service_is_waited_for_and_said(runs: FakeRuns, watching: Watching) -> None:
+    process = watching("--timeout-s", "5")
     line_with(process, "queued 3/32")
     runs.stop()
     line_with(process, "does not answer")
@@ -158,8 +179,8 @@ def test_a_restart_of_the_service_is_waited_for_and_said(runs: FakeRuns) -> None
     ended(process, signal.SIGINT)
 
 
-def test_programs_get_an_object_a_line(runs: FakeRuns) -> None:
-    process = watching(runs, "--json")
+def test_programs_get_an_object_a_line(runs: FakeRuns, watching: Watching) -> None:
+    process = watching("--json")
     first, second = json.loads(line_with(process, "{")), json.loads(line_with(process, "{"))
     assert (first["per_second"], first["away"], first["run"]["run_id"]) == (None, False, "math-1")
     per_second = second["per_second"]
@@ -172,8 +193,8 @@ def test_programs_get_an_object_a_line(runs: FakeRuns) -> None:
     ended(process, signal.SIGTERM)
 
 
-def test_a_run_that_is_deleted_ends_the_watch_with_an_error(runs: FakeRuns) -> None:
-    process = watching(runs)
+def test_a_run_that_is_deleted_ends_the_watch_with_an_error(runs: FakeRuns, watching: Watching) -> None:
+    process = watching()
     line_with(process, "queued 3/32")
     runs.view = None
     _, errors = process.communicate(timeout=DEADLINE_S)

@@ -20,7 +20,7 @@ from tests.support.views import make_engines, make_view
 if TYPE_CHECKING:
     from buffer_service.domain.ports import RunStore
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Shelf:

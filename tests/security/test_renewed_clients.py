@@ -1,9 +1,10 @@
 """Clients whose certificate is replaced while they run: no call is lost, and what begins later shows the new one."""
 
 import asyncio
+import gc
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -93,6 +94,14 @@ def replace(access: Access, by: Certificate) -> None:
         new.replace(target)
 
 
+def until_closed(channel: grpc.Channel, who: Callable[..., bytes]) -> None:
+    """Call until the replaced connections are closed: gRPC's thread is told of a call's end beside the caller's."""
+    deadline = time.monotonic() + 30
+    while channel._replaced:  # type: ignore[attr-defined]  # closed connections show nowhere else
+        assert time.monotonic() < deadline, "the old connection is not closed"
+        assert who(b"", timeout=10) == b"second"
+
+
 def mutual(authority: Authority, issued: dict[str, Certificate]) -> Certificates:
     return Certificates(TlsFiles(issued["server"].cert, issued["server"].key, authority.cert))
 
@@ -118,8 +127,8 @@ async def test_an_asyncio_client_shows_its_new_certificate_and_loses_no_call(
         server.release.set()
         assert [answer async for answer in old] == [b"first"]
         assert await old.code() is grpc.StatusCode.OK
-        assert not channel._replaced  # type: ignore[attr-defined]  # closed connections show nowhere else
         assert await who(b"", timeout=10) == b"second"
+        assert not channel._replaced  # type: ignore[attr-defined]  # closed connections show nowhere else
         await channel.close(None)
         with pytest.raises(Exception, match="closed"):
             await who(b"", timeout=10)
@@ -141,17 +150,55 @@ async def test_a_blocking_client_shows_its_new_certificate_and_loses_no_call(
             loop.call_soon_threadsafe(server.release.set)
             seen += list(old)
             seen.append(who(b"", timeout=10))
-            deadline = time.monotonic() + 10
-            # gRPC's thread is told of the end beside the caller's. Closed connections show nowhere else.
-            while channel._replaced:  # type: ignore[attr-defined]
-                assert time.monotonic() < deadline, "the old connection is not closed"
-                time.sleep(0.01)
+            until_closed(channel, who)
             return seen
 
     loop = asyncio.get_running_loop()
     async with server.serving(mutual(authority, issued)) as address:
         seen = await asyncio.to_thread(calls, address)
     assert seen == [b"first", b"first", b"second", b"first", b"second"]
+
+
+@pytest.mark.parametrize("options", [(), (("SingleThreadedUnaryStream", 1),)], ids=["grpcs_threads", "callers_thread"])
+async def test_a_stream_that_is_given_up_does_not_keep_the_old_connection(
+    authority: Authority, issued: dict[str, Certificate], access: Access, options: tuple[tuple[str, int], ...]
+) -> None:
+    server = Server()
+
+    def calls(address: str) -> None:
+        with Connector(address, access).blocking(*options) as channel:
+            who = channel.unary_unary("/t.T/Who", None, None)
+            old = channel.unary_stream("/t.T/Stream", None, None)(b"", timeout=30)
+            assert next(iter(old)) == b"first"
+            replace(access, issued["second"])
+            assert who(b"", timeout=10) == b"second"
+            assert channel._replaced, "the stream is under way"  # type: ignore[attr-defined]
+            old.cancel()  # type: ignore[no-untyped-call]
+            del old
+            until_closed(channel, who)
+
+    async with server.serving(mutual(authority, issued)) as address:
+        await asyncio.to_thread(calls, address)
+        server.release.set()
+
+
+def test_nothing_is_kept_of_calls_that_have_ended(access: Access) -> None:
+    with Connector("localhost:1", access).blocking() as channel:
+
+        def call() -> None:
+            # As the trainer's client does: each call asks the channel for its way.
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary("/t.T/Who", None, None)(b"", timeout=0.001)
+
+        def kept() -> int:
+            gc.collect()
+            return sum(issubclass(type(one), grpc.UnaryUnaryMultiCallable) for one in gc.get_objects())
+
+        call()
+        before = kept()
+        for _ in range(20):
+            call()
+        assert kept() == before
 
 
 async def test_files_that_do_not_go_together_are_passed_over(

@@ -9,7 +9,7 @@ from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, tasks_pb2
 from rollout_buffer.v1 import inspect_pb2 as pb
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def tasks(run: RunRpc, which: int, **fields: Any) -> pb.ListTasksResponse:

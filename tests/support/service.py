@@ -20,9 +20,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
-METRIC_TIMEOUT_S = 10.0
+METRIC_TIMEOUT_S = 30.0
 POLL_S = 0.02
 CHECKOUT = [str(Path(__file__).parents[2] / folder) for folder in (".", "proto")]
 
@@ -118,7 +118,7 @@ class ServiceProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """A value of /metrics, 0 where there is none yet; sums what the labels leave open."""
-        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=METRIC_TIMEOUT_S) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return sum(
             sample.value

@@ -49,7 +49,7 @@ class StoreServer:
         self._until(lambda answer: answer.startswith(b"-LOADING"))
 
     def _until(self, met: Callable[[bytes], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not met(self._ask("PING")):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.binary} did not start")

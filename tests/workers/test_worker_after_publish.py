@@ -47,7 +47,7 @@ async def test_what_a_publish_admits_is_begun_with_its_weights_as_soon_as_they_a
     worker = Worker(given, reward=length_reward, hosts=[SimulatedHost(0, given)])
     running = asyncio.create_task(worker.run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             staleness = await asyncio.to_thread(train, client, run_id, tmp_path / "published")
             worker.stop()
             await running
