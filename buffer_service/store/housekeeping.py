@@ -31,7 +31,7 @@ class Housekeeping(StoreBase):
     async def facts(self) -> ops.StoreFacts:
         """See domain.ports.RunStore.facts."""
         info = fields_of(await self._connection.command("INFO"))
-        return ops.StoreFacts(int(info["used_memory"]), int(info["maxmemory"]), int(info["connected_clients"]))
+        return ops.StoreFacts(int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]))
 
     async def delete_run(self, run_id: str) -> None:
         """See domain.ports.RunStore.delete_run. Also goes on with a deletion that somebody else began."""

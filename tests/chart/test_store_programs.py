@@ -51,8 +51,9 @@ class StorePod:
             "SELF": host,
             "HOSTS": " ".join(hosts),
             "SERVICE": SERVICE,
-            "DOWN_AFTER_MS": "2000",
-            "FAILOVER_TIMEOUT_MS": "4000",
+            # Long enough that a machine that is busy with twelve starts at once takes nobody for dead.
+            "DOWN_AFTER_MS": "8000",
+            "FAILOVER_TIMEOUT_MS": "8000",
             "STORE_PASSWORD": PASSWORD,
             "CONFIG": str(volume / "run"),
             "PORT": str(self.port),

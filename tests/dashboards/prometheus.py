@@ -25,7 +25,7 @@ START_TIMEOUT_S = 60.0
 POLL_S = 0.25
 WINDOW = "15s"
 """In place of every duration of an expression."""
-HOLD = "2s"
+HOLD = "4s"
 """In place of every `for`."""
 NAMESPACE = "rl"
 """A label of the target, as a Kubernetes discovery sets it."""
@@ -96,7 +96,7 @@ def prometheus(folder: Path, target: str, token: str, rules: Sequence[Path]) -> 
         (folder / path.name).write_text(hasty(path.read_text()))
     (folder / "token").write_text(token)
     configuration = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
         "rule_files": [path.name for path in rules],
         "scrape_configs": [
             {
