@@ -509,7 +509,7 @@ class ListTasksResponse(google.protobuf.message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
@@ -565,7 +565,7 @@ class GetTaskResponse(google.protobuf.message.Message):
     NOW_MS_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     @property
@@ -640,7 +640,7 @@ class ListGroupsResponse(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
@@ -719,7 +719,7 @@ class GetGroupResponse(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     bytes: builtins.int
@@ -794,7 +794,7 @@ class ListBatchesResponse(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
@@ -927,7 +927,7 @@ class Admission(google.protobuf.message.Message):
     required_version: builtins.int
     """An engine with older weights than this is told to reload first."""
     due_tasks: builtins.int
-    """Tasks that may be leased now."""
+    """Pending tasks whose back-off is over; how many of them may be leased is in `rooms`."""
     backing_off_tasks: builtins.int
     """Tasks that back off."""
     @property
@@ -991,7 +991,7 @@ class GetWaitsResponse(google.protobuf.message.Message):
     ADMISSION_FIELD_NUMBER: builtins.int
     NEEDED_GROUPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision."""
+    """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
     """The run's clock."""
     blocked_groups: builtins.int
