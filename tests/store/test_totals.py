@@ -278,9 +278,14 @@ async def test_reloads_of_engines_add_up_by_phase(run: Run) -> None:
 
 
 async def test_counters_alone_raise_no_revision_and_wake_nobody(run: Run) -> None:
+    notified = run.store.notifications
+    at_first = notified.ticket(run.run_id, Topic.TASKS)
     await run.create()
     before = await report(run, 1, 1, 1)
-    notified = run.store.notifications
+    # The run's creation and the engine's first report are heard of later than they are answered.
+    for heard in range(2):
+        await notified.wait(run.run_id, Topic.TASKS, at_first + heard, timeout_s=30.0)
+    assert notified.ticket(run.run_id, Topic.TASKS) == at_first + 2
     tickets = {topic: notified.ticket(run.run_id, topic) for topic in Topic}
     assert await report(run, 500, 80, 90) == before
     assert {topic: notified.ticket(run.run_id, topic) for topic in Topic} == tickets

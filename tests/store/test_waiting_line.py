@@ -193,11 +193,11 @@ async def test_a_retry_that_fails_in_the_middle_leaves_everybody_in_the_line(
     calls: list[str] = []
     run_script = run.store._connection.run
 
-    async def fail_at_the_second(*given: Any) -> ops.Buffer:
+    async def fail_at_the_second(*given: Any, **named: Any) -> ops.Buffer:
         calls.append(given[0].name)
         if len(calls) == 2:
             raise StoreOutOfMemory("the store")
-        return await run_script(*given)
+        return await run_script(*given, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(run.store._connection, "run", fail_at_the_second)

@@ -26,8 +26,8 @@ class EvaluationOperations(ABC):
         """Add an evaluation, or find it."""
         return evaluations.submit(self._begin(run_id, seen_revision), submit)
 
-    def evaluations(self, run_id: str) -> tuple[int, Sequence[ev.EvaluationView]]:
-        """All of them."""
+    def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[int, Sequence[ev.EvaluationView]]:  # noqa: ARG002
+        """All of them; the model has no replicas to wait for."""
         run = self._known(run_id)
         return run.revision, evaluations.views(run)
 
