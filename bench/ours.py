@@ -20,7 +20,7 @@ from bench import workload
 from bench.measure import descendants
 from bench.roles import Handler
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

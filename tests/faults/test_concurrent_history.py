@@ -17,7 +17,7 @@ from tests.faults.trainer import BATCH_GROUPS, PREFETCH
 from tests.support.store_server import StoreServer
 from trainer_client import Policy
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 SEEDS = [int(seed) for seed in os.environ.get("RB_HISTORY_SEEDS", "1 2 3").split()]
 SIZE = Size(steps=int(os.environ.get("RB_HISTORY_STEPS", "18")))

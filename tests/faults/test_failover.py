@@ -17,7 +17,7 @@ from tests.faults.load import BATCH_GROUPS, Load
 from tests.store.driver import Run
 from tests.support.sentinels import SERVICE, Deployment, sentinels
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 TIMEOUT_S = 50.0
 WORKERS = 6

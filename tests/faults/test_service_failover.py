@@ -67,6 +67,7 @@ class Failover:
         asyncio.run(self._deployment.primary_back())
 
 
+@pytest.mark.timeout(180)
 def test_a_training_loop_goes_on_over_a_failover_and_trains_on_every_group_once(tmp_path: Path) -> None:
     policy = Policy(
         batch_groups=BATCH,

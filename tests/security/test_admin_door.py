@@ -17,7 +17,7 @@ from tests.page.events import watching
 from tests.security.contract import call
 from tests.security.guarded import Guarded
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 10.0
 CREATE = "/rollout_buffer.v1.RunService/CreateRun"
 
 

@@ -12,7 +12,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         [sys.executable, "-m", "buffer_cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
         check=False,
         env={**around, "COLUMNS": "160", **environment},
     )

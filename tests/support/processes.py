@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-GONE_TIMEOUT_S = 30.0
+GONE_TIMEOUT_S = 10.0
 
 
 def children(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ PERIODS_MS = {"ping-period": 200, "info-period": 500, "publish-period": 300, "as
 """Shorter than a Sentinel's own: they find each other sooner, have asked a new primary several times before
 DOWN_AFTER_MS, and do not look on for half a minute after the machine stood still for two seconds.
 """
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 60.0
 POLL_S = 0.02
 QUORUM = 2
 

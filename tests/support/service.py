@@ -20,9 +20,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
-METRIC_TIMEOUT_S = 30.0
+METRIC_TIMEOUT_S = 10.0
 POLL_S = 0.02
 CHECKOUT = [str(Path(__file__).parents[2] / folder) for folder in (".", "proto")]
 

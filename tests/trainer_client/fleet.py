@@ -20,7 +20,7 @@ from trainer_client import BufferClient, Publication, WeightVersion
 from trainer_client.plan import CollectivePlan
 from trainer_client.state import Engine, RunState
 
-START_S = 120.0
+START_S = 60.0
 _VERSIONS = itertools.count(1)
 """Never the same twice: engines outlive the fleets of single tests."""
 _ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from trainer_client.progress import ProgressBar
 from trainer_client.waiting import WaitNotices
 
 CLEAR = "\r\x1b[2K"
-START_S = 120.0
+START_S = 60.0
 
 
 class Terminal(io.StringIO):

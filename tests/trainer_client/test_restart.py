@@ -7,7 +7,7 @@ import pytest
 
 from buffer_wire.status import ServiceUnreachable
 from tests.support.push import PushingWorker
-from tests.support.service import START_TIMEOUT_S, ServiceProcess, running_service
+from tests.support.service import ServiceProcess, running_service
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
 
 pytestmark = pytest.mark.faults
@@ -36,9 +36,10 @@ class Killer:
 
     def join(self) -> None:
         if self.thread is not None:
-            self.thread.join(START_TIMEOUT_S)
+            self.thread.join(60)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_the_loop_goes_on_and_trains_on_every_group_once(tmp_path: Path, prefetch: int) -> None:
     policy = Policy(batch_groups=BATCH, max_queued_groups=4 * BATCH, overflow_action="block", lease_ttl_ms=5_000)
@@ -71,6 +72,7 @@ def test_the_loop_goes_on_and_trains_on_every_group_once(tmp_path: Path, prefetc
     assert (run.committed_steps, run.published.version, run.cursor) == (STEPS, STEPS, STEPS * BATCH)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path, prefetch: int) -> None:
     policy = Policy(
@@ -109,6 +111,7 @@ def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path
     assert (run.ledger.groups.trained.groups, run.committed_steps) == (STEPS * BATCH, STEPS)
 
 
+@pytest.mark.timeout(120)
 def test_a_trainer_and_a_service_that_die_together_are_resumed_exactly(tmp_path: Path) -> None:
     """Both ends are gone at once: nothing but the store and the trainer's checkpoint is left."""
     policy = Policy(batch_groups=BATCH, max_queued_groups=4 * BATCH, overflow_action="block")

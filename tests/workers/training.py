@@ -27,7 +27,7 @@ def write_weights(content: bytes) -> Callable[[Path], object]:
     return lambda directory: (directory / "model.safetensors").write_bytes(content)
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"still not: {what}"
