@@ -54,7 +54,7 @@ async def sglang_url(models: Models, tmp_path_factory: pytest.TempPathFactory) -
 @pytest_asyncio.fixture
 async def engine(sglang_url: str) -> AsyncIterator[SglangEngine]:
     """An engine on the real server, left unpaused."""
-    engine = SglangEngine(sglang_url, options=SglangOptions(generate_timeout_s=60))
+    engine = SglangEngine(sglang_url, options=SglangOptions(generate_timeout_s=100))
     yield engine
     await engine.resume()
     await engine.close()
