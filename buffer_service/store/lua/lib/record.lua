@@ -42,7 +42,9 @@ end
 
 -- A queued group's record, of the present timeline.
 local function unpack_record(raw)
-  local group = unpack_msg(raw)
+  -- The array's values without its header of three bytes: this table is made once, where cmsgpack's would grow with
+  -- each value.
+  local group = {unpack_msg(string.sub(raw, 4))}
   if group[G_EPOCH] == state.epoch then
     raw_records[group] = raw
     return group
@@ -50,15 +52,15 @@ local function unpack_record(raw)
   return clamp(group)
 end
 
--- Records as one msgpack array. Those that are as they were read are not packed again.
-local function pack_records(groups)
-  local parts, count = {}, #groups
+-- Records first to last as one msgpack array. Those that are as they were read are not packed again.
+local function pack_records(groups, first, last)
+  local count = last - first + 1
+  local parts = {count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)}
   for index = 1, count do
-    local group = groups[index]
-    parts[index] = raw_records[group] or pack(group)
+    local group = groups[first + index - 1]
+    parts[index + 1] = raw_records[group] or pack(group)
   end
-  local header = count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)
-  return header .. table.concat(parts)
+  return table.concat(parts)
 end
 
 -- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.
