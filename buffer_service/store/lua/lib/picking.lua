@@ -1,9 +1,9 @@
 -- Picks members from several sorted sets in one order, and shares the picks out among environments.
 --
--- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none), size (its
--- members, nil when not counted), environment, rank = function(source, member, score)}. `rank` gives a member's place
--- against those of other sources: up to three numbers, smaller ones first; each sorted set must already be in that
--- order. Sources are read while nothing is removed from them.
+-- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none), size
+-- (how many members it has, nil when they were not counted), environment, rank = function(source, member, score)}.
+-- `rank` gives a member's place against those of other sources: up to three numbers, smaller ones first; each sorted
+-- set must already be in that order. Sources are read while nothing is removed from them.
 --
 -- Shares are on when any rule of the policy has one. Environments with a share above 0 then take turns by stride
 -- scheduling (Waldspurger and Weihl 1995): the one with the least pass, its name breaking ties, is picked from and its
@@ -68,21 +68,6 @@ local function source_before(a, b)
   return a.third < b.third
 end
 
-local function lane_before(a, b)
-  if a.pass ~= b.pass then
-    return a.pass < b.pass
-  end
-  return a.place < b.place
-end
-
-local function settle(heap, stays, before)
-  if stays then
-    sink(heap, 1, before)
-  else
-    pop(heap, before)
-  end
-end
-
 -- Moves a source to its next member; false at its end.
 local function advance(source)
   if source.next > #source.items then
@@ -122,7 +107,11 @@ local function next_member(open)
     return nil
   end
   local member = source.member
-  settle(open, advance(source), source_before)
+  if advance(source) then
+    sink(open, 1, source_before)
+  else
+    pop(open, source_before)
+  end
   return member
 end
 
@@ -153,12 +142,12 @@ local function lanes_of(sources, virtual, passes)
     if share == 0 then
       rest[#rest + 1] = source
     elseif lane then
-      lane.sources[#lane.sources + 1], lane.left = source, lane.left + size
+      lane.sources[#lane.sources + 1], lane.size = source, lane.size + size
     elseif size > 0 then
       lane = {
         environment = environment, place = places[environment], stride = floor(STRIDE / share), sources = {source},
-        -- Its pass at the next turn, its turns, and how many more it may have.
-        pass = math.max(passes[environment] or 0, virtual), turns = 0, left = size,
+        -- Its pass before its turns, and how many it has and may have of those.
+        pass = math.max(passes[environment] or 0, virtual), turns = 0, size = size,
       }
       by_environment[environment], lanes[#lanes + 1] = lane, lane
     end
@@ -166,21 +155,23 @@ local function lanes_of(sources, virtual, passes)
   return lanes, rest
 end
 
--- Up to `count` turns of lanes, as a list of lanes.
-local function take_turns(lanes, count)
-  local heap, turns = {}, {}
+-- Up to `count` turns of lanes, as a list of lanes. A lane's pass and place are one number here: passes are at most
+-- STRIDE ahead of `virtual`, a turn adds no more than that, and a run has fewer than `places` environments.
+local function take_turns(lanes, virtual, count)
+  local heap, lane_at, turns, places, never = {}, {}, {}, 512, math.huge
   for index, lane in ipairs(lanes) do
-    heap[index] = lane
+    heap[index], lane_at[lane.place] = (lane.pass - virtual) * places + lane.place, lane
   end
-  make_heap(heap, lane_before)
-  for index = 1, count do
-    local lane = heap[1]
-    if not lane then
+  table.sort(heap)
+  for index = 1, #lanes > 0 and count or 0 do
+    local first = heap[1]
+    if first == never then
       break
     end
-    turns[index] = lane
-    lane.turns, lane.left, lane.pass = lane.turns + 1, lane.left - 1, lane.pass + lane.stride
-    settle(heap, lane.left > 0, lane_before)
+    local lane = lane_at[first % places]
+    local taken = lane.turns + 1
+    turns[index], lane.turns = lane, taken
+    replace_first(heap, #lanes, taken < lane.size and first + lane.stride * places or never)
   end
   return turns
 end
@@ -196,7 +187,7 @@ local function pick_many(sources, stride, count)
     picking.virtual, picking.passes = unpack(unpack_msg(raw))
   end
   local lanes, rest = lanes_of(sources, picking.virtual, picking.passes)
-  local turns, members = take_turns(lanes, count), {}
+  local turns, members = take_turns(lanes, picking.virtual, count), {}
   picking.lanes, picking.turns = lanes, turns
   for _, lane in ipairs(lanes) do
     if lane.turns > 0 then
@@ -221,12 +212,12 @@ local function close_picking(picking, kept)
   end
   for index = kept + 1, #picking.turns do
     local lane = picking.turns[index]
-    lane.turns, lane.pass = lane.turns - 1, lane.pass - lane.stride
+    lane.turns = lane.turns - 1
   end
   for _, lane in ipairs(picking.lanes) do
     if lane.turns > 0 then
-      picking.virtual = math.max(picking.virtual, lane.pass - lane.stride)
-      picking.passes[lane.environment] = lane.pass
+      local last = lane.pass + (lane.turns - 1) * lane.stride
+      picking.virtual, picking.passes[lane.environment] = math.max(picking.virtual, last), last + lane.stride
     end
   end
   for environment, pass in pairs(picking.passes) do

@@ -91,16 +91,17 @@ end
 
 -- The members of groups by class.
 local function split_by_class(groups, members)
-  local by_class, class, its = {}, nil, nil
+  local by_class, class, count = {}, nil, 0
   for index = 1, #groups do
     local group = groups[index]
     local environment, priority = group[G_ENVIRONMENT], group[G_PRIORITY]
     if not class or class.environment ~= environment or class.priority ~= priority then
       class = class_of(environment, priority)
-      its = by_class[class] or {}
-      by_class[class] = its
+      by_class[class] = by_class[class] or {}
+      count = #by_class[class]
     end
-    its[#its + 1] = members[index]
+    count = count + 1
+    by_class[class][count] = members[index]
   end
   return by_class
 end

@@ -42,9 +42,8 @@ end
 
 -- A queued group's record, of the present timeline.
 local function unpack_record(raw)
-  -- The array's values without its header of three bytes: this table is made once, where cmsgpack's would grow with
-  -- each value.
-  local group = {unpack_msg(string.sub(raw, 4))}
+  -- The values behind the array's header, of three bytes. This table is made once; cmsgpack's grows with each value.
+  local group = {select(2, cmsgpack.unpack_limit(raw, G_RESPONSES, 3))}
   if group[G_EPOCH] == state.epoch then
     raw_records[group] = raw
     return group
@@ -65,20 +64,19 @@ end
 
 -- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.
 local function sort_groups(groups)
-  local in_order = true
-  for index = 2, #groups do
-    in_order = in_order and groups[index - 1][G_SEQUENCE] < groups[index][G_SEQUENCE]
+  local sequences, by_sequence, in_order = {}, {}, true
+  for index = 1, #groups do
+    sequences[index] = groups[index][G_SEQUENCE]
+    in_order = in_order and (index == 1 or sequences[index - 1] < sequences[index])
   end
   if in_order then
     return
   end
-  local sequences, by_sequence = {}, {}
-  for index, group in ipairs(groups) do
-    local sequence = group[G_SEQUENCE]
-    sequences[index], by_sequence[sequence] = sequence, group
+  for index = 1, #groups do
+    by_sequence[sequences[index]] = groups[index]
   end
   table.sort(sequences)
-  for index, sequence in ipairs(sequences) do
-    groups[index] = by_sequence[sequence]
+  for index = 1, #groups do
+    groups[index] = by_sequence[sequences[index]]
   end
 end
