@@ -116,10 +116,10 @@ async def test_many_environments_take_their_turns_until_they_have_nothing_left(r
     names = [f"e{number:02}" for number in range(40)]
     rules = shares(**{name: rng.randrange(1, 9) for name in names})
     await run.create(batch_groups=30, max_queued_groups=999, environments=rules)
-    mixture, stride, left = Mixture.of(RunPolicy(environments=rules)), Stride(), {}
+    left = {name: [f"{name}-{index}" for index in range(rng.randrange(1, 8))] for name in names}
     for name in names:
-        left[name] = [f"{name}-{index}" for index in range(rng.randrange(1, 8))]
         await run.submit(*left[name], environment=name)
+    mixture, stride = Mixture.of(RunPolicy(environments=rules)), Stride()
     tasks = [task for its in left.values() for task in its]
     expected = []
     while environment := mixture.turn([name for name in names if left[name]], stride):
