@@ -5,7 +5,9 @@ import random
 import pytest
 
 from buffer_service.domain import ops
+from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import EnvironmentRule, Order, RunPolicy, StaleAction, StalenessMeasure
+from buffer_service.domain.stride import Stride
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import InvalidField
 from tests.store.driver import Run, weights
@@ -106,6 +108,32 @@ async def test_shares_are_kept_exactly_when_tasks_are_leased(run: Run) -> None:
     assert await lease_one_by_one(run, 8) == "abaaabaa"
     leased = await run.lease(4)
     assert "".join(grant.task_id[0] for grant in leased.grants) == "abaa"
+    await run.check()
+
+
+async def test_many_environments_take_their_turns_until_they_have_nothing_left(run: Run) -> None:
+    rng = random.Random(0)
+    names = [f"e{number:02}" for number in range(40)]
+    rules = shares(**{name: rng.randrange(1, 9) for name in names})
+    await run.create(batch_groups=30, max_queued_groups=999, environments=rules)
+    left = {name: [f"{name}-{index}" for index in range(rng.randrange(1, 8))] for name in names}
+    for name in names:
+        await run.submit(*left[name], environment=name)
+    mixture, stride = Mixture.of(RunPolicy(environments=rules)), Stride()
+    tasks = [task for its in left.values() for task in its]
+    expected = []
+    while environment := mixture.turn([name for name in names if left[name]], stride):
+        expected.append(left[environment].pop(0))
+        stride.take(environment, mixture.share(environment))
+    assert sorted(expected) == sorted(tasks)
+
+    grants = [grant for count in (7, 60, len(tasks)) for grant in (await run.lease(count)).grants]
+    assert [grant.task_id for grant in grants] == expected
+    by_task = {grant.task_id: grant for grant in grants}
+    await run.push(*(run.group(by_task[task], environment=task.split("-")[0]) for task in tasks))
+    for step in range(len(tasks) // 30):
+        taken = {group.group_id.removesuffix("/0") for group in (await run.batch(step)).shard}
+        assert taken == set(expected[30 * step : 30 * step + 30])
     await run.check()
 
 

@@ -57,16 +57,16 @@ end
 
 local function empty_class(name)
   empty_sorted_set(key('q:' .. name), function(members)
-    for_each_block(members, function(block, there)
+    for _, block in ipairs(blocks_of(members)) do
       local payloads = {}
-      for _, raw in ipairs(call('HMGET', block, unpack(there))) do
+      for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         if raw then
           payloads[#payloads + 1] = unpack_msg(raw)[PAYLOAD]
         end
       end
       trash_all(payloads)
-      call_many('HDEL', block, there)
-    end)
+      call_many('HDEL', block.key, block.members)
+    end
   end)
 end
 

@@ -34,15 +34,15 @@ local function list_queue()
       source.skipped = call('ZCOUNT', source.at, '-inf', format('%d', after[1]))
     end
   end
-  local picking, members = open_picking(sources, nil, floor(limit / math.max(1, #sources)) + 2), {}
+  local open, members = open_sources(sources, floor(limit / math.max(1, #sources)) + 2), {}
   while #members < limit do
-    local member = pick(picking)
+    local member = next_member(open)
     if not member then
       break
     end
     members[#members + 1] = member
   end
-  for index, group in ipairs(load_groups(members)) do
+  for index, group in ipairs(load_groups(blocks_of(members))) do
     groups[index] = describe_group(group, -1, -1)
   end
   return #members == limit and {tonumber(members[limit])} or {}

@@ -121,8 +121,8 @@ local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale, members = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
-  unindex_groups(stale, members)
+  local stale, members, blocks = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
+  unindex_groups(stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
       replace_group(group, 'queued', 'recycled', 'dropped_stale')

@@ -29,14 +29,14 @@ if queued[1] > 2000 then
 else
   queued[1] = 0
   for _, class in ipairs(load_classes()) do
-    for_each_block(call('ZRANGE', class.q, 0, -1), function(block, members)
-      for _, raw in ipairs(call('HMGET', block, unpack(members))) do
+    for _, block in ipairs(blocks_of(call('ZRANGE', class.q, 0, -1))) do
+      for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         local group = raw and unpack_msg(raw)
         if group then
           add_amount(queued, 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
         end
       end
-    end)
+    end
   end
 end
 

@@ -55,6 +55,7 @@ end
 
 -- Moves all groups of a step in the ledgers.
 local function move_step(header, from, to)
+  load_amounts(header.environments)
   for environment, amount in pairs(header.environments) do
     move_groups(from, to, environment, amount[1], amount[2], amount[3], amount[4])
   end
@@ -206,13 +207,12 @@ local function store_round(step, round, stored, shards)
   stored.ranks = {}
   for rank, shard in ipairs(shards) do
     local tokens, chunks = 0, 0
+    for index = 1, #shard do
+      tokens = tokens + shard[index][G_TOKENS]
+    end
     for first = 1, #shard, CHUNK do
-      local portion = {}
-      for index = first, math.min(first + CHUNK - 1, #shard) do
-        portion[#portion + 1] = shard[index]
-        tokens = tokens + shard[index][G_TOKENS]
-      end
-      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack_records(portion))
+      local last = math.min(first + CHUNK - 1, #shard)
+      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack_records(shard, first, last))
       chunks = chunks + 1
     end
     stored.ranks[rank] = {tokens, chunks}

@@ -20,20 +20,24 @@ local function block_key(name)
   return key('groups:' .. name)
 end
 
--- Calls visit(key of a block, those of the members that are in it, their places among the members) for each block.
-local function for_each_block(members, visit)
-  local blocks = {}
-  for place, member in ipairs(members) do
-    local name = block_of(member)
-    local block = blocks[name]
-    if not block then
-      block = {members = {}, places = {}}
-      blocks[name] = block
+-- The blocks that members are in, {key, members, places of those among all} each. Neighbours often share one.
+local function blocks_of(members)
+  local blocks, by_name = {}, {}
+  local name, there, places, count
+  for place = 1, #members do
+    local member = members[place]
+    local its = block_of(member)
+    if its ~= name then
+      local block = by_name[its]
+      if not block then
+        block = {key = block_key(its), members = {}, places = {}}
+        by_name[its], blocks[#blocks + 1] = block, block
+      end
+      name, there, places = its, block.members, block.places
+      count = #places
     end
-    local count = #block.places + 1
-    block.members[count], block.places[count] = member, place
+    count = count + 1
+    there[count], places[count] = member, place
   end
-  for name, block in pairs(blocks) do
-    visit(block_key(name), block.members, block.places)
-  end
+  return blocks
 end

@@ -84,7 +84,7 @@ local function drop_oldest()
   if not group then
     return false
   end
-  unindex_groups({group}, {member})
+  unindex_groups({group}, {member}, blocks_of({member}), 'fifo')
   end_group(group, 'queued', 'dropped_overflow')
   return true
 end

@@ -26,6 +26,26 @@ local function make_heap(heap, before)
   end
 end
 
+-- Puts a number in place of the first one of a heap of `size` numbers, which are compared without a call.
+local function replace_first(heap, size, entry)
+  local at, child = 1, 2
+  while child <= size do
+    local least = heap[child]
+    if child < size then
+      local other = heap[child + 1]
+      if other < least then
+        child, least = child + 1, other
+      end
+    end
+    if entry <= least then
+      break
+    end
+    heap[at] = least
+    at, child = child, 2 * child
+  end
+  heap[at] = entry
+end
+
 -- Takes the first entry out.
 local function pop(heap, before)
   local size = #heap

@@ -37,6 +37,21 @@ local function amounts_of(environment)
   return amounts
 end
 
+-- Reads the amounts of all environments that a table has as keys, in one call.
+local function load_amounts(by_environment)
+  local missing = {}
+  for environment in pairs(by_environment) do
+    if not environment_amounts[environment] then
+      missing[#missing + 1] = environment
+    end
+  end
+  if #missing > 0 then
+    for index, raw in ipairs(call('HMGET', ENV_LEDGER, unpack(missing))) do
+      environment_amounts[missing[index]] = raw and unpack_msg(raw) or {}
+    end
+  end
+end
+
 before_close[#before_close + 1] = function()
   local written = {}
   for environment, amounts in pairs(environment_amounts) do

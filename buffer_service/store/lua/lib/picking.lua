@@ -1,13 +1,14 @@
 -- Picks members from several sorted sets in one order, and shares the picks out among environments.
 --
--- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none),
--- environment, rank = function(source, member, score)}. `rank` gives a member's place against those of other sources:
--- up to three numbers, smaller ones first; each sorted set must already be in that order. Sources are read in blocks
--- while nothing is removed from them.
+-- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none), size
+-- (how many members it has, nil when they were not counted), environment, rank = function(source, member, score)}.
+-- `rank` gives a member's place against those of other sources: up to three numbers, smaller ones first; each sorted
+-- set must already be in that order. Sources are read while nothing is removed from them.
 --
 -- Shares are on when any rule of the policy has one. Environments with a share above 0 then take turns by stride
 -- scheduling (Waldspurger and Weihl 1995): the one with the least pass, its name breaking ties, is picked from and its
--- pass rises by STRIDE / share; those with share 0 are picked from when no other has anything. A stride state is
+-- pass rises by STRIDE / share; those with share 0 are picked from when no other has anything. Whose turn it is depends
+-- on how much each has, not on what: all turns are taken first, and no more is read than is picked. A stride state is
 -- {virtual, passes by environment}, in a field of the run's hash; virtual is the pass of the last pick, below which no
 -- environment that joins may start, so a pass that is not above it is forgotten.
 
@@ -67,23 +68,11 @@ local function source_before(a, b)
   return a.third < b.third
 end
 
-local function lane_before(a, b)
-  if a.pass ~= b.pass then
-    return a.pass < b.pass
-  end
-  return a.place < b.place
-end
-
--- Moves a source to its next member; false at its end. One without a rank is alone in its lane: it needs no scores.
+-- Moves a source to its next member; false at its end.
 local function advance(source)
-  local rank = source.rank
   if source.next > #source.items then
     local command, last = source.reversed and 'ZREVRANGE' or 'ZRANGE', source.read + source.block - 1
-    if rank then
-      source.items = call(command, source.at, source.read, last, 'WITHSCORES')
-    else
-      source.items = call(command, source.at, source.read, last)
-    end
+    source.items = call(command, source.at, source.read, last, 'WITHSCORES')
     source.read, source.next = source.read + source.block, 1
     source.block = math.min(2 * source.block, LARGEST_BLOCK)
   end
@@ -92,40 +81,13 @@ local function advance(source)
     return false
   end
   source.member = member
-  if rank then
-    local first, second, third = rank(source, member, tonumber(source.items[source.next + 1]))
-    source.first, source.second, source.third = first, second or 0, third or 0
-    source.next = source.next + 2
-  else
-    source.next = source.next + 1
-  end
+  local first, second, third = source.rank(source, member, tonumber(source.items[source.next + 1]))
+  source.first, source.second, source.third = first, second or 0, third or 0
+  source.next = source.next + 2
   return true
 end
 
--- The lanes that sources with a share above 0 are in, one for each environment, and the sources that are in none.
-local function lanes_of(sources, virtual, passes)
-  local lanes, rest, by_environment, places = {}, {}, {}, environment_places()
-  for _, source in ipairs(sources) do
-    local environment = source.environment
-    local lane, share = by_environment[environment], share_of(environment)
-    if share == 0 then
-      rest[#rest + 1] = source
-    elseif lane then
-      lane.sources[#lane.sources + 1] = source
-    else
-      local pass = math.max(passes[environment] or 0, virtual)
-      lane = {
-        environment = environment, place = places[environment], stride = floor(STRIDE / share), sources = {source},
-        -- Its pass at the next pick, and after the picks that were kept.
-        pass = pass, kept_pass = pass,
-      }
-      by_environment[environment], lanes[#lanes + 1] = lane, lane
-    end
-  end
-  return lanes, rest
-end
-
--- Reads the first members of sources, `block` of each at first; a heap of those that have any.
+-- Begins to merge sources, reading `block` members of each at first: a heap of those that have any.
 local function open_sources(sources, block)
   local open = {}
   for _, source in ipairs(sources) do
@@ -138,67 +100,124 @@ local function open_sources(sources, block)
   return open
 end
 
--- Begins to pick from sources; `stride` names the stride state, nil picks in order without shares.
-local function open_picking(sources, stride, block)
-  local picking = {lanes = {}, picked = {}}
-  local lanes, rest = {}, sources
-  if stride and shares_on() then
-    local raw = call('HGET', RUN, stride)
-    picking.stride, picking.virtual, picking.passes = stride, 0, {}
-    if raw then
-      picking.virtual, picking.passes = unpack(unpack_msg(raw))
-    end
-    lanes, rest = lanes_of(sources, picking.virtual, picking.passes)
-  end
-  for _, lane in ipairs(lanes) do
-    if #lane.sources == 1 then
-      lane.sources[1].rank = nil
-    end
-    lane.sources = open_sources(lane.sources, block)
-    if lane.sources[1] then
-      picking.lanes[#picking.lanes + 1] = lane
-    end
-  end
-  make_heap(picking.lanes, lane_before)
-  picking.rest = {sources = open_sources(rest, block)}
-  return picking
-end
-
-local function settle(heap, stays, before)
-  if stays then
-    sink(heap, 1, before)
-  else
-    pop(heap, before)
-  end
-end
-
--- The next member; nil when there is none.
-local function pick(picking)
-  local lane = picking.lanes[1] or picking.rest
-  local source = lane.sources[1]
+-- The next member of sources that are open; nil when there is none.
+local function next_member(open)
+  local source = open[1]
   if not source then
     return nil
   end
   local member = source.member
-  settle(lane.sources, advance(source), source_before)
-  if lane.pass then
-    lane.pass = lane.pass + lane.stride
-    settle(picking.lanes, lane.sources[1], lane_before)
+  if advance(source) then
+    sink(open, 1, source_before)
+  else
+    pop(open, source_before)
   end
-  picking.picked[#picking.picked + 1] = lane
   return member
+end
+
+-- Up to `count` first members of sources; at least one is asked for.
+local function first_members(sources, count)
+  local source, members = sources[1], {}
+  if #sources == 1 then
+    return call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1)
+  end
+  local open = open_sources(sources, math.min(64, floor(count / math.max(1, #sources)) + 2))
+  for index = 1, count do
+    members[index] = next_member(open)
+    if not members[index] then
+      break
+    end
+  end
+  return members
+end
+
+-- The lanes that sources with a share above 0 are in, one for each environment that has anything, and the sources that
+-- are in none.
+local function lanes_of(sources, virtual, passes)
+  local lanes, rest, by_environment, places = {}, {}, {}, environment_places()
+  for _, source in ipairs(sources) do
+    local environment = source.environment
+    local lane, share = by_environment[environment], share_of(environment)
+    local size = share > 0 and (source.size or call('ZCARD', source.at)) or 0
+    if share == 0 then
+      rest[#rest + 1] = source
+    elseif lane then
+      lane.sources[#lane.sources + 1], lane.size = source, lane.size + size
+    elseif size > 0 then
+      lane = {
+        environment = environment, place = places[environment], stride = floor(STRIDE / share), sources = {source},
+        -- Its pass before its turns, and how many it has and may have of those.
+        pass = math.max(passes[environment] or 0, virtual), turns = 0, size = size,
+      }
+      by_environment[environment], lanes[#lanes + 1] = lane, lane
+    end
+  end
+  return lanes, rest
+end
+
+-- Up to `count` turns of lanes, as a list of lanes. A lane's pass and place are one number here: passes are at most
+-- STRIDE ahead of `virtual`, a turn adds no more than that, and a run has fewer than `places` environments.
+local function take_turns(lanes, virtual, count)
+  local heap, lane_at, turns, places, never = {}, {}, {}, 512, math.huge
+  for index, lane in ipairs(lanes) do
+    heap[index], lane_at[lane.place] = (lane.pass - virtual) * places + lane.place, lane
+  end
+  table.sort(heap)
+  for index = 1, #lanes > 0 and count or 0 do
+    local first = heap[1]
+    if first == never then
+      break
+    end
+    local lane = lane_at[first % places]
+    local taken = lane.turns + 1
+    turns[index], lane.turns = lane, taken
+    replace_first(heap, #lanes, taken < lane.size and first + lane.stride * places or never)
+  end
+  return turns
+end
+
+-- Picks up to `count` members; `stride` names the stride state. Returns them, and what close_picking ends.
+local function pick_many(sources, stride, count)
+  if not shares_on() then
+    return first_members(sources, count), nil
+  end
+  local raw = call('HGET', RUN, stride)
+  local picking = {stride = stride, virtual = 0, passes = {}}
+  if raw then
+    picking.virtual, picking.passes = unpack(unpack_msg(raw))
+  end
+  local lanes, rest = lanes_of(sources, picking.virtual, picking.passes)
+  local turns, members = take_turns(lanes, picking.virtual, count), {}
+  picking.lanes, picking.turns = lanes, turns
+  for _, lane in ipairs(lanes) do
+    if lane.turns > 0 then
+      lane.members, lane.next = first_members(lane.sources, lane.turns), 1
+    end
+  end
+  for index, lane in ipairs(turns) do
+    local at = lane.next
+    members[index], lane.next = lane.members[at], at + 1
+  end
+  local others = #turns < count and rest[1] and first_members(rest, count - #turns) or {}
+  for index, member in ipairs(others) do
+    members[#turns + index] = member
+  end
+  return members, picking
 end
 
 -- Ends picking with the first `kept` picks: the others never were.
 local function close_picking(picking, kept)
-  if not picking.stride then
+  if not picking then
     return
   end
-  for index = 1, kept do
-    local lane = picking.picked[index]
-    if lane.pass then
-      picking.virtual, lane.kept_pass = lane.kept_pass, lane.kept_pass + lane.stride
-      picking.passes[lane.environment] = lane.kept_pass
+  for index = kept + 1, #picking.turns do
+    local lane = picking.turns[index]
+    lane.turns = lane.turns - 1
+  end
+  for _, lane in ipairs(picking.lanes) do
+    if lane.turns > 0 then
+      local last = lane.pass + (lane.turns - 1) * lane.stride
+      picking.virtual, picking.passes[lane.environment] = math.max(picking.virtual, last), last + lane.stride
     end
   end
   for environment, pass in pairs(picking.passes) do
@@ -207,22 +226,4 @@ local function close_picking(picking, kept)
     end
   end
   call('HSET', RUN, picking.stride, pack({picking.virtual, picking.passes}))
-end
-
--- Picks up to `count` members. Returns them, and what close_picking ends.
-local function pick_many(sources, stride, count)
-  if #sources == 1 and not shares_on() then
-    local source = sources[1]
-    return call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1), {}
-  end
-  local picking = open_picking(sources, stride, math.min(64, floor(count / math.max(1, #sources)) + 2))
-  local members = {}
-  for index = 1, count do
-    local member = pick(picking)
-    if not member then
-      break
-    end
-    members[index] = member
-  end
-  return members, picking
 end

@@ -29,6 +29,8 @@ local function class_of(environment, priority)
   class = {
     name = name, stored = false, left = false, q = key('q:' .. name), a = key('a:' .. name),
     priority = priority, environment = environment,
+    -- Groups that it has, as of queued_count.
+    count = 0,
     -- The oldest group's member: nil when not known, false when there is none.
     oldest = nil,
   }
@@ -54,7 +56,8 @@ local function queued_count()
   if not queued_now then
     queued_now = 0
     for _, class in ipairs(load_classes()) do
-      queued_now = queued_now + call('ZCARD', class.q)
+      class.count = call('ZCARD', class.q)
+      queued_now = queued_now + class.count
     end
   end
   return queued_now
@@ -62,7 +65,7 @@ end
 
 before_close[#before_close + 1] = function()
   for _, class in ipairs(class_list) do
-    if class.left and call('EXISTS', class.q) == 0 then
+    if class.left and class.count == 0 then
       call('HDEL', CLASSES, class.name)
     end
   end
@@ -83,46 +86,62 @@ local function index_group(group)
   if class.oldest == false or class.oldest and member < class.oldest then
     class.oldest = nil
   end
-  queued_now = queued_now + 1
+  class.count, queued_now = class.count + 1, queued_now + 1
 end
 
-local function remove_records(block, members)
-  call_many('HDEL', block, members)
-end
-
--- Takes records, and their members, out of the queue.
-local function unindex_groups(groups, members)
-  local by_class = {}
-  for index, group in ipairs(groups) do
-    local class = class_of(group[G_ENVIRONMENT], group[G_PRIORITY])
-    local leaving = by_class[class]
-    if not leaving then
-      leaving = {}
-      by_class[class] = leaving
+-- The members of groups by class.
+local function split_by_class(groups, members)
+  local by_class, class, count = {}, nil, 0
+  for index = 1, #groups do
+    local group = groups[index]
+    local environment, priority = group[G_ENVIRONMENT], group[G_PRIORITY]
+    if not class or class.environment ~= environment or class.priority ~= priority then
+      class = class_of(environment, priority)
+      by_class[class] = by_class[class] or {}
+      count = #by_class[class]
     end
-    leaving[#leaving + 1] = members[index]
+    count = count + 1
+    by_class[class][count] = members[index]
+  end
+  return by_class
+end
+
+-- Takes records, with their members and blocks, out of the queue. Of their classes they are the first ones in this
+-- order.
+local function unindex_groups(groups, members, blocks, order)
+  if #groups == 0 then
+    return
   end
   queued_count()
-  for_each_block(members, remove_records)
-  for class, leaving in pairs(by_class) do
-    call_many('ZREM', class.q, leaving)
-    call_many('ZREM', class.a, leaving)
-    class.left, class.oldest = true, nil
+  for _, block in ipairs(blocks) do
+    call_many('HDEL', block.key, block.members)
+  end
+  for class, leaving in pairs(split_by_class(groups, members)) do
+    local ordered, other, count = class.q, class.a, #leaving
+    if order == 'stalest_first' then
+      ordered, other = other, ordered
+    end
+    if order == 'lifo' then
+      call('ZREMRANGEBYRANK', ordered, -count, -1)
+    else
+      call('ZREMRANGEBYRANK', ordered, 0, count - 1)
+    end
+    call_many('ZREM', other, leaving)
+    class.left, class.oldest, class.count = true, nil, class.count - count
   end
   queued_now = queued_now - #groups
-  if #groups > 0 then
-    topics.space, topics.tasks = true, true
-  end
+  topics.space, topics.tasks = true, true
 end
 
--- Records of queued groups, in the order of their members.
-local function load_groups(members)
+-- Records of queued groups, in the order of their members, of which these are the blocks.
+local function load_groups(blocks)
   local groups = {}
-  for_each_block(members, function(block, there, places)
-    for index, raw in ipairs(call('HMGET', block, unpack(there))) do
+  for _, block in ipairs(blocks) do
+    local places = block.places
+    for index, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
       groups[places[index]] = unpack_record(raw)
     end
-  end)
+  end
   return groups
 end
 
@@ -146,7 +165,7 @@ end
 local function class_sources(classes, order)
   local sources = {}
   for index, class in ipairs(classes) do
-    local source = {at = class.q, environment = class.environment, rank = by_sequence}
+    local source = {at = class.q, environment = class.environment, size = class.count, rank = by_sequence}
     if order == 'lifo' then
       source.reversed, source.rank = true, by_reversed_sequence
     elseif order == 'stalest_first' then
@@ -165,8 +184,10 @@ end
 -- their records in the order in which they were picked; the ledger is the caller's to move.
 local function take(count, budget_tokens, multiple)
   local order = policy.order
+  queued_count()
   local members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
-  local groups = load_groups(members)
+  local blocks = blocks_of(members)
+  local groups = load_groups(blocks)
   local kept, tokens = #groups, 0
   if budget_tokens > 0 then
     for index, group in ipairs(groups) do
@@ -178,16 +199,19 @@ local function take(count, budget_tokens, multiple)
     end
   end
   kept = math.min(#groups, math.max(multiple, kept - kept % multiple))
-  for index = #groups, kept + 1, -1 do
-    groups[index], members[index] = nil, nil
+  if kept < #groups then
+    for index = #groups, kept + 1, -1 do
+      groups[index], members[index] = nil, nil
+    end
+    blocks = blocks_of(members)
   end
   close_picking(picking, kept)
-  unindex_groups(groups, members)
+  unindex_groups(groups, members, blocks, order)
   return groups
 end
 
--- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, and
--- their members.
+-- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, their
+-- members, and the blocks of those.
 local function stalest(below, limit)
   local members, stale = {}, {}
   for _, class in ipairs(load_classes()) do
@@ -196,15 +220,12 @@ local function stalest(below, limit)
       stale[#stale + 1] = class
     end
   end
-  local picking = open_picking(class_sources(stale, 'stalest_first'), nil, 16)
-  while #members < limit do
-    local first = picking.rest.sources[1]
-    if not first or first.first >= below then
-      break
-    end
-    members[#members + 1] = pick(picking)
+  local open = open_sources(class_sources(stale, 'stalest_first'), 16)
+  while #members < limit and open[1] and open[1].first < below do
+    members[#members + 1] = next_member(open)
   end
-  return load_groups(members), members
+  local blocks = blocks_of(members)
+  return load_groups(blocks), members, blocks
 end
 
 -- Record of the queued group with the smallest sequence, and its member; nil when there is none.
@@ -219,7 +240,7 @@ local function oldest_queued()
     end
   end
   if first then
-    return load_groups({first})[1], first
+    return load_groups(blocks_of({first}))[1], first
   end
   return nil
 end

@@ -42,7 +42,8 @@ end
 
 -- A queued group's record, of the present timeline.
 local function unpack_record(raw)
-  local group = unpack_msg(raw)
+  -- The values behind the array's header, of three bytes. This table is made once; cmsgpack's grows with each value.
+  local group = {select(2, cmsgpack.unpack_limit(raw, G_RESPONSES, 3))}
   if group[G_EPOCH] == state.epoch then
     raw_records[group] = raw
     return group
@@ -50,33 +51,32 @@ local function unpack_record(raw)
   return clamp(group)
 end
 
--- Records as one msgpack array. Those that are as they were read are not packed again.
-local function pack_records(groups)
-  local parts, count = {}, #groups
+-- Records first to last as one msgpack array. Those that are as they were read are not packed again.
+local function pack_records(groups, first, last)
+  local count = last - first + 1
+  local parts = {count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)}
   for index = 1, count do
-    local group = groups[index]
-    parts[index] = raw_records[group] or pack(group)
+    local group = groups[first + index - 1]
+    parts[index + 1] = raw_records[group] or pack(group)
   end
-  local header = count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)
-  return header .. table.concat(parts)
+  return table.concat(parts)
 end
 
 -- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.
 local function sort_groups(groups)
-  local in_order = true
-  for index = 2, #groups do
-    in_order = in_order and groups[index - 1][G_SEQUENCE] < groups[index][G_SEQUENCE]
+  local sequences, by_sequence, in_order = {}, {}, true
+  for index = 1, #groups do
+    sequences[index] = groups[index][G_SEQUENCE]
+    in_order = in_order and (index == 1 or sequences[index - 1] < sequences[index])
   end
   if in_order then
     return
   end
-  local sequences, by_sequence = {}, {}
-  for index, group in ipairs(groups) do
-    local sequence = group[G_SEQUENCE]
-    sequences[index], by_sequence[sequence] = sequence, group
+  for index = 1, #groups do
+    by_sequence[sequences[index]] = groups[index]
   end
   table.sort(sequences)
-  for index, sequence in ipairs(sequences) do
-    groups[index] = by_sequence[sequence]
+  for index = 1, #groups do
+    groups[index] = by_sequence[sequences[index]]
   end
 end
