@@ -92,7 +92,6 @@ def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> i
                 seen = Seen.of(*read(runs, run_id), time.monotonic())
             with _display(console, interval_s, as_json=as_json) as display, signals.end_it():
                 _go_on(runs, run_id, interval_s, seen, display)
-        return 0
     except KeyboardInterrupt:
         return 0
 
