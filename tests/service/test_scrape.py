@@ -110,7 +110,7 @@ def test_a_run_of_another_layout_takes_no_other_one_out_of_metrics_and_lists(
     assert f"reason=layout_changed run={theirs} " in line, "once, not at every look"
 
     command = [sys.executable, "-m", "buffer_cli", "run", "list", "--address", service.address]
-    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
+    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")} | {"COLUMNS": "200"}
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=around)
     assert ours in shown.stdout
     assert theirs not in shown.stdout
