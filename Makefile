@@ -1,7 +1,8 @@
 # Every command of this project. `make` lists them.
 #
 # .venv holds the product and all its extras, .venv-sglang the engine (its pins clash with everything), .venv-proto
-# the generator of the wire contract. Each has a stamp, so that a step is instant when nothing changed.
+# the generator of the wire contract. Each has a stamp, so that a step is instant when nothing changed. An environment
+# with an editable install belongs to one checkout, whose path its stamp holds: it is never installed into from another.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -28,7 +29,7 @@ help: ## list the commands
 
 .PHONY: install install-sglang
 install: .venv/.installed ## the product with all extras into .venv (about 1 minute)
-	@:
+	@$(call need_own,.venv)
 
 # The script keeps a stamp of its own.
 install-sglang: ## SGLang on CPU into .venv-sglang (2.3 GB, about 2 minutes)
@@ -40,12 +41,31 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	exit 1; }
 endef
 
+# Prints the checkout that an environment belongs to, where that is not this one. A stamp from before stamps held paths
+# is empty: then it is the checkout where the environment really lies.
+define other_owner
+here=$$(pwd -P); owner=$$here; \
+if [ -e $(1)/.installed ]; then read -r owner < $(1)/.installed || owner=$$(cd -P $(1)/.. && pwd); fi; \
+[ "$$owner" = "$$here" ] || echo "$$owner"
+endef
+
+define need_own
+other=$$($(call other_owner,$(1))); [ -z "$$other" ] || { \
+	echo "install: $(1) belongs to the checkout $$other, which keeps it; rm -r $(1) here, and make installs one of" \
+		"this checkout" >&2; \
+	exit 1; }
+endef
+
+# Of targets that run a program of .venv and nothing of the product: another checkout's environment will do.
+TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
+
 .venv/.installed: pyproject.toml constraints.txt
+	@$(call need_own,.venv)
 	@$(need_python)
 	@echo "install: the product and its extras into .venv (about 1 minute)"; \
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv; \
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'; \
-	touch $@; \
+	pwd -P > $@; \
 	echo "install: done after $$SECONDS s"
 
 .venv-proto/.installed: constraints/proto.txt
@@ -57,20 +77,22 @@ endef
 
 # Installs beside everything in .venv; apart, because it brings 50 packages that nobody else needs.
 .venv-verifiers/.installed: pyproject.toml constraints.txt constraints/verifiers.txt
+	@$(call need_own,.venv-verifiers)
 	@$(need_python)
 	@echo "test-verifiers: the package verifiers into .venv-verifiers (about 1 minute)"; \
 	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers; \
 	.venv-verifiers/bin/python $(PIP) -c constraints.txt -c constraints/verifiers.txt -e '.[verifiers]' \
 		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
-	touch $@
+	pwd -P > $@
 
 .venv-trl/.installed: pyproject.toml constraints.txt constraints/trl.txt
+	@$(call need_own,.venv-trl)
 	@$(need_python)
 	@echo "test-trl: the package trl into .venv-trl (about 2 minutes)"; \
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl; \
 	.venv-trl/bin/python $(PIP) -c constraints.txt -c constraints/trl.txt -e '.[trl,service,embedded,worker]' \
 		pytest pytest-asyncio pytest-timeout; \
-	touch $@
+	pwd -P > $@
 
 # --- run ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +201,7 @@ metrics-reference: install ## rewrite docs/metrics.md from the metrics that the 
 .PHONY: lint ruff type imports lua-lint proto-lint format
 lint: ruff type imports lua-lint proto-lint ## every static check
 
-ruff: install
+ruff: $(TOOLS)
 	@echo "lint: ruff, rules"
 	@$(BIN)/ruff check
 	@echo "lint: ruff, format"
@@ -203,12 +225,12 @@ lua-lint: install ## luacheck on the store's scripts, includes expanded
 	@$(BIN)/python -m buffer_service.store.scripts --expand .cache/lua
 	@$(BIN)/python scripts/lint_lua.py .cache/lua
 
-proto-lint: install
+proto-lint: $(TOOLS)
 	@echo "lint: buf, rules and format of the proto files"
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
 
-format: install ## rewrite Python and proto files in the house format
+format: $(TOOLS) ## rewrite Python and proto files in the house format
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
 	@$(BIN)/buf format --write
@@ -224,7 +246,7 @@ proto: .venv-proto/.installed ## regenerate the Python code of proto/ and its re
 proto-check: .venv-proto/.installed ## fail if the committed generated code is out of date
 	@scripts/check_proto.sh .venv-proto/bin/python
 
-proto-breaking: install ## fail on changes that break clients of the last release
+proto-breaking: $(TOOLS) ## fail on changes that break clients of the last release
 	@scripts/check_proto_breaking.sh $(BIN)/buf
 
 # --- measurements -------------------------------------------------------------------------------------------

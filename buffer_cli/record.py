@@ -1,4 +1,8 @@
-"""`rollout-buffer run record`: writes a run's recording to Parquet, once or for as long as the run lives."""
+"""`rollout-buffer run record`: writes a run's recording to Parquet, once or for as long as the run lives.
+
+Invariant: after each export that reached the end of what was there, the rows of groups are compared with the run's
+ledger, and what is missing or too much is said: the store keeps the newest million events and tells nobody which went.
+"""
 
 import signal
 import sys
@@ -26,12 +30,17 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
         signal.signal(number, lambda *_: stop.set())
     try:
         recording = Recording(folder, run_id, whole=whole)
+        comparison = _Comparison()
         with calls(address, timeout_s) as service:
-            _remark(service, run_id)
+            _remark(service.get(run_id).run)
             tries_left = _tries(timeout_s) if follow else 0
             while True:
                 try:
+                    before = service.get(run_id).run
+                    recording.check_run(before.created_ms)
                     _export(service, run_id, recording, whole=whole, stop=stop)
+                    if not stop.is_set():
+                        comparison.tell(recording.groups, before, service.get(run_id).run)
                     tries_left = _tries(timeout_s) if follow else 0
                 except RolloutBufferError as error:
                     if tries_left == 0 or error.reason == "unknown_run":
@@ -67,12 +76,37 @@ def _export(service: RunCalls, run_id: str, recording: Recording, *, whole: bool
     recording.append(portion)
 
 
-def _remark(service: RunCalls, run_id: str) -> None:
-    if not service.get(run_id).run.policy.record_groups:
+def _remark(run: runs_pb2.Run) -> None:
+    if not run.policy.record_groups:
         sys.stderr.write(
-            f"run {run_id!r} keeps no events at present; switch it on with: "
-            f"rollout-buffer run policy {run_id} --set record_groups=true\n"
+            f"run {run.run_id!r} keeps no events at present; switch it on with: "
+            f"rollout-buffer run policy {run.run_id} --set record_groups=true\n"
         )
+
+
+class _Comparison:
+    """Where the folder is not what the run's ledger says. Each difference is said when it has grown."""
+
+    def __init__(self) -> None:
+        self._missing = self._extra = 0
+
+    def tell(self, groups: int, before: runs_pb2.Run, after: runs_pb2.Run) -> None:
+        """`before` and `after` an export: groups that were accepted meanwhile need not be in the folder."""
+        accepted = before.groups.accepted.groups
+        if accepted - groups > self._missing:
+            self._missing = accepted - groups
+            sys.stderr.write(
+                f"at least {self._missing} of {accepted} accepted groups are missing, and what became of them: they "
+                "came while record_groups was false, or their events were gone before the recorder came (the store "
+                "keeps the newest million)\n"
+            )
+        accepted = after.groups.accepted.groups
+        if groups - accepted > self._extra:
+            self._extra = groups - accepted
+            sys.stderr.write(
+                f"at least {self._extra} groups are there twice, or lost by the store: it has gone back since they "
+                f"were recorded, and the run has accepted {accepted}\n"
+            )
 
 
 def _say(recording: Recording, folder: Path, *, last: bool) -> None:

@@ -78,6 +78,8 @@ class Recording:
         self._schema = WHOLE_GROUPS if whole else GROUPS
         self.after = ""
         """Id of the last event in the folder, "" for none."""
+        self._created_ms = 0
+        """Of the run; 0: not known yet."""
         self.groups = self.events = 0
         """Rows in the folder."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +90,16 @@ class Recording:
                 kind = "whole groups" if stored["whole"] else "headers"
                 raise ValueError(f"{folder} holds a recording of run {stored['run_id']!r} ({kind}); choose another")
             self.after, self.groups, self.events = stored["after"], stored["groups"], stored["events"]
+            # Folders of earlier versions do not have it.
+            self._created_ms = stored.get("created_ms", 0)
+
+    def check_run(self, created_ms: int) -> None:
+        """Raises ValueError for a run that was created at another time than the one that is in the folder."""
+        if self._created_ms not in {0, created_ms}:
+            raise ValueError(
+                f"{self._folder} holds an earlier run {self._run_id!r}, which was deleted since; choose another folder"
+            )
+        self._created_ms = created_ms
 
     def append(self, records: Sequence[runs_pb2.Record]) -> None:
         """Write a portion: in the folder for good when this returns."""
@@ -103,6 +115,7 @@ class Recording:
         self.events += len(others)
         state = {
             "run_id": self._run_id,
+            "created_ms": self._created_ms,
             "whole": self._schema is WHOLE_GROUPS,
             "after": self.after,
             "groups": self.groups,

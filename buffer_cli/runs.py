@@ -1,6 +1,7 @@
 """What the `rollout-buffer run` commands do."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 
 from google.protobuf.json_format import MessageToDict
@@ -15,7 +16,7 @@ from buffer_cli.standing import print_run, state
 from buffer_cli.status import as_values, read
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
-from buffer_wire.errors import UnknownRun
+from buffer_wire.errors import StoreFault, UnknownRun
 from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 
@@ -31,18 +32,23 @@ def perform(address: str, timeout_s: float, command: Callable[[RunCalls], int]) 
 
 
 def list_runs(runs: RunCalls, *, as_json: bool) -> int:
-    """All runs in short."""
+    """All runs in short; one that the service cannot read is named on standard error."""
     found: list[tuple[runs_pb2.Run, RunView]] = []
-    for run_id in runs.list():
+    run_ids = runs.list()
+    for run_id in run_ids:
         try:
             found.append(read(runs, run_id))
         except UnknownRun:
             continue  # deleted since it was listed
+        except StoreFault as fault:
+            if not fault.of_one_run:
+                raise
+            sys.stderr.write(f"run {run_id} is left out: {fault.message}\n")
     if as_json:
         print(json.dumps([as_values(run, view) for run, view in found], indent=2))
     elif found:
         Console(highlight=False).print(_run_table([view for _, view in found]))
-    else:
+    elif not run_ids:
         print(f"the service at {runs.address} has no run yet")
     return 0
 

@@ -18,17 +18,22 @@ def print_estimate(console: Console, estimate: Estimate) -> None:
     if not estimate.publishes:
         reason = estimate.unknown[0].reason if estimate.unknown else "nothing was measured"
         _line(console, "estimate", f"none yet: {reason}")
+        _print_verdict(console, estimate)
         return
     console.print(f"staleness, over the last {estimate.publishes} publishes, {_seconds(estimate.window_s)}")
     console.print(Padding(_versions(estimate), (0, 0, 0, 2)))
     for name, value in _facts(estimate):
         _line(console, name, value)
-    for index, sentence in enumerate(estimate.verdict.sentences):
-        _line(console, "" if index else "verdict", sentence)
+    _print_verdict(console, estimate)
     for index, one in enumerate(estimate.advice[:MAX_ADVICE]):
         _line(console, "" if index else "advice", f"{index + 1}. {one.text}")
     for reason, names in _missing(estimate).items():
         _line(console, "not known", f"{', '.join(names)}: {reason}")
+
+
+def _print_verdict(console: Console, estimate: Estimate) -> None:
+    for index, sentence in enumerate(estimate.verdict.sentences):
+        _line(console, "" if index else "verdict", sentence)
 
 
 def _line(console: Console, name: str, value: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -87,9 +87,10 @@ def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> i
     """
     console = Console(highlight=False)
     try:
-        with _ended_by_signals():
-            seen = Seen.of(*read(runs, run_id), time.monotonic())
-            with _display(console, interval_s, as_json=as_json) as display:
+        with _Signals() as signals:
+            with signals.end_it():
+                seen = Seen.of(*read(runs, run_id), time.monotonic())
+            with _display(console, interval_s, as_json=as_json) as display, signals.end_it():
                 _go_on(runs, run_id, interval_s, seen, display)
     except KeyboardInterrupt:
         return 0
@@ -109,23 +110,40 @@ def _go_on(runs: RunCalls, run_id: str, interval_s: float, seen: Seen, display: 
             seen.look(run, view, time.monotonic())
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends like Ctrl-C; the first one of either is the last that is heard, so that the terminal is restored."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+class _Signals:
+    """SIGTERM and Ctrl-C while the watch lasts: either ends what is inside of `end_it`, once, and nothing else.
 
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    One that comes at another time, as while the screen is entered or left, is kept for the next `end_it`.
+    """
 
-    for one in before:
-        signal.signal(one, end)
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
+    def __init__(self) -> None:
+        self._came = self._may_raise = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            self._before[one] = signal.signal(one, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one, handler in self._before.items():
             signal.signal(one, handler)
+
+    @contextmanager
+    def end_it(self) -> Iterator[None]:
+        """Raises KeyboardInterrupt where a signal has come, or comes."""
+        try:
+            self._may_raise = True
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_raise = False
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        first, self._came = not self._came, True
+        if first and self._may_raise:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -135,8 +153,12 @@ def _display(console: Console, interval_s: float, *, as_json: bool) -> Iterator[
     elif not console.is_terminal:
         yield _Lines()
     else:
-        with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+        try:
+            live.start()
             yield _Screen(console, live, interval_s)
+        finally:
+            live.stop()  # Live, as a context, does not leave what it failed to enter.
 
 
 class _JsonLines:

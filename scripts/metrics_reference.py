@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from buffer_service.admin.door_metrics import DoorCollector
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
+from buffer_service.admin.reading import UNREAD
 from buffer_service.admin.run_metrics import RunCollector
 from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.admin.store_metrics import StoreCollector
@@ -58,6 +59,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("*", "phase"): RELOAD_PHASES,
     ("paused", "reason"): (STORE_ROLLED_BACK, "resuming", HELD_BY_OPERATOR, FAILURE_BUDGET_EXCEEDED),
     ("refused_calls", "reason"): REFUSALS,
+    ("runs_unread", "reason"): UNREAD,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),
     ("*", "part"): ("pre_queue", "in_queue"),
     ("rpcs", "code"): sorted(code.name for code in grpc.StatusCode),
@@ -148,7 +150,7 @@ def sections() -> Sequence[Section]:
             "Staleness and throughput", f"{once}; estimates by [staleness](staleness.md)", [StalenessCollector([])]
         ),
         Section("Evaluations", once, [EvaluationCollector({})]),
-        Section("The store", "its `INFO`, once per scrape", [StoreCollector(None)]),
+        Section("The store", "its `INFO`, once per scrape", [StoreCollector(None, {})]),
         Section(
             "Processes",
             "the rpc processes, summed over those of a service; they begin at 0 when it starts, and are written "

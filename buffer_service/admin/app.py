@@ -18,8 +18,9 @@ from starlette.routing import Route
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.page_files import PageFiles
+from buffer_service.admin.reading import LOOK_S, RunReader
 from buffer_service.admin.run_values import in_short, whole
-from buffer_service.admin.scrape import scrape, visible_views
+from buffer_service.admin.scrape import scrape
 from buffer_service.domain.ports import RunStore
 from buffer_service.security.gate import caller
 from buffer_service.security.roles import PAGE_FILES
@@ -56,6 +57,7 @@ class AdminPage:
         self._store = store
         self._facts = facts
         self._files = PageFiles()
+        self._reader = RunReader(store)
         self.feeds = Feeds(store)
 
     def app(self) -> Starlette:
@@ -98,12 +100,13 @@ class AdminPage:
 
     async def metrics(self, _: Request) -> Response:
         """Runs from the store, RPCs from the files of the rpc processes."""
-        body = await scrape(self._store, self._facts.metrics_dir, self._facts.collectors)
+        body = await scrape(self._store, self._reader, self._facts.metrics_dir, self._facts.collectors)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     async def runs(self, _: Request) -> Response:
-        """All runs, in short."""
-        return JSONResponse([in_short(view) for view in await visible_views(self._store)])
+        """All runs that can be read, in short."""
+        runs = await self._reader.read(self._store.view, asyncio.get_running_loop().time() + LOOK_S)
+        return JSONResponse([in_short(view) for view in runs.found])
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""

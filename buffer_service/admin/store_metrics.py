@@ -1,30 +1,41 @@
 """The store's own state as Prometheus metrics, asked of it once per scrape."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from buffer_service.admin.reading import UNREAD
 from buffer_service.domain.ops import StoreFacts
 
 
 class StoreCollector(Collector):
-    """Metrics of what the store said before; None: it did not answer in time. Collecting does no I/O."""
+    """Metrics of what the store said before; None: it did not answer in time. `unread` as in reading.Runs.
 
-    def __init__(self, facts: StoreFacts | None) -> None:
+    Collecting does no I/O.
+    """
+
+    def __init__(self, facts: StoreFacts | None, unread: Mapping[str, str]) -> None:
         self._facts = facts
+        self._unread = Counter(unread.values())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """All families."""
         up = GaugeMetricFamily(
             "rollout_buffer_store_up",
-            "1 where the store has answered all that this scrape asks; 0: metrics of runs and of the store are absent.",
+            "1 where the store has answered this scrape; 0: metrics of runs and of the store are absent.",
         )
         used = GaugeMetricFamily("rollout_buffer_store_memory_used_bytes", "Memory that the store uses.")
         limit = GaugeMetricFamily(
             "rollout_buffer_store_memory_limit_bytes", "The store's maxmemory; absent where there is none."
         )
         clients = GaugeMetricFamily("rollout_buffer_store_clients", "Connections to the store, of anybody.")
+        unread = GaugeMetricFamily(
+            "rollout_buffer_runs_unread",
+            "Runs of which this scrape has nothing, although the store answers; the log names them.",
+            labels=["reason"],
+        )
         facts = self._facts
         up.add_metric([], facts is not None)
         if facts is not None:
@@ -32,4 +43,6 @@ class StoreCollector(Collector):
             if facts.memory_limit_bytes:
                 limit.add_metric([], facts.memory_limit_bytes)
             clients.add_metric([], facts.clients)
-        yield from (up, used, limit, clients)
+            for reason in UNREAD:
+                unread.add_metric([reason], self._unread[reason])
+        yield from (up, used, limit, clients, unread)

@@ -126,7 +126,7 @@ def _required_version(view: RunView) -> int:
     return required_version(
         view.policy,
         published=view.published.version,
-        unpublished_steps=view.next_step - view.committed_steps,
+        unpublished_steps=view.next_step - view.published_steps,
         open_step=OpenStep(view.policy.batch_groups, forming) if forming else NO_OPEN_STEP,
         queued=view.groups["queued"].groups,
         leased=view.tasks["leased"],
@@ -159,10 +159,12 @@ def _room(view: RunView, needed: int) -> str:
 def _unpublished(view: RunView) -> str:
     """Why admission gives out nothing before a publish: what is assembled counts on versions that are not there."""
     policy = view.policy
-    steps = view.next_step - view.committed_steps
+    steps = view.next_step - view.published_steps
     ahead = steps // policy.batches_per_publish
     declared = f"prefetch_batches is {policy.prefetch_batches}, batches_per_publish {policy.batches_per_publish}"
-    since = f"{_counted(steps, 'step')} assembled and not committed; {declared}"
+    committed = view.committed_steps - view.published_steps
+    what = f"published, {committed} of them committed" if committed > 0 else "committed"
+    since = f"{_counted(steps, 'step')} assembled and not {what}; {declared}"
     if policy.max_staleness != UNSET and ahead > policy.max_staleness:
         required = view.published.version + ahead - policy.max_staleness
         return f"the trainer: work starts with version {required}, which is not published ({since})"

@@ -5,7 +5,7 @@ No label names a worker, a task or a sample.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -90,6 +90,13 @@ class RpcMetrics:
             buckets=_WAIT_BUCKETS_S,
             registry=registry,
         )
+        self._waiting_pulls = Gauge(
+            "rollout_buffer_waiting_pulls",
+            "Pulls that wait for their batch.",
+            ["run"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self._open = Gauge(
             "rollout_buffer_open_rpcs", "RPCs in progress.", ["method"], registry=registry, multiprocess_mode="livesum"
         )
@@ -145,10 +152,21 @@ class RpcMetrics:
             self._push_wait.observe(time.monotonic() - started)
 
     @contextmanager
-    def pulling(self) -> Iterator[None]:
-        """Count how long a pull waits for its batch."""
-        started = time.monotonic()
+    def pulling(self, run_id: str) -> Iterator[Callable[[], None]]:
+        """Count how long a pull waits for its batch. What this yields is to be called when it has to: before, it is not
+        known that there is such a run, and any name would become a label.
+        """
+        started, waiting = time.monotonic(), False
+
+        def wait() -> None:
+            nonlocal waiting
+            if not waiting:
+                waiting = True
+                self._waiting_pulls.labels(run_id).inc()
+
         try:
-            yield
+            yield wait
         finally:
             self._pull_wait.observe(time.monotonic() - started)
+            if waiting:
+                self._waiting_pulls.labels(run_id).dec()

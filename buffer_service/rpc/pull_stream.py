@@ -55,13 +55,16 @@ class PullStream:
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen_revision: int, wait_s: float) -> ops.Batch:
-        with self._metrics.pulling():
+        with self._metrics.pulling(run_id) as wait:
+
+            async def attempt() -> ops.Batch | ops.Short:
+                result = await self._store.pull(run_id, pull, seen_revision=seen_revision)
+                if isinstance(result, ops.Short):
+                    wait()
+                return result
+
             result = await self._lines.until(
-                run_id,
-                Topic.GROUPS,
-                lambda: self._store.pull(run_id, pull, seen_revision=seen_revision),
-                lambda result: isinstance(result, ops.Batch),
-                wait_s,
+                run_id, Topic.GROUPS, attempt, lambda result: isinstance(result, ops.Batch), wait_s
             )
         if isinstance(result, ops.Batch):
             return result

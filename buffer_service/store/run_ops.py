@@ -118,6 +118,7 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         published=ops.WeightVersion(state["epoch"], state["version"]),
         next_step=state["next_step"],
         committed_steps=state["committed_steps"],
+        published_steps=state["published_steps"],
         checkpointed_steps=state["checkpointed_steps"],
         world_size=state["world_size"],
         cursor=state["cursor"],

@@ -1,5 +1,7 @@
 """Errors of the store behind the service."""
 
+from typing import ClassVar
+
 from buffer_wire.errors.base import RolloutBufferError
 
 
@@ -7,12 +9,15 @@ class StoreFault(RolloutBufferError):
     """The store failed."""
 
     reason = "store_fault"
+    of_one_run: ClassVar[bool] = True
+    """It may be about one run, and says nothing of the others."""
 
 
 class StoreUnavailable(StoreFault):
     """The store cannot be reached, or is loading. Attributes: store."""
 
     reason = "store_unavailable"
+    of_one_run = False
     code = "UNAVAILABLE"
     retryable = True
 
@@ -24,6 +29,7 @@ class StoreUnsuitable(StoreFault):
     """The store must not be used. Attributes: store, why."""
 
     reason = "store_unsuitable"
+    of_one_run = False
     code = "FAILED_PRECONDITION"
 
     def __init__(self, store: str, why: str) -> None:
@@ -31,7 +37,8 @@ class StoreUnsuitable(StoreFault):
 
 
 class LayoutChanged(StoreFault):
-    """Another version of the service has taken the store over; this one has changed nothing and ends.
+    """Another version of the service has taken the store, or the run, over; this one has changed nothing. It ends where
+    it was the store.
 
     Attributes: found, known (versions of the layout).
     """
@@ -42,7 +49,7 @@ class LayoutChanged(StoreFault):
 
     def __init__(self, found: str, known: str) -> None:
         super().__init__(
-            f"the store's layout is version {found} by now and this service, which ends, knows version {known}; "
+            f"the layout in the store is version {found} by now and this service knows version {known}; "
             "a service of the other version takes the call",
             found=found,
             known=known,
@@ -56,6 +63,7 @@ class NotReplicated(StoreFault):
     """
 
     reason = "not_replicated"
+    of_one_run = False
     code = "UNAVAILABLE"
     retryable = True
 
@@ -72,6 +80,7 @@ class StoreOutOfMemory(StoreFault):
     """The store refused a write for lack of memory; nothing was accepted."""
 
     reason = "store_out_of_memory"
+    of_one_run = False
     code = "RESOURCE_EXHAUSTED"
     retryable = True
 

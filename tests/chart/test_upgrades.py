@@ -136,7 +136,7 @@ def test_a_service_whose_store_is_taken_over_writes_nothing_more_and_ends(store:
             assert old.process is not None
             assert old.process.wait(60) == 1
             assert _contents(taker) == taken
-        assert f"is version {SCHEMA_VERSION + 1} by now and this service, which ends" in old.log.read_text()
+        assert f"is version {SCHEMA_VERSION + 1} by now and this service" in old.log.read_text()
 
 
 def test_a_service_with_another_layout_refuses_and_the_one_that_is_there_goes_on(

@@ -12,15 +12,23 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from tests.support.rpc import Rpc, RunRpc, connect
+from rollout_buffer.v1 import runs_pb2
+from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect
 from tests.support.service import running_service
+from tests.support.store_server import StoreServer, store_server
 
 WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
+def store() -> Iterator[StoreServer]:
+    with store_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, store: StoreServer) -> Iterator[str]:
+    with running_service(tmp_path_factory.mktemp("service"), store=store.url) as service:
         yield service.address
 
 
@@ -93,6 +101,42 @@ def test_a_run_that_keeps_no_events_is_told_how_to(rpc: Rpc, address: str, tmp_p
     told = record(run, address, tmp_path)
     assert f"rollout-buffer run policy {run.run_id} --set record_groups=true" in told
     assert rows(tmp_path, "groups") == []
+
+
+def test_groups_whose_events_were_trimmed_are_counted_as_missing(
+    rpc: Rpc, address: str, store: StoreServer, tmp_path: Path
+) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(2, "a")
+    assert "missing" not in record(run, address, tmp_path)
+    run.fill(4, "b")
+    store.trim_records(run.run_id, keep=1)
+    assert "at least 3 of 6 accepted groups are missing" in record(run, address, tmp_path)
+    assert [row["group_id"] for row in rows(tmp_path, "groups")] == ["a0/0", "a1/0", "b3/0"]
+    assert "at least 3 of 6" in record(run, address, tmp_path), "it is said again"
+
+
+def test_groups_from_before_events_were_kept_are_missing_too(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10)
+    run.fill(3, "a")
+    run.update_policy(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(1, "b")
+    assert "at least 3 of 4 accepted groups are missing" in record(run, address, tmp_path)
+
+
+def test_a_run_that_was_created_anew_is_not_mixed_into_the_folder(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(2, "a")
+    record(run, address, tmp_path)
+    rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    policy = runs_pb2.RunPolicy(batch_groups=2, max_queued_groups=10, record_groups=True)
+    rpc.runs.CreateRun(runs_pb2.CreateRunRequest(run_id=run.run_id, policy=policy), timeout=TIMEOUT_S)
+    run.fill(2, "a")
+    process = command(run, address, tmp_path)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "holds an earlier run" in told
+    assert len(rows(tmp_path, "groups")) == 2
 
 
 def test_following_ends_cleanly_on_a_signal(rpc: Rpc, address: str, tmp_path: Path) -> None:

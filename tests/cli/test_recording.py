@@ -117,6 +117,16 @@ def test_a_portion_that_a_crash_cut_short_is_not_there_twice(tmp_path: Path) -> 
     assert [row["event_id"] for row in rows(tmp_path, "events")] == ["3-0"]
 
 
+def test_a_folder_of_an_earlier_run_of_the_name_is_refused(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, "run", whole=False)
+    recording.check_run(created_ms=7_000)
+    recording.append([accepted(1)])
+    again = Recording(tmp_path, "run", whole=False)
+    again.check_run(created_ms=7_000)
+    with pytest.raises(ValueError, match="holds an earlier run 'run', which was deleted"):
+        again.check_run(created_ms=8_000)
+
+
 @pytest.mark.parametrize(("run_id", "whole"), [("another", False), ("run", True)])
 def test_a_folder_of_another_recording_is_refused(tmp_path: Path, run_id: str, whole: bool) -> None:
     Recording(tmp_path, "run", whole=False).append([accepted(1)])

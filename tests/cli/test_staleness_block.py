@@ -42,6 +42,12 @@ def test_the_loop_the_verdict_and_the_advice_follow() -> None:
     assert "not known" not in text
 
 
+def test_a_trainer_that_never_published_is_told_so_although_there_is_no_estimate() -> None:
+    shown = lines(make_view(next_step=9, committed_steps=9, published_steps=0))
+    assert shown[0].startswith("estimate       none yet: ")
+    assert shown[1].startswith("verdict        no weights are published: 9 steps are committed so far")
+
+
 def test_no_more_advice_than_people_read() -> None:
     view = make_loop(RunPolicy(batch_groups=16, max_queued_groups=64), concurrency=512, rho=1.6, tailness=3.0)
     assert len(estimate(view).advice) > MAX_ADVICE

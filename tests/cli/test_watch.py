@@ -158,6 +158,60 @@ def test_a_terminal_is_redrawn_in_place_and_given_back(runs: FakeRuns, sent: sig
     os.close(secondary)
 
 
+SIGNALLED = """
+import os, signal, sys
+from rich.console import Console
+
+moment, set_alt_screen = sys.argv.pop(1), Console.set_alt_screen
+
+def signalled(self, enable=True):
+    if moment == "leaving" and not enable:
+        os.kill(os.getpid(), signal.SIGTERM)
+    done = set_alt_screen(self, enable)
+    if moment == "entering" and enable:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return done
+
+Console.set_alt_screen = signalled
+from buffer_cli.main import app
+app()
+"""
+"""The command, to which a signal comes just after it entered the alternate screen, or just before it leaves it."""
+
+
+@pytest.mark.parametrize("moment", ["entering", "leaving"])
+def test_a_signal_in_the_moment_of_entering_or_leaving_does_not_keep_the_screen(runs: FakeRuns, moment: str) -> None:
+    primary, secondary = pty.openpty()
+    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
+    options = ("--watch", "--interval", "0.1", "--run", "math-1", "--address", runs.address)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SIGNALLED, moment, "status", *options],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        env={**around, "TERM": "xterm-256color"},
+    )
+    shown, deadline = b"", time.monotonic() + DEADLINE_S
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline, shown[-2000:]
+            if select.select([primary], [], [], 0.1)[0]:
+                shown += os.read(primary, 65_536)
+            if moment == "leaving" and b"accepted groups" in shown:
+                runs.view = None  # Deleted, which ends the watch.
+    finally:
+        process.kill()
+        process.wait()
+    while select.select([primary], [], [], 0)[0]:
+        shown += os.read(primary, 65_536)
+    os.close(primary)
+    os.close(secondary)
+    assert (shown.count(ENTER), shown.count(LEAVE)) == (1, 1)
+    assert shown.rindex(SHOW) > shown.rindex(HIDE)
+    assert b"Traceback" not in shown
+    assert process.returncode == (0 if moment == "entering" else 1)
+
+
 def test_a_pipe_gets_a_line_for_each_look(watching: Watching) -> None:
     process = watching()
     first = line_with(process, "queued 3/32")

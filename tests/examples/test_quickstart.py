@@ -15,6 +15,23 @@ from tests.docs.pages import ROOT, blocks
 from tests.support.service import running_service
 from trainer_client import BufferClient
 
+TRAINER = """
+import runpy, sys, threading, time
+
+sleep = time.sleep
+
+def train(seconds):
+    # The program's own sleep stands for a training step; threads of the client sleep as ever.
+    if threading.current_thread() is threading.main_thread() and seconds == 1:
+        sys.stdin.readline()
+    else:
+        sleep(seconds)
+
+time.sleep = train
+runpy.run_module("examples.quickstart.trainer", run_name="__main__")
+"""
+"""The trainer of the page, of which each training step lasts until the test says a line."""
+
 LINE = re.compile(r"step (?P<step>\d+)(?P<again> \(again\))?: (?P<groups>[q\d ]+), reward 0\.\d\d, staleness \d+\n")
 
 
@@ -25,6 +42,7 @@ def running(address: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, "RB_ADDRESS": address},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -34,8 +52,17 @@ def running(address: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        assert process.stdin is not None
         assert process.stdout is not None
+        process.stdin.close()
         process.stdout.close()
+
+
+def end_step(process: subprocess.Popen[str]) -> None:
+    """End the trainer's training step; it publishes then."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def next_line(process: subprocess.Popen[str]) -> re.Match[str]:
@@ -50,12 +77,16 @@ def next_line(process: subprocess.Popen[str]) -> re.Match[str]:
 def test_the_trainer_of_the_quickstart_gets_its_batch_again_after_a_kill(tmp_path: Path) -> None:
     worker = ("-m", "buffer_cli", "worker", "--run", "first", "--simulate", "--progress-every-s", "0")
     reward = ("--reward", "examples.quickstart.rewards:even_share", "--weights-dir", str(tmp_path / "weights"))
-    trainer = ("-m", "examples.quickstart.trainer")
+    trainer = ("-c", TRAINER)
     with running_service(tmp_path) as service, running(service.address, *worker, *reward):
         with running(service.address, *trainer) as first:
-            lines = [next_line(first) for _ in range(2)]
+            lines = [next_line(first)]
+            end_step(first)
+            lines.append(next_line(first))
         with running(service.address, *trainer) as second:
-            lines += [next_line(second) for _ in range(2)]
+            lines.append(next_line(second))
+            end_step(second)
+            lines.append(next_line(second))
         with BufferClient(service.address) as client:
             run = client.run("first")
     assert [(line["step"], line["again"]) for line in lines] == [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.ops import Amount, RunView, WeightVersion
 from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_loop
@@ -114,6 +114,43 @@ def test_losses_are_named_when_they_are_large(state: str, policy: RunPolicy, wor
 
     assert f"10% of all groups so far are {words}" in said(view(10))
     assert "so far" not in said(view(9))
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ({"next_step": 3, "committed_steps": 3}, "no weights are published: 3 steps are committed so far"),
+        ({"next_step": 3, "committed_steps": 2}, ""),
+        ({"next_step": 19, "committed_steps": 0}, "no weights are published: 19 steps are assembled so far"),
+        ({"next_step": 18, "committed_steps": 0}, ""),
+        ({"next_step": 53, "committed_steps": 53, "published_steps": 50, "version": 40}, "3 steps are committed since"),
+        ({"next_step": 50, "committed_steps": 50, "published_steps": 50}, ""),
+        ({"next_step": 6, "committed_steps": 6, "per_publish": 3}, ""),
+        ({"next_step": 7, "committed_steps": 7, "per_publish": 3}, "batches_per_publish, now 3, to the steps"),
+    ],
+    ids=str,
+)
+def test_a_trainer_that_never_publishes_is_told_so_and_nothing_else_is_blamed(steps: dict[str, Any], told: str) -> None:
+    """Long tails, a gate that drops much and staleness from before it stopped: none of it is the reason."""
+    policy = RunPolicy(batch_groups=16, max_staleness=3, batches_per_publish=steps.pop("per_publish", 1))
+    published = WeightVersion(1, steps.pop("version", 0))
+    groups = {"dropped_stale": Amount(groups=30), "trained": Amount(groups=70)}
+    found = estimate(
+        make_loop(policy, tailness=3.0, groups=groups, published=published, **{"published_steps": 0, **steps})
+    )
+    text = " | ".join(found.verdict.sentences)
+    if told:
+        assert told in found.verdict.sentences[0]
+        assert "call session.publish" in found.verdict.sentences[0]
+        assert found.advice == ()
+        assert (found.verdict.bound, found.verdict.source) == ("", "")
+        assert "30% of all groups so far are dropped for max_staleness 3" in text
+        assert not any(word in text for word in ("short responses", "tails", "bottleneck"))
+    else:
+        assert "session.publish" not in text
+        assert "prefers short responses" in text
+        assert "long tails" in text
+        assert found.advice
 
 
 def test_overflow_is_put_down_to_training_where_that_is_the_bottleneck() -> None:

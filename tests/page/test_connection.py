@@ -8,9 +8,11 @@ import pytest
 from buffer_service.security.roles import Role
 from buffer_service.security.token_file import changing
 from buffer_service.security.tokens import TokenSet
+from buffer_service.store.keys import SCHEMA_VERSION
+from rollout_buffer.v1 import runs_pb2
 from tests.page.browser import Chromium, Screen
 from tests.security.guarded import add_token
-from tests.support.rpc import connect
+from tests.support.rpc import TIMEOUT_S, RunRpc, connect
 from tests.support.service import running_service
 from tests.support.store_server import store_server
 
@@ -50,6 +52,23 @@ def test_a_store_that_fails_is_said_and_numbers_are_marked_old(chromium: Chromiu
             store.start()
             screen.until_shown("#fault", shown=False)
             screen.until("#connection-state", re.compile("^live$"))
+        client.channel.close()
+
+
+def test_a_run_of_another_layout_leaves_the_page_to_the_others(chromium: Chromium, tmp_path: Path) -> None:
+    with store_server() as store, running_service(tmp_path, store=store.url) as service:
+        client = connect(service.address)
+        runs = [RunRpc(client, name) for name in ("a-theirs", "b-ours")]
+        for run in runs:
+            client.runs.CreateRun(runs_pb2.CreateRunRequest(run_id=run.run_id), timeout=TIMEOUT_S)
+        runs[1].fill(1)
+        store.set_layout("a-theirs", SCHEMA_VERSION + 1)
+        with Screen.opened(chromium, service.admin) as screen:
+            screen.visit()
+            screen.until("#loop", "queue: 1 of")
+            screen.visit("a-theirs")
+            screen.until("#empty-title", "Run a-theirs is not shown")
+            screen.until("#empty-next", "layout")
         client.channel.close()
 
 

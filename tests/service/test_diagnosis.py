@@ -143,3 +143,6 @@ def test_a_trainer_that_runs_ahead_of_its_publishes_is_named(policy: RunPolicy, 
         policy, tasks={"pending": 9}, published=ops.WeightVersion(1, 6), next_step=7, committed_steps=6
     )
     assert "the trainer" not in waits_on(Standing.of(published))
+    committing = replace(ahead, committed_steps=8)
+    assert words in waits_on(Standing.of(committing))
+    assert "2 steps are assembled and not published, 2 of them committed" in waits_on(Standing.of(committing))

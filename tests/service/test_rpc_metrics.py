@@ -78,7 +78,28 @@ async def test_waits_for_room_and_for_batches_are_observed_however_they_end() ->
     metrics = RpcMetrics(registry)
     with metrics.blocked():
         assert registry.get_sample_value("rollout_buffer_blocked_pushes") == 1
-    with pytest.raises(TimeoutError), metrics.pulling():
+    with pytest.raises(TimeoutError), metrics.pulling("r"):
         raise TimeoutError
     for name in ("push", "pull"):
         assert registry.get_sample_value(f"rollout_buffer_{name}_wait_seconds_count") == 1
+
+
+async def test_a_pull_counts_for_its_run_while_it_waits_and_never_before() -> None:
+    registry = CollectorRegistry()
+    metrics = RpcMetrics(registry)
+
+    def waiting() -> float | None:
+        return registry.get_sample_value("rollout_buffer_waiting_pulls", {"run": "r"})
+
+    with metrics.pulling("r"):
+        assert waiting() is None, "nobody has found such a run yet"
+    assert waiting() is None
+    with metrics.pulling("r") as wait:
+        wait()
+        wait()
+        assert waiting() == 1
+        with metrics.pulling("r") as other:
+            other()
+            assert waiting() == 2
+        assert waiting() == 1
+    assert waiting() == 0

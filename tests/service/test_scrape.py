@@ -1,7 +1,10 @@
 """/metrics while the store is slow or gone, and what it says of the store and of calls of it."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -10,7 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from buffer_service.admin.scrape import LOOK_S
+from buffer_service.admin.reading import LOOK_S
+from buffer_service.store.keys import SCHEMA_VERSION
 from tests.support.rpc import connect, failure, make_group
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer, store_server
@@ -85,3 +89,33 @@ def test_a_scrape_does_not_wait_long_for_a_store_that_does_not_answer(
     finally:
         os.kill(store.process.pid, signal.SIGCONT)
     service.until_metric(1, "rollout_buffer_store_up")
+
+
+def test_a_run_of_another_layout_takes_no_other_one_out_of_metrics_and_lists(
+    service: ServiceProcess, store: StoreServer
+) -> None:
+    rpc = connect(service.address)
+    with rpc.channel:
+        theirs, ours = rpc.create().run_id, rpc.create().run_id
+    store.set_layout(theirs, SCHEMA_VERSION + 1)
+
+    assert service.metric("rollout_buffer_store_up") == 1
+    assert service.metric("rollout_buffer_runs_unread", reason="layout_changed") == 1
+    assert service.metric("rollout_buffer_runs_unread") == 1
+    assert service.metric("rollout_buffer_revision", run=ours) > 0
+    assert service.metric("rollout_buffer_revision", run=theirs) == 0
+    with urllib.request.urlopen(f"{service.admin}/api/runs", timeout=SLACK_S) as answer:
+        assert [listed["run_id"] for listed in json.load(answer)] == [ours]
+    (line,) = [line for line in service.log.read_text().splitlines() if "left out" in line]
+    assert f"reason=layout_changed run={theirs} " in line, "once, not at every look"
+
+    command = [sys.executable, "-m", "buffer_cli", "run", "list", "--address", service.address]
+    around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")} | {"COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=around)
+    assert ours in shown.stdout
+    assert theirs not in shown.stdout
+    assert f"run {theirs} is left out: " in shown.stderr
+
+    store.set_layout(theirs, SCHEMA_VERSION)
+    assert service.metric("rollout_buffer_runs_unread") == 0
+    assert service.metric("rollout_buffer_revision", run=theirs) > 0

@@ -1,6 +1,7 @@
 """Long polls: they wake at once, serve first come first served, and say on whom they wait when their time is up."""
 
 import time
+import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -136,6 +137,27 @@ def test_every_waiting_rank_gets_its_shard(service: ServiceProcess, rpc: Rpc) ->
         shards = [future.result(TIMEOUT_S) for future in waiting]
     ids = [item.group.header.task_id for _, delivered in shards for item in delivered]
     assert sorted(ids) == sorted(f"x{i}" for i in range(8))
+
+
+def test_pulls_that_wait_are_counted_by_their_run_as_long_as_there_is_one(service: ServiceProcess, rpc: Rpc) -> None:
+    waited, deleted = rpc.create(batch_groups=4), rpc.create(batch_groups=4)
+    with ThreadPoolExecutor(4) as pool:
+        ranks = [pool.submit(waited.pull, 0, 20_000, rank=rank, world_size=2) for rank in range(2)]
+        other = pool.submit(failure, lambda: deleted.pull(0, 20_000))
+        service.until_metric(2, "rollout_buffer_waiting_pulls", run=waited.run_id)
+        service.until_metric(1, "rollout_buffer_waiting_pulls", run=deleted.run_id)
+        waited.fill(4)
+        for future in ranks:
+            future.result(TIMEOUT_S)
+        service.until_metric(0, "rollout_buffer_waiting_pulls", run=waited.run_id)
+        rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=deleted.ref), timeout=TIMEOUT_S)
+        assert other.result(TIMEOUT_S).reason == "unknown_run"
+    assert failure(lambda: RunRpc(rpc, "never-was").pull(0, 20_000)).reason == "unknown_run"
+    with urllib.request.urlopen(f"{service.admin}/metrics", timeout=TIMEOUT_S) as answer:
+        said = answer.read().decode()
+    assert waited.run_id in said
+    assert deleted.run_id not in said
+    assert "never-was" not in said
 
 
 def test_a_pull_whose_time_is_up_says_what_is_short_and_on_whom_it_waits(rpc: Rpc) -> None:

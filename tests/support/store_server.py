@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from buffer_service.store.binary import find_binary
+from buffer_service.store.keys import index_key
 from tests.support.mortal import mortal
 
 
@@ -72,6 +73,18 @@ class StoreServer:
         answer = self._ask(f"CONFIG SET {name} {value}")
         if answer != b"+OK\r\n":
             raise RuntimeError(f"CONFIG SET was answered {answer!r}")
+
+    def set_layout(self, run_id: str, layout: int) -> None:
+        """Give a run a layout, as a service of another version does."""
+        answer = self._ask(f"HSET {index_key(run_id, 'run')} layout {layout}")
+        if answer != b":0\r\n":
+            raise RuntimeError(f"there is no run {run_id} with a layout: {answer!r}")
+
+    def trim_records(self, run_id: str, keep: int) -> None:
+        """Leave the newest events of a run's recording alone, as the store does by itself with a million of them."""
+        answer = self._ask(f"XTRIM {index_key(run_id, 'record')} MAXLEN {keep}")
+        if not answer.startswith(b":") or answer == b":0\r\n":
+            raise RuntimeError(f"there was nothing to trim: {answer!r}")
 
     def _ask(self, command: str) -> bytes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

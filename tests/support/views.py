@@ -41,6 +41,7 @@ def make_view(
         published=ops.WeightVersion(1, 0),
         next_step=0,
         committed_steps=0,
+        published_steps=0,
         checkpointed_steps=0,
         world_size=0,
         cursor=0,
@@ -53,7 +54,8 @@ def make_view(
         engines=[],
         failures=[],
     )
-    return replace(view, **fields)
+    # A trainer that publishes what it commits, unless the test says otherwise.
+    return replace(view, **{"published_steps": fields.get("committed_steps", 0), **fields})
 
 
 def make_window(

@@ -33,6 +33,9 @@ const shown = { name: null, stream: null, run: null, timeMs: 0, toldAt: 0, heard
 /** A run that the service said is not there. */
 let missing = "";
 
+/** Runs that the service said it cannot read: nobody is shown them unasked while there are others. */
+const unreadable = new Set();
+
 // --- connection -----------------------------------------------------------------------------------------------
 
 function state(kind, text) {
@@ -115,6 +118,9 @@ function refused(error) {
     return;
   }
   missing = shown.name;
+  if (error.reason === "layout_changed") {
+    unreadable.add(missing);
+  }
   close();
   byId("run").value = "";
   if (error.status === 404) {
@@ -190,7 +196,7 @@ async function lookForRuns() {
     return;
   }
   shown.heardAt = performance.now();
-  const wanted = named() || missing || names[0];
+  const wanted = named() || missing || (names.find((name) => !unreadable.has(name)) ?? names[0]);
   if (wanted === undefined) {
     empty(
       "No run yet",

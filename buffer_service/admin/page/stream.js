@@ -108,7 +108,8 @@ export class RunStream {
         if (this.#closed.signal.aborted) {
           return;
         }
-        if (error instanceof Refused && error.status < 500) {
+        // The service cannot read a run of another layout, however often it is asked.
+        if (error instanceof Refused && (error.status < 500 || error.reason === "layout_changed")) {
           this.#on.refused(error);
           return;
         }

@@ -20,6 +20,7 @@ def view(run: RunState, now: int) -> RunView:
         published=run.published,
         next_step=run.next_step,
         committed_steps=run.committed_steps,
+        published_steps=run.published_steps,
         checkpointed_steps=run.checkpointed_steps,
         world_size=run.world_size,
         cursor=run.cursor,

@@ -64,6 +64,8 @@ class RunView:
     published: WeightVersion
     next_step: int
     committed_steps: int
+    published_steps: int
+    """Steps below this one are in the published weights, as far as the service can know."""
     checkpointed_steps: int
     world_size: int
     cursor: int

@@ -15,7 +15,7 @@ from buffer_service.observability.estimate.quantities import (
     quantities,
     uneven,
 )
-from buffer_service.observability.estimate.verdict import verdict
+from buffer_service.observability.estimate.verdict import publishes_nothing, verdict
 from buffer_wire.estimate import Estimate, Predicted, Quantities, Unknown
 
 __all__ = ["Estimate", "estimate"]
@@ -38,7 +38,9 @@ def estimate(view: RunView) -> Estimate:
         measured=seen,
         bias=compared,
         verdict=verdict(view, known, setting, forecast, seen, compared),
-        advice=advice(setting, known, view) if setting and forecast.staleness is not None else (),
+        advice=advice(setting, known, view)
+        if setting and forecast.staleness is not None and not publishes_nothing(view)
+        else (),
         response_lengths=tuple(view.response_lengths),
     )
 

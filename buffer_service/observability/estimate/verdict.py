@@ -1,4 +1,8 @@
-"""What the numbers say, in sentences: the bottleneck, where the staleness comes from, what is lost, and what is odd."""
+"""What the numbers say, in sentences: the bottleneck, where the staleness comes from, what is lost, and what is odd.
+
+Of a run whose trainer trains and publishes nothing, that alone and what is lost: all the rest follows from it, or was
+measured before.
+"""
 
 from collections.abc import Iterator
 
@@ -16,6 +20,10 @@ MUCH_LOST = 0.1
 """Share of the groups so far from which a loss is named."""
 SLOW_GENERATION = 1.5
 """Generation over what decoding explains from which something else takes the time."""
+UNPUBLISHED = 2
+"""Publishes that a trainer owes by the steps that it has committed, beyond which it is taken to publish nothing."""
+PULLED_AHEAD = 16
+"""Steps that a trainer may have pulled ahead without having said so in its policy."""
 HELD_BACK = 0.1
 """Share of their time that both sides stand idle from which the policy holds them back."""
 
@@ -24,6 +32,8 @@ def verdict(
     view: RunView, known: Quantities, setting: Setting | None, predicted: Predicted, measured: Measured, bias: Bias
 ) -> Verdict:
     """All sentences; the first is on the bottleneck, the second on the staleness."""
+    if publishes_nothing(view):
+        return Verdict(sentences=(_nothing_published(view), *_on_losses(view, "")))
     bound = _bound(setting)
     pre, queued = (
         (measured.pre_queue, measured.in_queue)
@@ -39,6 +49,32 @@ def verdict(
         *_on_bias(bias),
     ]
     return Verdict(bound=bound, source=source, sentences=tuple(sentences))
+
+
+def publishes_nothing(view: RunView) -> bool:
+    """Whether the trainer goes on from step to step and publishes no weights."""
+    return bool(_unpublished(view))
+
+
+def _unpublished(view: RunView) -> str:
+    """What the trainer has done without a publish; empty where that is no more than it may."""
+    owed = UNPUBLISHED * view.policy.batches_per_publish
+    committed, assembled = view.committed_steps - view.published_steps, view.next_step - view.published_steps
+    if committed > owed:
+        return f"{committed} steps are committed"
+    if assembled > owed + view.policy.prefetch_batches + PULLED_AHEAD:
+        return f"{assembled} steps are assembled"
+    return ""
+
+
+def _nothing_published(view: RunView) -> str:
+    version = view.published.version
+    since = f"since version {version}" if version else "so far"
+    return (
+        f"no weights are published: {_unpublished(view)} {since}, and engines go on with version {version}; call "
+        "session.publish after each step (docs/trainer.md), or set batches_per_publish, now "
+        f"{view.policy.batches_per_publish}, to the steps that one publish covers"
+    )
 
 
 def _bound(setting: Setting | None) -> str:
@@ -123,13 +159,14 @@ def _on_losses(view: RunView, bound: str) -> Iterator[str]:
     accepted = view.groups["accepted"].groups
     gate = view.policy.max_staleness
     limit = f"max_staleness {gate}" if gate != UNSET else "a former max_staleness"
+    too_stale = limit if publishes_nothing(view) else f"{limit}, which prefers short responses"
     overflow = (
         "training is the bottleneck" if bound == "train" else "they come in bursts, or training was slower before"
     )
     reasons = {
         "dropped_overflow": f"dropped from a full queue: {overflow}",
-        "dropped_stale": f"dropped for {limit}, which prefers short responses",
-        "recycled": f"started anew for {limit}, which prefers short responses",
+        "dropped_stale": f"dropped for {too_stale}",
+        "recycled": f"started anew for {too_stale}",
         "filtered": "filtered, "
         + ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items() if count),
         "discarded": "discarded by resumes",

@@ -26,6 +26,7 @@ def to_run(view: ops.RunView) -> pb.Run:
         published=to_version(view.published),
         next_step=view.next_step,
         committed_steps=view.committed_steps,
+        published_steps=view.published_steps,
         checkpointed_steps=view.checkpointed_steps,
         world_size=view.world_size,
         cursor=view.cursor,
@@ -77,6 +78,8 @@ def view_of(run: pb.Run, revision: int = 0) -> ops.RunView:
         published=ops.WeightVersion(run.published.epoch, run.published.version),
         next_step=run.next_step,
         committed_steps=run.committed_steps,
+        # An older service does not say.
+        published_steps=run.published_steps if run.HasField("published_steps") else run.committed_steps,
         checkpointed_steps=run.checkpointed_steps,
         world_size=run.world_size,
         cursor=run.cursor,

@@ -865,6 +865,7 @@ class Run(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
     ESTIMATE_FIELD_NUMBER: builtins.int
+    PUBLISHED_STEPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -885,6 +886,8 @@ class Run(google.protobuf.message.Message):
     """Empty, or why the run is paused: `store_rolled_back`, `resuming`, `operator`, `failure_budget_exceeded`."""
     draining: builtins.bool
     """True after DrainRun."""
+    published_steps: builtins.int
+    """Steps below this one are in the published weights, or were when the trainer resumed. Unset by an older service."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -943,9 +946,11 @@ class Run(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         environments: collections.abc.Iterable[Global___EnvironmentLedger] | None = ...,
         estimate: Global___RunEstimate | None = ...,
+        published_steps: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
 

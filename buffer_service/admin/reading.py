@@ -1,0 +1,85 @@
+"""Reads all runs that a caller may see, for scrapes and lists.
+
+Invariant: a run that cannot be read takes no other one along. It is left out, counted by reason, and the log names it
+when it begins to be.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from buffer_service.domain.ports import RunStore
+from buffer_service.security.gate import caller
+from buffer_wire.errors import LayoutChanged, StoreFault, UnknownRun
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 4.0
+"""For all that a scrape or a list asks of the store; Prometheus itself gives a scrape 10 s unless told otherwise."""
+
+LATE = "late"
+UNREAD = (LayoutChanged.reason, StoreFault.reason, LATE)
+"""Why runs are left out: a service of another version keeps them, the store stumbles over them, or others before them,
+in the order of their names, took all of LOOK_S."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(Generic[T]):
+    """What was read, in the order of the runs' names; `unread`: the reason of UNREAD by each run that was not."""
+
+    found: Sequence[T]
+    unread: Mapping[str, str]
+
+
+class RunReader:
+    """Reads over one store."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._told: dict[str, str] = {}
+        """What the log has said of runs that are left out."""
+
+    async def read(self, one: Callable[[str], Awaitable[T]], deadline: float) -> Runs[T]:
+        """`one` of each run that the present caller may see, until a time of the event loop's clock.
+
+        Raises StoreFault when the store as a whole fails, or has answered for no run by then.
+        """
+        run_ids: Sequence[str] = ()
+        found: list[T] = []
+        unread: dict[str, str] = {}
+        asked = 0
+        try:
+            async with asyncio.timeout_at(deadline):
+                listed = await self._store.list_runs()
+                self._told = {run_id: self._told[run_id] for run_id in listed if run_id in self._told}
+                run_ids = caller().visible(listed)
+                for run_id in run_ids:
+                    try:
+                        found.append(await one(run_id))
+                        self._told.pop(run_id, None)
+                    except UnknownRun:
+                        pass  # Deleted since it was listed.
+                    except StoreFault as fault:
+                        if not fault.of_one_run:
+                            raise
+                        unread[run_id] = fault.reason
+                        self._tell([run_id], fault.reason, fault.message)
+                    asked += 1
+        except TimeoutError:
+            if not asked:
+                raise StoreFault(f"the store did not answer within {LOOK_S:g} s") from None
+            late = run_ids[asked:]
+            unread |= dict.fromkeys(late, LATE)
+            self._tell(late, LATE, f"{asked} runs took {LOOK_S:g} s")
+        return Runs(found, unread)
+
+    def _tell(self, run_ids: Sequence[str], reason: str, why: str) -> None:
+        new = [run_id for run_id in run_ids if self._told.get(run_id) != reason]
+        if new:
+            log.warning("left out of metrics and lists", run=new[0], more=len(new) - 1, reason=reason, why=why)
+        self._told.update(dict.fromkeys(new, reason))
