@@ -1,5 +1,6 @@
 """The commands of `rollout-buffer` and their options. What a command runs is imported when it runs."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ from buffer_cli.inspect_commands import inspect_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
 from buffer_cli.staleness_commands import register
 from buffer_cli.token_commands import token_app
+
+# Else gRPC remarks on every connection that is ended from the other side, in the midst of what a command prints.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 app = typer.Typer(
     name="rollout-buffer",
