@@ -40,9 +40,9 @@ class ProgressBar:
             import shutil  # Here, for it brings the compression libraries along.
 
             columns = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns)
+            self._shown = True  # First: Ctrl-C may come as soon as it is.
             self._stream.write(_CLEAR + self.line(waiting)[: columns - 1])
             self._stream.flush()
-            self._shown = True
         if self._then is not None:
             self._then(waiting)
 
