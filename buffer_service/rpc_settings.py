@@ -39,5 +39,5 @@ class RpcSettings:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_values`."""
-        paths = {each.name for each in fields(cls) if each.type == Path | None}
-        return cls(**{name: Path(value) if name in paths and value else value for name, value in values.items()})
+        paths = [each.name for each in fields(cls) if each.type == Path | None]
+        return cls(**{**values, **{name: Path(values[name]) for name in paths if values[name] is not None}})
