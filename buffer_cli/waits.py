@@ -8,8 +8,8 @@ from rich.table import Table
 
 from buffer_cli.inspect_tables import lease_table, size, span
 from buffer_cli.standing import state
-from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.ops import EngineReport, RunView
+from buffer_service.domain.ops.groups import TICKET_MS
 from buffer_service.observability.diagnosis import SILENT_MS, Standing, waits_on
 from rollout_buffer.v1 import inspect_pb2 as pb
 

@@ -6,6 +6,7 @@ the service starts, so `redacted` must hide everything that is a secret.
 
 import os
 import re
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
@@ -14,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from buffer_service.observability.addresses import Address
+from buffer_service.rpc_settings import RpcSettings
 
 MIB = 1 << 20
 
@@ -146,6 +148,10 @@ class Settings(BaseSettings):
                     "address, or accept it with insecure (RB_INSECURE=1, --insecure)"
                 )
         return self
+
+    def for_rpc(self) -> RpcSettings:
+        """Those that rpc processes need."""
+        return RpcSettings(**{each.name: getattr(self, each.name) for each in fields(RpcSettings)})
 
     def redacted(self) -> dict[str, object]:
         """All settings as JSON values, passwords replaced by ***."""

@@ -2,27 +2,35 @@
 
 Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate`, `dataset`, `objectives` and some
 publishers and integrations, and imported when they are.
+
+Nothing is imported before it is used: the names below are looked up when they are first asked for (PEP 562), and the
+client imports sessions, evaluations and what decodes batches, numpy with it, inside the methods that begin with them.
+Annotations there are quoted.
 """
 
-from buffer_wire.estimate import Estimate
-from trainer_client.aio import AsyncBufferClient
-from trainer_client.aio_evaluating import AsyncEvaluation
-from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
-from trainer_client.client import BufferClient
-from trainer_client.driver import ClientOptions
-from trainer_client.evaluating import Evaluation
-from trainer_client.evaluations import EvaluationFailure, EvaluationState
-from trainer_client.forks import UsedAfterFork
-from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
-from trainer_client.policy import Environment, Policy
-from trainer_client.progress import ProgressBar
-from trainer_client.publication import Publication, WeightPublisher
-from trainer_client.requests import Submission
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionOptions
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime, WeightVersion
-from trainer_client.tasks import SamplingParams, Task
-from trainer_client.waiting import Waiting
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from buffer_wire.estimate import Estimate
+    from trainer_client.aio import AsyncBufferClient
+    from trainer_client.aio_evaluating import AsyncEvaluation
+    from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
+    from trainer_client.client import BufferClient
+    from trainer_client.driver import ClientOptions
+    from trainer_client.evaluating import Evaluation
+    from trainer_client.evaluations import EvaluationFailure, EvaluationState
+    from trainer_client.forks import UsedAfterFork
+    from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
+    from trainer_client.policy import Environment, Policy
+    from trainer_client.progress import ProgressBar
+    from trainer_client.publication import Publication, WeightPublisher
+    from trainer_client.requests import Submission
+    from trainer_client.session import TrainerSession
+    from trainer_client.session_plan import SessionOptions
+    from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime, WeightVersion
+    from trainer_client.tasks import SamplingParams, Task
+    from trainer_client.waiting import Waiting
 
 __all__ = [
     "AsyncBufferClient",
@@ -64,3 +72,39 @@ __all__ = [
     "WeightVersion",
     "manifest_of",
 ]
+
+_HOMES = {
+    "buffer_wire.estimate": ("Estimate",),
+    "trainer_client.aio": ("AsyncBufferClient",),
+    "trainer_client.aio_evaluating": ("AsyncEvaluation",),
+    "trainer_client.batch": ("Batch", "BatchInfo", "Group", "Sample", "Turn", "VersionSpan"),
+    "trainer_client.client": ("BufferClient",),
+    "trainer_client.driver": ("ClientOptions",),
+    "trainer_client.evaluating": ("Evaluation",),
+    "trainer_client.evaluations": ("EvaluationFailure", "EvaluationState"),
+    "trainer_client.forks": ("UsedAfterFork",),
+    "trainer_client.manifest": ("CollectiveManifest", "FilesManifest", "TensorsManifest", "WeightFile", "manifest_of"),
+    "trainer_client.policy": ("Environment", "Policy"),
+    "trainer_client.progress": ("ProgressBar",),
+    "trainer_client.publication": ("Publication", "WeightPublisher"),
+    "trainer_client.requests": ("Submission",),
+    "trainer_client.session": ("TrainerSession",),
+    "trainer_client.session_plan": ("SessionOptions",),
+    "trainer_client.state": ("Ledger", "Published", "Resumed", "RunState", "Submitted", "TrainerTime", "WeightVersion"),
+    "trainer_client.tasks": ("SamplingParams", "Task"),
+    "trainer_client.waiting": ("Waiting",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # A type checker would take every name for one that there is.
+
+    def __getattr__(name: str) -> object:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,6 +18,7 @@ from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
 from trainer_client.aio_evaluating import AsyncEvaluationCalls
+from trainer_client.assembly import PullAssembly
 from trainer_client.batch import Batch
 from trainer_client.driver import (
     MIN_PULL_INTERVAL_S,
@@ -31,7 +32,6 @@ from trainer_client.forks import CALLS, Holder
 from trainer_client.manifest import Manifest
 from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
-from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -19,7 +19,6 @@ from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_sync
 from buffer_wire.revisions import Revisions
 from trainer_client import engines, requests
-from trainer_client.batch import Batch
 from trainer_client.connections import Connections
 from trainer_client.driver import (
     MIN_PULL_INTERVAL_S,
@@ -31,19 +30,20 @@ from trainer_client.driver import (
 )
 from trainer_client.evaluating import EvaluationCalls
 from trainer_client.forks import CALLS
-from trainer_client.manifest import Manifest
-from trainer_client.opening import open_session
-from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
-from trainer_client.publication import WeightPublisher
-from trainer_client.replies import PullAssembly
 from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import BatchGroups, SessionOptions, SessionPlan
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
+
+if TYPE_CHECKING:
+    from trainer_client.batch import Batch
+    from trainer_client.manifest import Manifest
+    from trainer_client.plan import CollectivePlan
+    from trainer_client.publication import WeightPublisher
+    from trainer_client.session import TrainerSession
+    from trainer_client.session_plan import BatchGroups, SessionOptions
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class BufferClient(EvaluationCalls):
         batch_groups: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
-    ) -> Batch:
+    ) -> "Batch":
         """A rank's shard of a step, or of one `round` of it, as soon as it is there.
 
         `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an
@@ -228,7 +228,7 @@ class BufferClient(EvaluationCalls):
             rounds.append(self._pull_round(run_id, spec, deadline, on_wait))
         return gathered(rounds)
 
-    def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> Batch:
+    def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> "Batch":
         deadline = Deadline.after(within.left_s())
         notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
         while True:
@@ -247,7 +247,9 @@ class BufferClient(EvaluationCalls):
                 notices.tell(error)
                 time.sleep(MIN_PULL_INTERVAL_S)
 
-    def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
+    def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> "Batch":
+        from trainer_client.assembly import PullAssembly
+
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, deadline.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
@@ -297,7 +299,7 @@ class BufferClient(EvaluationCalls):
         *,
         epoch: int,
         version: int,
-        manifest: Manifest | None = None,
+        manifest: "Manifest | None" = None,
         commit_through: int | None = None,
         time_spent: TrainerTime | None = None,
     ) -> Published:
@@ -317,11 +319,12 @@ class BufferClient(EvaluationCalls):
             )
         )
 
-    def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
+    def plan_collective(
+        self, run_id: str, *, epoch: int, plan: "CollectivePlan", timeout_s: float | None = None
+    ) -> None:
         """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
 
-        `trainer_client.publish.CollectivePublisher` carries such updates out. Raises VersionConflict, StaleEpoch,
-        InvalidField.
+        `trainer_client.publish.CollectivePublisher` does so. Raises VersionConflict, StaleEpoch, InvalidField.
         """
         self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
@@ -340,9 +343,8 @@ class BufferClient(EvaluationCalls):
         `epoch` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
         Raises NotReady after `timeout_s`, naming the engines that lag and their last errors; InvalidField.
         """
-        deadline = Deadline.after(timeout_s)
+        deadline, poll_s = Deadline.after(timeout_s), engines.FIRST_POLL_S
         notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
-        poll_s = engines.FIRST_POLL_S
         while True:
             run = self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
             missing = engines.not_loaded(run, version, count, epoch)
@@ -362,15 +364,15 @@ class BufferClient(EvaluationCalls):
         *,
         policy: Policy | None = None,
         tasks: Iterable[Task] | None = None,
-        publisher: WeightPublisher | None = None,
+        publisher: "WeightPublisher | None" = None,
         next_step: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         prefetch: int = 0,
-        batch_groups: BatchGroups = None,
+        batch_groups: "BatchGroups" = None,
         start: Resumed | None = None,
-        options: SessionOptions | None = None,
-    ) -> AbstractContextManager[TrainerSession]:
+        options: "SessionOptions | None" = None,
+    ) -> AbstractContextManager["TrainerSession"]:
         """A training loop over the run, for a `with`; see `trainer_client.session`.
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the
@@ -378,6 +380,9 @@ class BufferClient(EvaluationCalls):
         None: after the last commit. `prefetch`: batches pulled while training. `batch_groups`: N of each step, if it
         is not the policy's. `start`: rank 0's `session.start`, on every other rank.
         """
+        from trainer_client.opening import open_session
+        from trainer_client.session_plan import SessionOptions, SessionPlan
+
         plan = SessionPlan(
             run_id=run_id,
             policy=policy,

@@ -7,18 +7,20 @@ after the last result that it has, so that every group comes once.
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from buffer_wire.codec import Delivered
 from buffer_wire.errors import EvaluationNotReady
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
-from trainer_client.batch import Group
 from trainer_client.requests import Call
 from trainer_client.state import WeightVersion
 from trainer_client.tasks import Task, tasks_to_wire
+
+if TYPE_CHECKING:
+    from trainer_client.batch import Group
 
 _SERVICE = "/rollout_buffer.v1.EvaluationService"
 READ_METHOD = f"{_SERVICE}/ReadEvaluation"
@@ -176,13 +178,16 @@ class Reading:
             wait_ms=round(wait_s * 1000),
         )
 
-    def take(self, message: pb.ReadEvaluationResponse) -> list[Group]:
+    def take(self, message: pb.ReadEvaluationResponse) -> "list[Group]":
         """The groups of the next message; those of failed tasks are in the state's failures."""
         self.state = state_of(message.evaluation)
         self._seen += len(message.results)
         return [self._group(result) for result in message.results if result.HasField("group")]
 
-    def _group(self, result: pb.EvaluationResult) -> Group:
+    def _group(self, result: pb.EvaluationResult) -> "Group":
+        from buffer_wire.codec import Delivered
+        from trainer_client.batch import Group
+
         version = self.state.version.version
         delivered = Delivered(result.group.SerializeToString(), result.task_index, version, version)
         return Group.of(delivered, version)

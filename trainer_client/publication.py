@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from trainer_client.manifest import Manifest
-from trainer_client.plan import CollectivePlan
 from trainer_client.state import RunState
 from trainer_client.waiting import OnWait, WaitNotices
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from trainer_client.client import BufferClient
+    from trainer_client.plan import CollectivePlan
 
 Save: TypeAlias = Callable[[Path], object]
 """Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
@@ -43,7 +43,7 @@ class Publication:
         """The whole state of the run."""
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
-    def announce(self, plan: CollectivePlan, timeout_s: float | None = None) -> None:
+    def announce(self, plan: "CollectivePlan", timeout_s: float | None = None) -> None:
         """Tell the workers of a collective update. Raises VersionConflict, StaleEpoch, InvalidField."""
         self.client.plan_collective(self.run_id, epoch=self.epoch, plan=plan, timeout_s=timeout_s)
 

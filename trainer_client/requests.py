@@ -7,7 +7,7 @@ identity (request id, manifest bytes) is fixed when it is made; only the seen re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,12 +15,14 @@ from buffer_wire.errors import InvalidField
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client import replies
-from trainer_client.manifest import Manifest
-from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy
 from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task, tasks_to_wire
+
+if TYPE_CHECKING:
+    from trainer_client.manifest import Manifest
+    from trainer_client.plan import CollectivePlan
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -194,7 +196,7 @@ def publish(
     *,
     epoch: int,
     version: int,
-    manifest: Manifest | None,
+    manifest: "Manifest | None",
     commit_through: int | None,
     time_spent: TrainerTime | None,
 ) -> Call[weights_pb2.PublishResponse, Published]:
@@ -218,7 +220,9 @@ def publish(
     )
 
 
-def plan_collective(run_id: str, *, epoch: int, plan: CollectivePlan) -> Call[weights_pb2.PlanCollectiveResponse, None]:
+def plan_collective(
+    run_id: str, *, epoch: int, plan: "CollectivePlan"
+) -> Call[weights_pb2.PlanCollectiveResponse, None]:
     """PlanCollective."""
     wire = plan.to_wire()
     return Call(

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from trainer_client.batch import Batch
+if TYPE_CHECKING:
+    from trainer_client.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -15,7 +16,7 @@ class Place:
     round: int = 0
 
     @classmethod
-    def after(cls, batch: Batch) -> Self:
+    def after(cls, batch: "Batch") -> Self:
         """The place that follows a pulled one."""
         return cls(batch.step + 1) if batch.final else cls(batch.step, batch.round + 1)
 
@@ -23,7 +24,7 @@ class Place:
         return f"round {self.round} of step {self.step}" if self.round else f"step {self.step}"
 
 
-def gathered(rounds: Sequence[Batch]) -> Batch:
+def gathered(rounds: Sequence["Batch"]) -> "Batch":
     """All rounds of one step, in order and the last one final, as the whole batch that they are. Copies no array."""
     if len(rounds) == 1:
         return rounds[0]
@@ -37,4 +38,4 @@ def gathered(rounds: Sequence[Batch]) -> Batch:
         waited_s=sum(info.waited_s for info in infos),
     )
     groups = tuple(group for batch in rounds for group in batch.groups)
-    return Batch(info, groups, sum(batch.received_bytes for batch in rounds))
+    return replace(rounds[-1], info=info, groups=groups, received_bytes=sum(batch.received_bytes for batch in rounds))

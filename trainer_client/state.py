@@ -4,9 +4,12 @@ Invariant: nothing here refers to a message; everything can be pickled and sent 
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from buffer_wire.estimate import Estimate
 from trainer_client.policy import Policy
+
+if TYPE_CHECKING:
+    from buffer_wire.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,7 +143,7 @@ class RunState:
     engines: tuple[Engine, ...]
     failures: tuple[TaskFailure, ...]
     """The newest first."""
-    estimate: Estimate | None = None
+    estimate: "Estimate | None" = None
     """Its staleness: predicted, measured, explained; None from a service that does not estimate."""
 
 

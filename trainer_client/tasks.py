@@ -7,15 +7,16 @@ what could not be put into a message at all is refused.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2 as pb
 
-TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Task:
         ids = self.prompt_token_ids
         return pb.Task(
             task_id=self.task_id,
-            prompt_token_ids=ids.tolist() if isinstance(ids, np.ndarray) else ids,
+            prompt_token_ids=ids.tolist() if hasattr(ids, "tolist") else ids,
             messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in self.messages],
             group_size=self.group_size,
             sampling=self.sampling.to_wire(),

@@ -4,11 +4,11 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from json import dumps, loads
 from typing import Self
 
-from buffer_service.settings import Settings
+from buffer_service.rpc_settings import RpcSettings
 
 READY = b"ready\n"
 """Written to standard output once RPCs are served."""
@@ -26,18 +26,18 @@ class Assignment:
     """host:port; the port is never 0."""
     store: str
     """URL; on standard input and not on the command line, since it may hold a password."""
-    settings: Settings
+    settings: RpcSettings
 
     def to_json(self) -> bytes:
         """One line."""
-        values = {**asdict(self), "settings": self.settings.model_dump(mode="json")}
-        return dumps(values).encode() + b"\n"
+        settings = self.settings.to_values()
+        return dumps([self.supervisor_pid, self.address, self.store, settings]).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
         """The inverse of `to_json`."""
-        values = loads(line)
-        return cls(**{**values, "settings": Settings(**values["settings"])})
+        supervisor_pid, address, store, settings = loads(line)
+        return cls(supervisor_pid, address, store, RpcSettings.from_values(settings))
 
 
 def die_with(parent_pid: int) -> None:

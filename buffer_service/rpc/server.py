@@ -27,9 +27,9 @@ from buffer_service.rpc.push_stream import PushParts
 from buffer_service.rpc.pushes import Pushes
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
-from buffer_service.settings import Settings
 from buffer_wire.channel import server_options
 from rollout_buffer.v1 import (
     batches_pb2,
@@ -88,7 +88,7 @@ class RpcServer:
                 tasks.create_task(self.health.set(name, status))
 
 
-def build(settings: Settings, store: RunStore, registry: CollectorRegistry, gate: Gate) -> RpcServer:
+def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, gate: Gate) -> RpcServer:
     """Put a server together on a store; its port is added by the caller."""
     metrics = RpcMetrics(registry)
     options = server_options(settings.max_message_bytes, max_connections=settings.max_connections)

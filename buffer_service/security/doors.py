@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Self
 
+from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.certificates import Certificates, TlsFiles
 from buffer_service.security.gate import Gate
 from buffer_service.security.token_file import TokenFile
-from buffer_service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Doors:
     """Of the admin page; None: plain text."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: RpcSettings) -> Self:
         """Raises TokensRefused, TlsRefused."""
         gate = Gate(None if settings.tokens_file is None else TokenFile(settings.tokens_file))
         if settings.tls_cert is None or settings.tls_key is None:

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
 from buffer_service.domain.ops import Buffer
 
 Part: TypeAlias = str | int | Buffer
@@ -161,6 +159,8 @@ class RespConnection(asyncio.BufferedProtocol):
         self._start, self._end = 0, rest
 
     def _begin_bulk(self, size: int, received: memoryview) -> None:
+        import numpy as np  # noqa: PLC0415 - the supervisor, who meets no large reply, does without
+
         # Not a bytearray: that would be filled with zeros first.
         memory = np.empty(size + 2, dtype=np.uint8).data
         memory[: len(received)] = received

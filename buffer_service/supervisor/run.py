@@ -44,7 +44,7 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("settings", **settings.redacted())
     # The rpc processes read these files themselves; what they would stumble over is refused here.
-    doors = Doors.of(settings)
+    doors = Doors.of(settings.for_rpc())
     async with AsyncExitStack() as stack:
         data_dir = stack.enter_context(held(settings.data_dir))
         wait_s = PREDECESSOR_S if data_dir.killed_predecessor else 0.0
@@ -87,7 +87,7 @@ class Service:
         self._store = store
         self._store_name = redact_url(kept_store.url)
         self._metrics_dir = data_dir.emptied_metrics()
-        assignment = Assignment(os.getpid(), str(address), kept_store.url, settings)
+        assignment = Assignment(os.getpid(), str(address), kept_store.url, settings.for_rpc())
         self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
         self._not_ready = "the service is starting"
         self._taken_over: LayoutChanged | None = None

@@ -7,11 +7,14 @@ nothing else can be read. No TLS and no authentication: listen on loopback, or o
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import web
 
 from rollout_workers.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 Lookup = Callable[[str, str], Path | None]
 """The file of a version's label and a name; None when it is not offered."""
@@ -41,6 +44,8 @@ class WeightServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address cannot be had."""
+        from aiohttp import web  # noqa: PLC0415 - few workers serve, and aiohttp.web takes long to import
+
         app = web.Application()
         app.router.add_get("/{label}/{name:.+}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -57,7 +62,9 @@ class WeightServer:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: "web.Request") -> "web.StreamResponse":
+        from aiohttp import web  # noqa: PLC0415 - as above
+
         path = self._lookup(request.match_info["label"], request.match_info["name"])
         if path is None:
             raise web.HTTPNotFound

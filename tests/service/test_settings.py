@@ -1,13 +1,17 @@
 """Settings: defaults, precedence, bounds, and what is never printed."""
 
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from buffer_service.app.assignment import Assignment
 from buffer_service.observability.addresses import Address
-from buffer_service.settings import Durability, Settings, redact_url
+from buffer_service.settings import Durability, LogFormat, Settings, redact_url
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +97,26 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
 def test_addresses_are_written_as_they_are_read() -> None:
     for text in ("127.0.0.1:80", "[::1]:80", "localhost:0"):
         assert str(Address.parse(text)) == text
+
+
+def test_an_rpc_process_is_told_the_settings_that_the_supervisor_has(tmp_path: Path) -> None:
+    settings = Settings(
+        tokens_file=tmp_path / "tokens",
+        tls_cert=tmp_path / "cert.pem",
+        tls_key=tmp_path / "key.pem",
+        max_streams=7,
+        drain_grace_s=1.5,
+        log_format=LogFormat.JSON,
+    )
+    told = Assignment.from_json(Assignment(1, "127.0.0.1:2", "redis://:secret@host", settings.for_rpc()).to_json())
+    assert (told.supervisor_pid, told.address, told.store) == (1, "127.0.0.1:2", "redis://:secret@host")
+    for each in fields(told.settings):
+        value = getattr(told.settings, each.name)
+        assert value == getattr(settings, each.name)
+        assert isinstance(value, Path) == isinstance(getattr(settings, each.name), Path)
+
+
+def test_an_rpc_process_starts_without_pydantic() -> None:
+    script = "import sys, buffer_service.app.process; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"pydantic", "starlette", "uvicorn"} & set(done.stdout.split())

@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-TICKET_MS = 3_000
-"""A waiter at the head of the line that has not tried for longer is taken out."""
+from buffer_service.domain.ops.groups import TICKET_MS
 
 
 @dataclass(slots=True)

@@ -9,6 +9,9 @@ from buffer_service.domain.ops.weights import WeightVersion
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+TICKET_MS = 3_000
+"""A blocked push at the head of the line that has not tried for longer loses its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:

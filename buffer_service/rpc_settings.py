@@ -1,0 +1,43 @@
+"""The settings that rpc processes need, as plain values: the supervisor has checked them, and importing pydantic once
+more would take more than a quarter of the time in which such a process starts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcSettings:
+    """Fields of `buffer_service.settings.Settings` by the same names; their meanings and bounds are there."""
+
+    tokens_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_client_ca: Path | None
+    admin_client_ca: Path | None
+    max_message_bytes: int
+    max_streams: int
+    max_token_streams: int
+    max_token_rpcs: int
+    max_token_rpcs_per_s: int
+    max_connections: int
+    blocked_bytes: int
+    max_run_groups: int
+    max_run_tokens: int
+    max_run_bytes: int
+    recent_bytes: int
+    drain_grace_s: float
+    log_level: str
+    log_format: str
+
+    def to_values(self) -> dict[str, object]:
+        """As JSON has them."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_values`."""
+        paths = [each.name for each in fields(cls) if each.type == Path | None]
+        return cls(**{**values, **{name: Path(values[name]) for name in paths if values[name] is not None}})

@@ -1,0 +1,59 @@
+"""A pull stream put together to a batch."""
+
+import time
+from typing import TYPE_CHECKING
+
+from buffer_wire.codec import Delivered, split_pull
+from buffer_wire.revisions import Revisions
+from buffer_wire.status import ServiceUnreachable
+from trainer_client.batch import Batch, BatchInfo, Group
+
+if TYPE_CHECKING:
+    from rollout_buffer.v1 import batches_pb2
+
+
+class PullAssembly:
+    """One attempt of a pull: takes the stream's messages as bytes and keeps them, undivided, behind the batch."""
+
+    def __init__(self, run_id: str, revisions: Revisions, started: float) -> None:
+        self._run_id = run_id
+        self._revisions = revisions
+        self._started = started
+        self._info: batches_pb2.BatchInfo | None = None
+        self._groups: list[Delivered] = []
+        self._received_bytes = 0
+
+    def add(self, message: bytes) -> None:
+        """The next message. Raises MalformedMessage."""
+        revision, info, groups = split_pull(message)
+        self._revisions.note(self._run_id, revision)
+        if info is not None:
+            self._info = info
+        self._groups.extend(groups)
+        self._received_bytes += len(message)
+
+    def finish(self) -> Batch:
+        """The batch, after the stream's regular end. Raises ServiceUnreachable (retryable) if the stream was cut."""
+        info = self._info
+        if info is None or len(self._groups) != info.shard_groups:
+            wanted = "no batch facts" if info is None else f"{len(self._groups)} of {info.shard_groups} groups"
+            raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
+        groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
+        facts = BatchInfo(
+            step=info.step,
+            train_version=info.train_version,
+            total_groups=info.total_groups,
+            total_samples=info.total_samples,
+            total_tokens=info.total_tokens,
+            total_loss_tokens=info.total_loss_tokens,
+            shard_groups=info.shard_groups,
+            shard_tokens=info.shard_tokens,
+            staleness_mean=info.staleness_mean_milli / 1000,
+            staleness_max=info.staleness_max,
+            replayed=info.replayed,
+            queued_groups=info.queued_groups,
+            waited_s=time.monotonic() - self._started,
+            round=info.round,
+            final=info.final,
+        )
+        return Batch(facts, groups, self._received_bytes)
