@@ -264,7 +264,7 @@ bench-live: install ## staleness, period and idle shares of live loops beside th
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
 
-bench-import: install ## how long the import of the client takes, beside grpcio, numpy and protobuf
+bench-import: install ## how long the import of the client takes, beside its dependencies
 	@$(BIN)/python -m bench.imports $(BENCH_ARGS)
 
 bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)

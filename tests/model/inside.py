@@ -6,11 +6,11 @@ The only place where the tests depend on how the model keeps its state.
 from buffer_service.domain.gate import too_stale
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.model.engines import FORGOTTEN_MS, TURN_TTL_MS
-from buffer_service.domain.model.line import TICKET_MS
 from buffer_service.domain.model.records import Lease
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.model.steps import Step
 from buffer_service.domain.ops import WeightVersion
+from buffer_service.domain.ops.groups import TICKET_MS
 
 
 class Inside:

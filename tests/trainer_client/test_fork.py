@@ -55,7 +55,7 @@ def in_child(work: Callable[[], object]) -> str:
 
 
 def in_child_that_lives(work: Callable[[], object]) -> str:
-    """As `in_child`, of the first child that gRPC does not crash, whatever it does: beside an asyncio client some are."""
+    """As `in_child`, of the first child that gRPC does not crash, whatever it does, beside an asyncio client."""
     return next((told for told in (in_child(work) for _ in range(10)) if told != CRASHED), CRASHED)
 
 
