@@ -158,11 +158,14 @@ async def test_after_an_in_place_reload_new_requests_do_not_build_on_old_caches(
     prompt = np.arange(10, 210, dtype=np.int32)
     await reload(engine, models.random[0], "5.0")
     await engine.generate(group(1, 1, prompt))  # leaves the prompt in the prefix cache
-    busy = asyncio.create_task(engine.generate(group(1, 800)))
+    # An engine at work cannot drop its caches whole. It is kept at work for as long as the test needs it to be.
+    work = group(1, 3000)
+    busy = asyncio.create_task(engine.generate(work))
     await until_running(engine, 1)
     await reload(engine, models.random[1], "5.1", PauseMode.IN_PLACE)
     samples = await engine.generate(group(8, 1, prompt))
     assert not busy.done()
+    await engine.abort([request.rid for request in work])
     await busy
     for sample in samples:
         expected = reference_logprobs(models.random[1], sample.output_ids, prompt)
