@@ -23,6 +23,8 @@ from rollout_buffer.v1 import common_pb2
 
 _NOT_CARRIED = ("grpc-", ":", "user-agent", "te", "content-type", "authorization")
 _FIRST_REQUEST_S = 1.0
+_WRITE_S = 5.0
+"""For a reply that is being written when its call is to end: gRPC takes no status while a message is on its way."""
 AWAY = "the service was away"
 
 
@@ -111,7 +113,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
         rpc: Any = self._channel.stream_stream(path, None, None)
         call = rpc(timeout=context.time_remaining(), metadata=metadata)
         arrived: asyncio.Queue[Any] = asyncio.Queue()
-        down = asyncio.create_task(self._down(exchange, call, context.write))
+        writing: set[asyncio.Future[None]] = set()
+        down = asyncio.create_task(self._down(exchange, call, context.write, writing))
         tasks = {
             down,
             asyncio.create_task(self._read(exchange, requests, arrived)),
@@ -129,6 +132,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
+            if writing:
+                await asyncio.wait(writing, timeout=_WRITE_S)
 
     async def _cut(self) -> None:
         await self._away.wait()
@@ -148,15 +153,30 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
                 await call.write(entry.raw)
             await call.done_writing()
 
-    async def _down(self, exchange: Exchange, call: Any, write: Callable[[bytes], Any]) -> None:  # noqa: ANN401
+    async def _down(
+        self,
+        exchange: Exchange,
+        call: Any,  # noqa: ANN401
+        write: Callable[[bytes], Any],
+        writing: set[asyncio.Future[None]],
+    ) -> None:
         async for raw in call:
             entry = self.record.entry(exchange, raw, request=False)
             self.faults.reply(exchange, entry)
             entry.delivered = True
+            written: asyncio.Future[None] = asyncio.ensure_future(write(raw))
+            writing.add(written)
+            written.add_done_callback(partial(_forget, writing))
             try:
-                await write(raw)
+                await asyncio.shield(written)
             except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
                 raise _Gone from error
+
+
+def _forget(writing: set[asyncio.Future[None]], written: asyncio.Future[None]) -> None:
+    writing.discard(written)
+    if not written.cancelled():
+        written.exception()  # Of a call that has ended, nobody else asks.
 
 
 def _detail(trailing: tuple[Any, ...]) -> common_pb2.ErrorDetail | None:
