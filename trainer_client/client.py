@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -86,9 +85,7 @@ class BufferClient(EvaluationCalls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
@@ -248,7 +245,8 @@ class BufferClient(EvaluationCalls):
                 time.sleep(MIN_PULL_INTERVAL_S)
 
     def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> "Batch":
-        from trainer_client.assembly import PullAssembly
+        with CALLS.under_way():
+            from trainer_client.assembly import PullAssembly
 
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, deadline.started)
@@ -324,7 +322,7 @@ class BufferClient(EvaluationCalls):
     ) -> None:
         """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
 
-        `trainer_client.publish.CollectivePublisher` does so. Raises VersionConflict, StaleEpoch, InvalidField.
+        `trainer_client.publish.CollectivePublisher` carries it out. Raises VersionConflict, StaleEpoch, InvalidField.
         """
         self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
@@ -343,8 +341,9 @@ class BufferClient(EvaluationCalls):
         `epoch` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
         Raises NotReady after `timeout_s`, naming the engines that lag and their last errors; InvalidField.
         """
-        deadline, poll_s = Deadline.after(timeout_s), engines.FIRST_POLL_S
+        deadline = Deadline.after(timeout_s)
         notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
+        poll_s = engines.FIRST_POLL_S
         while True:
             run = self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
             missing = engines.not_loaded(run, version, count, epoch)
@@ -380,8 +379,9 @@ class BufferClient(EvaluationCalls):
         None: after the last commit. `prefetch`: batches pulled while training. `batch_groups`: N of each step, if it
         is not the policy's. `start`: rank 0's `session.start`, on every other rank.
         """
-        from trainer_client.opening import open_session
-        from trainer_client.session_plan import SessionOptions, SessionPlan
+        with CALLS.under_way():
+            from trainer_client.opening import open_session
+            from trainer_client.session_plan import SessionOptions, SessionPlan
 
         plan = SessionPlan(
             run_id=run_id,

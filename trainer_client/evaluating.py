@@ -20,8 +20,10 @@ from buffer_wire.access import TokenSource
 from buffer_wire.errors import Unauthenticated, UnknownEvaluation
 from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
-from trainer_client import requests
+from rollout_buffer.v1 import evaluations_pb2 as pb
+from trainer_client import evaluations, requests
 from trainer_client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.evaluations import EvaluationState, Reading
 from trainer_client.forks import CALLS
 from trainer_client.requests import Call
 from trainer_client.tasks import Task
@@ -29,7 +31,6 @@ from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
 if TYPE_CHECKING:
     from trainer_client.batch import Group
-    from trainer_client.evaluations import EvaluationState, Reading
     from trainer_client.state import WeightVersion
 
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -56,17 +57,17 @@ class _Client(Protocol):
 
     def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T: ...
 
-    def evaluation_state(self, run_id: str, eval_id: str) -> "EvaluationState": ...
+    def evaluation_state(self, run_id: str, eval_id: str) -> EvaluationState: ...
 
     def delete_evaluation(self, run_id: str, eval_id: str) -> None: ...
 
-    def read_evaluation(self, reading: "Reading", timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]": ...
+    def read_evaluation(self, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]": ...
 
 
 class Evaluation:
     """One evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
 
-    def __init__(self, client: _Client, run_id: str, state: "EvaluationState") -> None:
+    def __init__(self, client: _Client, run_id: str, state: EvaluationState) -> None:
         self.run_id = run_id
         self.eval_id = state.eval_id
         self.version: WeightVersion = state.version
@@ -74,14 +75,12 @@ class Evaluation:
         self._client = client
         self._state = state
 
-    def state(self) -> "EvaluationState":
+    def state(self) -> EvaluationState:
         """How far it is, asked for now."""
         return self._client.evaluation_state(self.run_id, self.eval_id)
 
-    def wait(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> "EvaluationState":
+    def wait(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> EvaluationState:
         """Wait until every task has ended; fetches no group. Raises EvaluationNotReady after `timeout_s`."""
-        from trainer_client.evaluations import Reading
-
         reading = Reading(self.run_id, self._client.revisions, self._state, seen=self._state.tasks)
         for _ in self._client.read_evaluation(reading, timeout_s, on_wait):
             pass
@@ -92,8 +91,6 @@ class Evaluation:
 
         Tasks that failed have none; they are in the state's `failures`. Raises EvaluationNotReady after `timeout_s`.
         """
-        from trainer_client.evaluations import Reading
-
         reading = Reading(self.run_id, self._client.revisions, self._state)
         return self._client.read_evaluation(reading, timeout_s, on_wait)
 
@@ -130,8 +127,6 @@ class EvaluationCalls:
         `version`: the published one (None), or an earlier one whose manifest the run still has. `eval_id`: names it, so
         that it is found again; None: a new name. Raises EvaluationExists, EvaluationsFull, StaleEpoch, InvalidField.
         """
-        from trainer_client import evaluations
-
         call = evaluations.submit(
             run_id, epoch=epoch, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
         )
@@ -139,26 +134,18 @@ class EvaluationCalls:
 
     def evaluation(self: _Client, run_id: str, eval_id: str) -> Evaluation:
         """An evaluation that was submitted before. Raises UnknownEvaluation."""
-        from trainer_client import evaluations
-
         return Evaluation(self, run_id, self._call(evaluations.get(run_id, eval_id)))
 
-    def evaluation_state(self: _Client, run_id: str, eval_id: str) -> "EvaluationState":
+    def evaluation_state(self: _Client, run_id: str, eval_id: str) -> EvaluationState:
         """How far an evaluation is. Raises UnknownEvaluation."""
-        from trainer_client import evaluations
-
         return self._call(evaluations.get(run_id, eval_id))
 
-    def evaluations(self: _Client, run_id: str) -> "tuple[EvaluationState, ...]":
+    def evaluations(self: _Client, run_id: str) -> tuple[EvaluationState, ...]:
         """All evaluations of a run, in order of submission."""
-        from trainer_client import evaluations
-
         return self._call(evaluations.list_all(run_id))
 
     def delete_evaluation(self: _Client, run_id: str, eval_id: str) -> None:
         """End an evaluation and delete its results. Raises UnknownEvaluation."""
-        from trainer_client import evaluations
-
         tries: list[Waiting] = []
         try:
             self._call(evaluations.delete(run_id, eval_id), on_wait=tries.append)
@@ -167,13 +154,8 @@ class EvaluationCalls:
             if not tries:
                 raise
 
-    def read_evaluation(
-        self: _Client, reading: "Reading", timeout_s: float, on_wait: OnWait | None
-    ) -> "Iterator[Group]":
+    def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]":
         """The groups that a reading has not had yet, as they come. Raises EvaluationNotReady after `timeout_s`."""
-        from rollout_buffer.v1 import evaluations_pb2 as pb
-        from trainer_client import evaluations
-
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,
             request_serializer=requests.serialize,

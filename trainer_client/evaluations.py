@@ -15,6 +15,7 @@ from buffer_wire.errors import EvaluationNotReady
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
+from trainer_client.forks import CALLS
 from trainer_client.requests import Call
 from trainer_client.state import WeightVersion
 from trainer_client.tasks import Task, tasks_to_wire
@@ -185,8 +186,9 @@ class Reading:
         return [self._group(result) for result in message.results if result.HasField("group")]
 
     def _group(self, result: pb.EvaluationResult) -> "Group":
-        from buffer_wire.codec import Delivered
-        from trainer_client.batch import Group
+        with CALLS.under_way():
+            from buffer_wire.codec import Delivered
+            from trainer_client.batch import Group
 
         version = self.state.version.version
         delivered = Delivered(result.group.SerializeToString(), result.task_index, version, version)

@@ -42,7 +42,7 @@ class CallUnderWay:
 
 
 class Calls:
-    """The calls into gRPC that are under way in this process; `CALLS` is the one there is."""
+    """The calls into gRPC that are under way in this process, and imports beside them; `CALLS` is the one there is."""
 
     def __init__(self) -> None:
         self._asyncio_clients: weakref.WeakSet[object] = weakref.WeakSet()

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, weights_pb2
 from trainer_client import state
+from trainer_client.forks import CALLS
 from trainer_client.policy import Policy
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
 
 
 def _estimate(run: runs_pb2.Run) -> "Estimate":
-    from buffer_wire.estimate_messages import estimate_of
+    with CALLS.under_way():
+        from buffer_wire.estimate_messages import estimate_of
 
     return estimate_of(run.estimate)
 

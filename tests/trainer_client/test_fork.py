@@ -121,6 +121,53 @@ def test_children_are_born_whole_while_other_threads_call_the_service(client: Bu
     assert answers[0] > before
 
 
+FIRST_PULL = """
+import importlib.abc, os, signal, sys, threading
+from trainer_client import BufferClient, ClientOptions
+
+importing, forking = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "trainer_client.batch":
+            importing.set()
+            forking.wait(20)
+
+address, run_id = sys.argv[1:]
+assert "numpy" not in sys.modules
+sys.meta_path.insert(0, Slow())
+with BufferClient(address, ClientOptions(timeout_s=20)) as client:
+    client.run(run_id)
+    # Called before the client's own hook.
+    os.register_at_fork(before=forking.set)
+
+    def pulled():
+        return client.pull(run_id, epoch=1, step=0, timeout_s=20).groups[0].task_id
+
+    puller = threading.Thread(target=pulled)
+    puller.start()
+    assert importing.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        print(pulled(), flush=True)
+        os._exit(0)
+    puller.join()
+    assert os.waitpid(child, 0)[1] == 0, "the child hangs"
+    print(pulled())
+"""
+"""Forks while another thread is in the middle of what its first pull imports."""
+
+
+def test_a_child_that_is_born_while_a_first_pull_imports_can_pull_too(client: BufferClient, run_id: str) -> None:
+    client.create_run(run_id, POLICY)
+    with Pusher(client.target, run_id) as pusher:
+        pusher.push(arrays_for("a"))
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FIRST_PULL, client.target, run_id]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout) == (0, "a\na\n"), done.stderr
+
+
 def test_a_childs_child_and_a_child_that_closes_leave_the_others_connected(client: BufferClient, run_id: str) -> None:
     client.create_run(run_id, POLICY)
 

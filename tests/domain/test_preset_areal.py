@@ -1,0 +1,116 @@
+"""The preset areal(η) beside AReaL's own formula, number by number."""
+
+import random
+
+from buffer_service.domain import ops
+from tests.domain.test_presets import N, feed, preset
+from tests.domain.world import World
+
+
+class Areal:
+    """AReaL's staleness manager: capacity = min(max(1, max_concurrent) - running,
+    (max_head_offpolicyness + version + 1) * B - (accepted + running)).
+    """
+
+    def __init__(self, max_head_offpolicyness: int, max_concurrent: int) -> None:
+        self.eta, self.max_concurrent = max_head_offpolicyness, max_concurrent
+        self.version = self.accepted = self.running = 0
+
+    @property
+    def capacity(self) -> int:
+        concurrency = max(1, self.max_concurrent) - self.running
+        staleness = (self.eta + self.version + 1) * N - (self.accepted + self.running)
+        return max(0, min(concurrency, staleness))
+
+    def recover(self, version: int) -> None:
+        self.version, self.accepted, self.running = version, version * N, 0
+
+
+def granted(world: World, areal: Areal) -> list[ops.LeaseGrant]:
+    """Lease whatever may be leased; it must be as much as AReaL would submit."""
+    grants = list(world.lease(1_000).grants)
+    assert len(grants) == areal.capacity
+    areal.running += len(grants)
+    return grants
+
+
+def test_areal_lets_as_many_groups_run_as_its_formula_says() -> None:
+    world, areal = World(**preset("areal(2)")), Areal(2, 1_000)
+    feed(world, 100)
+    running = granted(world, areal)
+    assert len(running) == (2 + 0 + 1) * 4 - (0 + 0) == 12
+    for grant in running[:7]:
+        world.push(grant)
+    areal.accepted, areal.running = 7, 5
+    assert granted(world, areal) == [], "(2 + 0 + 1) * 4 - (7 + 5) = 0"
+    world.batch()
+    assert granted(world, areal) == [], "a batch that is consumed stays accepted"
+    world.publish(1, commit=0)
+    areal.version = 1
+    assert len(granted(world, areal)) == (2 + 1 + 1) * 4 - (7 + 5) == 4
+
+
+def test_areal_follows_its_formula_number_by_number() -> None:
+    concurrency = 9
+    world, areal = World(**preset("areal(3)", max_inflight_groups=concurrency, filter_equal_rewards=True)), Areal(3, 9)
+    chance = random.Random(3)
+    running: list[ops.LeaseGrant] = []
+    recoveries, rejections, steps = 0, 0, 0
+    while steps < 40:
+        if world.tasks("pending") < 50:
+            feed(world, 50)
+        running += granted(world, areal)
+        word = chance.randrange(12)
+        if word < 8 and running:
+            rejected = chance.randrange(4) == 0
+            grant = running.pop(chance.randrange(len(running)))
+            kind = world.push(grant, equal_rewards=rejected, head=areal.version)
+            assert (kind is ops.PushKind.FILTERED) == rejected
+            areal.running -= 1
+            areal.accepted += not rejected
+            rejections += rejected
+        elif word < 11 and world.groups("queued") >= N:
+            step = world.batch().step
+            world.publish(areal.version + 1, commit=step)
+            areal.version += 1
+            steps += 1
+        elif chance.randrange(3) == 0:
+            recover(world, areal, running)
+            running, recoveries = [], recoveries + 1
+    assert recoveries > 3
+    assert rejections > 20
+    assert areal.version == 40
+    assert world.statistic("staleness_max") <= 3
+
+
+def recover(world: World, areal: Areal, running: list[ops.LeaseGrant]) -> None:
+    """The trainer starts anew from its last checkpoint; as in AReaL, what was generated and not trained is gone."""
+    for grant in running:
+        world.interrupt(grant.lease_id)
+    step = world.view.next_step
+    while world.groups("queued") >= N:
+        world.batch(batch_groups=N)
+    if world.groups("queued"):
+        world.batch(batch_groups=world.groups("queued"))
+    world.resume(step, ops.ResumeMode.DISCARD)
+    areal.recover(world.view.published.version)
+    assert areal.accepted == world.view.committed_steps * N
+
+
+def test_areal_counts_what_it_recovered_as_its_versions_batches() -> None:
+    world, areal = World(**preset("areal(0)")), Areal(0, 1_000)
+    world.queue(N)
+    world.commit(world.batch().step)
+    world.resume()
+    feed(world, 100)
+    areal.recover(0)
+    assert len(granted(world, areal)) == N, "the batch was committed, its version never published: accepted = 0 * B"
+
+
+def test_areal_frees_capacity_for_a_rejected_group() -> None:
+    world = World(**preset("areal(0)", filter_equal_rewards=True))
+    feed(world, 10)
+    first, *_ = world.lease(10).grants
+    assert world.lease(10).wait is ops.LeaseWait.AT_CAPACITY
+    assert world.push(first, equal_rewards=True) is ops.PushKind.FILTERED
+    assert len(world.lease(10).grants) == 1
