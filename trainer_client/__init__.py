@@ -4,8 +4,8 @@ Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate`, `da
 publishers and integrations, and imported when they are.
 
 Nothing is imported before it is used: the names below are looked up when they are first asked for (PEP 562), and the
-client imports sessions and what decodes batches, evaluations and estimates, numpy with it, inside the methods that
-begin with them. Annotations there are quoted. Such imports are calls under way (`trainer_client.forks`): a child that
+client imports sessions, and what decodes groups and estimates, numpy with it, inside the methods that begin with
+them. Annotations there are quoted. Such imports are calls under way (`trainer_client.forks`): a child that
 is born in the middle of one would wait for it for ever.
 """
 

@@ -23,8 +23,8 @@ NEVER = (
     "buffer_service", "rollout_workers",
 )  # fmt: skip
 LATER = (
-    "numpy", "buffer_wire.estimate", "rollout_buffer.v1.evaluations_pb2", "trainer_client.aio", "trainer_client.batch",
-    "trainer_client.evaluations", "trainer_client.manifest", "trainer_client.progress", "trainer_client.session",
+    "numpy", "buffer_wire.estimate", "trainer_client.aio", "trainer_client.batch", "trainer_client.manifest",
+    "trainer_client.progress", "trainer_client.session",
 )  # fmt: skip
 
 
