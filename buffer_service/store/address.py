@@ -15,6 +15,7 @@ DEFAULT_SENTINEL_PORT = 26379
 SENTINEL = "+sentinel"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True, "unix": False}
 _SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+_SENTINEL_URL = re.compile(rf"([a-z]+){re.escape(SENTINEL)}://([^/?#]*)([^?#]*)(?:\?([^#]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,15 @@ def _parse_one(url: str, shown: str) -> Address:
 
 
 def _parse_sentinels(url: str, shown: str) -> Address:
-    parts = urlsplit(url)
-    scheme = parts.scheme.removesuffix(SENTINEL)
-    credentials, _, hosts = parts.netloc.rpartition("@")
+    # Not by urlsplit: since CVE-2025-0938 was mended it refuses a bracketed host behind others.
+    parts = _SENTINEL_URL.fullmatch(url)
+    if parts is None:
+        raise ValueError(url)
+    scheme, authority, path, query = parts.groups(default="")
+    credentials, _, hosts = authority.rpartition("@")
     username, _, password = credentials.partition(":")
-    service, _, database = parts.path.strip("/").partition("/")
-    options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    service, _, database = path.strip("/").partition("/")
+    options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
     if scheme not in _SCHEMES or scheme == "unix" or not hosts or not service or options.keys() - _SENTINEL_OPTIONS:
         raise ValueError(scheme)
     return Address(
