@@ -60,6 +60,8 @@ class WeightLoader:
             slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
         )
         self._failures = 0
+        """In a row, since the last load that succeeded."""
+        self._delays = _BACKOFF.delays()
         self._due_at = 0.0
         """When a load that is under way is too late, on the monotonic clock."""
         self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
@@ -126,8 +128,8 @@ class WeightLoader:
 
     async def _catch_up(self) -> None:
         """Load the newest version, however long it takes, unless a plan comes first."""
-        slot, delays = self._slot, _BACKOFF.delays()
-        self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
+        slot = self._slot
+        self._begin_anew()
         while self._is_behind() and not self._plan_is_due():
             target = self._watcher.latest
             if target is None:
@@ -145,7 +147,7 @@ class WeightLoader:
                 self._failures += 1
                 slot.ask_for_place(wanted=False)
                 with self._on_the_clock(target.version.label):  # The deadline does not wait for the next attempt.
-                    await self._until(partial(self._is_overtaken, target), next(delays))
+                    await self._until(partial(self._is_overtaken, target), next(self._delays))
                 if slot.quarantined:
                     await self._free_requests()
         slot.ask_for_place(wanted=False)
@@ -163,10 +165,10 @@ class WeightLoader:
         asked = time.monotonic()
         with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
             may_swap = await self._may_swap(target)
+        began = time.monotonic()
+        self._due_at += began - asked  # That was others' time, whatever came of it.
         if not may_swap:
             return
-        began = time.monotonic()
-        self._due_at += began - asked  # That was others' time.
         slot.loading = True
         slot.changes.notify()
         try:
@@ -183,6 +185,11 @@ class WeightLoader:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
+
+    def _begin_anew(self) -> None:
+        """Every load has the whole time for itself: what counts is that the engine gets on, not that it catches up."""
+        self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
+        self._delays = _BACKOFF.delays()
 
     @contextlib.contextmanager
     def _on_the_clock(self, label: str) -> Iterator[None]:
@@ -273,6 +280,7 @@ class WeightLoader:
         slot.loaded, slot.current, slot.quarantined = version, True, False
         if slot.pristine:
             slot.base = version
+        self._begin_anew()
         slot.changes.notify()
 
     def _quarantine(self) -> None:
