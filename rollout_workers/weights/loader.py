@@ -1,9 +1,9 @@
 """Brings one engine to the published weights, in flight: fetch and verify → ask for a place → swap; or by broadcast.
 
 Invariants: an engine generates only under weights that it confirms by name; always the newest published version is
-taken up, so superseded ones are skipped; a failure keeps the old weights serving where the engine says that they are
-whole. After `reload_timeout_s` of failures the engine is quarantined, and rejoins by the next success. One task an
-engine does all of it, so that loads and collective updates never meet.
+taken up, so superseded ones are skipped, as long as fetches keep pace with publishes; a failure keeps the old weights
+serving where the engine says that they are whole. After `reload_timeout_s` of failures the engine is quarantined, and
+rejoins by the next success. One task an engine does all of it, so that loads and collective updates never meet.
 """
 
 import asyncio
@@ -64,6 +64,9 @@ class WeightLoader:
         self._delays = _BACKOFF.delays()
         self._due_at = 0.0
         """When a load that is under way is too late, on the monotonic clock."""
+        self._outpaced = False
+        """True when the last fetch took longer than publishes, or turns, are apart. Then what is fetched is loaded
+        although something newer is out: the newest would never be there in time."""
         self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
 
     async def run(self) -> None:
@@ -101,6 +104,15 @@ class WeightLoader:
 
     def _is_overtaken(self, target: Published) -> bool:
         return self._watcher.latest != target or self._plan_is_due() or not self._slot.reachable
+
+    def _gives_way(self, target: Published) -> bool:
+        """True when `target`, which is fetched, is not to be loaded any more."""
+        latest, slot = self._watcher.latest, self._slot
+        if latest is None or self._plan_is_due() or not slot.reachable:
+            return True
+        on_the_way = target.version < latest.version and target.version.epoch == latest.version.epoch
+        gets_on = not slot.current or slot.loaded < target.version
+        return latest != target and not (self._outpaced and on_the_way and gets_on)
 
     async def _until(self, holds: Callable[[], bool], timeout_s: float = _LOOK_S) -> bool:
         """Wait for a change of the published weights, of the plan or of the slot; at most `timeout_s`."""
@@ -154,13 +166,17 @@ class WeightLoader:
 
     async def _bring_to(self, target: Published) -> None:
         """One attempt."""
-        slot, label = self._slot, target.version.label
+        slot, label, was_in_line = self._slot, target.version.label, self._slot.wants_load
         with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
         if not fetched:
             return
         if path is None:
             self._adopt(target.version)
+            return
+        superseded, lost_turn = self._watcher.latest != target, was_in_line and not slot.wants_load
+        was_outpaced, self._outpaced = self._outpaced, superseded or lost_turn
+        if superseded and not was_outpaced:
             return
         asked = time.monotonic()
         with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
@@ -230,22 +246,22 @@ class WeightLoader:
             await asyncio.gather(fetch, plan, return_exceptions=True)
 
     async def _may_swap(self, target: Published) -> bool:
-        """Wait until nothing holds the weights and the service lets the engine go out of service; False when newer
-        weights came first.
+        """Wait until nothing holds the weights and the service lets the engine go out of service; False when
+        something else came first.
         """
         slot = self._slot
         while True:
             if slot.hold is not None:
                 slot.ask_for_place(wanted=False)
                 await slot.hold.released()
-            if self._is_overtaken(target):
+            if self._gives_way(target):
                 return False
             if not slot.leasable:
                 return True  # It is out of service already.
             slot.ask_for_place(wanted=True)
-            while not await self._until(lambda: slot.may_load or self._is_overtaken(target), 10.0):
+            while not await self._until(lambda: slot.may_load or self._gives_way(target), 10.0):
                 self._places.say("other engines that load, and the run's max_unavailable_engines", "no place is free")
-            if self._is_overtaken(target):
+            if self._gives_way(target):
                 return False
             if slot.hold is None or not slot.hold.active:
                 return True
