@@ -172,6 +172,57 @@ async def test_cancelled_load_does_not_leave_the_engine_paused(
     assert await it.engine.ready()
 
 
+async def test_cancelled_handover_leaves_the_engine_paused(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(fake, tmp_path, load_timeout_s=30.0) as it:
+        await it.until_loaded(1, 0)
+        entered = asyncio.Event()
+
+        async def hang(path: Path, label: str) -> None:
+            entered.set()
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(it.engine, "load_tensors", hang)
+        manifest = weights_pb2.TensorsManifest(files=it.files(1, 1))
+        await fake.publish(1, 1, weights_pb2.WeightManifest(tensors=manifest))
+        await entered.wait()
+    # Some of the new values may be in place.
+    assert it.engine.calls == ["pause retract"]
+    assert not await it.engine.ready()
+
+
+async def test_load_that_ends_in_an_error_of_any_kind_leaves_the_engine_paused(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+
+        async def break_off(path: Path, label: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(it.engine, "load_files", break_off)
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.broken)
+        assert it.engine.calls == ["pause retract"]
+        assert not await it.engine.ready()
+
+
+async def test_engine_that_may_hold_a_mixture_does_not_count_as_at_version_zero(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.loader._BACKOFF", Backoff(first_s=60.0, ceiling_s=60.0))
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+        it.engine.weights_unknown = True
+        it.engine.fail_next_loads(1)
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.errors == 1)
+        await fake.publish(2, 0)
+        await it.until_loaded(2, 0)
+        assert it.engine.calls == ["pause retract", "load 1.1", "pause retract", "load 2.0", "resume"]
+
+
 async def test_engine_that_is_lost_is_left_to_the_guard(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
