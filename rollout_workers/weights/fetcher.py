@@ -93,6 +93,12 @@ class WeightFetcher:
         _exchange(self._fetched, engine_id, None)
         self._retain()
 
+    def release(self, engine_id: str) -> None:
+        """Keep nothing for an engine that has left."""
+        _exchange(self._in_use, engine_id, None)
+        _exchange(self._fetched, engine_id, None)
+        self._retain()
+
     def find(self, label: str, name: str) -> Path | None:
         """A file of a complete version; None when there is no such version or file."""
         place, names = self._complete.get(label, (self._root, frozenset[str]()))

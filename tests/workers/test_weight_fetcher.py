@@ -299,6 +299,19 @@ async def test_newest_versions_and_those_in_use_are_kept(fetcher: WeightFetcher,
     assert {v for v, place in places.items() if place.exists()} == {V3, Version(2, 0)}
 
 
+async def test_nothing_is_kept_for_an_engine_that_has_left(fetcher: WeightFetcher, tmp_path: Path) -> None:
+    manifest = weight_files(tmp_path / "source", CONTENT)
+    places = [await fetcher.fetch(v, manifest, deadline_s=10, engine_id="gone") for v in (V1, V2)]
+    fetcher.hold("gone", places[0])
+    await fetcher.fetch(V2, manifest, deadline_s=10, engine_id="gone")
+    for v in (V3, Version(2, 0)):
+        fetcher.hold("stays", await fetcher.fetch(v, manifest, deadline_s=10))
+    assert all(place.exists() for place in places)
+    fetcher.release("gone")
+    assert not any(place.exists() for place in places)
+    fetcher.release("gone")
+
+
 async def test_start_sweeps_what_this_worker_left_unfinished(fetcher: WeightFetcher, tmp_path: Path) -> None:
     root = tmp_path / "weights"
     for name in (".1.1-abc.part-w", ".0.9-abc-removed.part-w", ".1.1-abc.part-other", ".1.0-abc.part-dead", "1.0-abc"):
