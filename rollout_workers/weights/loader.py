@@ -3,7 +3,8 @@
 Invariants: an engine generates only under weights that it confirms by name; always the newest published version is
 taken up, so superseded ones are skipped, as long as fetches keep pace with publishes; a failure keeps the old weights
 serving where the engine says that they are whole. After `reload_timeout_s` of failures the engine is quarantined, and
-rejoins by the next success. One task an engine does all of it, so that loads and collective updates never meet.
+rejoins by the next success, or when it answers and there is nothing left to load. One task an engine does all of it, so
+that loads and collective updates never meet.
 """
 
 import asyncio
@@ -72,22 +73,27 @@ class WeightLoader:
     async def run(self) -> None:
         """Load whatever is published, and follow what is planned, until cancelled."""
         while True:
-            await self._until(lambda: self._plan_is_due() or self._is_behind() or self._wait_has_changed())
-            await self._note_wait()
+            await self._until(lambda: self._wait_has_changed() or self._has_work())
+            self._note_wait()
             plan = self._follower.due()
             if plan is not None:
                 await self._follower.follow(plan)
             elif self._is_behind():
                 await self._catch_up()
+            elif self._may_rejoin():
+                await self._rejoin()
 
     # --- what there is to do ----------------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        return self._plan_is_due() or self._is_behind() or self._may_rejoin()
 
     def _plan_is_due(self) -> bool:
         return self._follower.due() is not None
 
     def _lags(self) -> bool:
-        latest = self._watcher.latest
-        return latest is not None and not (self._slot.current and self._slot.loaded == latest.version)
+        latest, slot = self._watcher.latest, self._slot
+        return latest is not None and not (slot.current and slot.loaded == latest.version and not slot.broken)
 
     def _is_behind(self) -> bool:
         """True when there is something newer that this engine can load."""
@@ -98,6 +104,11 @@ class WeightLoader:
         """True when the published weights were broadcast, without this engine and without files."""
         latest = self._watcher.latest
         return self._lags() and latest is not None and latest.only_broadcast
+
+    def _may_rejoin(self) -> bool:
+        """True when the engine is quarantined, and there is no load whose success could end that."""
+        slot = self._slot
+        return slot.quarantined and slot.reachable and self._watcher.latest is not None and not self._is_behind()
 
     def _wait_has_changed(self) -> bool:
         return self._slot.awaits_plan != self._awaits_plan()
@@ -118,7 +129,7 @@ class WeightLoader:
         """Wait for a change of the published weights, of the plan or of the slot; at most `timeout_s`."""
         return await until_any(holds, self._watcher.changes, self._slot.changes, timeout_s=timeout_s)
 
-    async def _note_wait(self) -> None:
+    def _note_wait(self) -> None:
         """Say, once, that nothing but a collective update brings this engine forward."""
         slot, latest = self._slot, self._watcher.latest
         if not self._wait_has_changed() or latest is None:
@@ -129,12 +140,22 @@ class WeightLoader:
             _log.info("behind", engine=slot.engine_id, loaded=slot.loaded.label, why=why)
             if not slot.current:
                 slot.last_error = f"{why}; waits for the next collective update"
-            if slot.quarantined:
-                with contextlib.suppress(EngineError):
-                    # No load can end the quarantine, and a quarantined engine is no member of the next plan.
-                    await slot.engine.loaded_version()
-                    slot.quarantined = False
         slot.changes.notify()
+
+    async def _rejoin(self) -> None:
+        """End the quarantine as soon as the engine answers: it has what is published, or waits for the next plan, whose
+        members are engines that are not quarantined.
+        """
+        slot, delays = self._slot, _BACKOFF.delays()
+        while self._may_rejoin():
+            try:
+                await slot.engine.loaded_version()
+            except EngineError as error:
+                slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+                await self._until(lambda: not self._may_rejoin(), next(delays))
+            else:
+                self._end_quarantine(slot.loaded)
+                slot.changes.notify()
 
     # --- from files -------------------------------------------------------------------------------------------
 
@@ -282,6 +303,8 @@ class WeightLoader:
             if slot.base_model is not None:
                 return Path(slot.base_model)
             why = f"the engine holds {slot.loaded}; name the base model, or restart the engine"
+        elif slot.broken:
+            why = f"the engine may hold a mixture of {slot.loaded} and others; restart it with its worker"
         elif await slot.engine.loaded_version() == version.label:
             slot.pristine = False  # Somebody else has written its weights.
             return None
@@ -293,13 +316,18 @@ class WeightLoader:
 
     def _adopt(self, version: Version) -> None:
         slot = self._slot
-        if slot.quarantined:
-            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
-        slot.loaded, slot.current, slot.quarantined = version, True, False
+        self._end_quarantine(version)
+        slot.loaded, slot.current = version, True
         if slot.pristine:
             slot.base = version
         self._begin_anew()
         slot.changes.notify()
+
+    def _end_quarantine(self, version: Version) -> None:
+        slot = self._slot
+        if slot.quarantined:
+            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
+        slot.quarantined = False
 
     def _quarantine(self) -> None:
         slot = self._slot

@@ -275,3 +275,41 @@ async def test_engine_that_refuses_is_quarantined_at_its_deadline_for_what_it_re
         await it.publish(1, 2)
         await it.until(lambda: "weights 1.2 from" in it.slot.last_error)
         assert "a fault was injected" in it.slot.last_error
+
+
+# ── back to a version that it has, as when an evaluation ends ────────────────
+
+
+async def test_quarantine_ends_when_what_could_not_be_had_is_wanted_no_longer(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.publish(1, 5)
+        await it.until_loaded(1, 5)
+        missing = weights_pb2.FilesManifest(base_url=str(tmp_path / "nowhere"))
+        missing.files.add(name="model", size_bytes=1, sha256=bytes(32))
+        await fake.publish(1, 7, weights_pb2.WeightManifest(files=missing))
+        await it.until(lambda: it.slot.quarantined)
+        await it.publish(1, 5)
+        await it.until(lambda: it.slot.leasable)
+        assert it.state == "READY"
+        assert it.engine.calls == ["pause retract", "load 1.5", "resume"]
+
+
+async def test_mixture_is_loaded_over_although_the_version_is_the_one_it_had(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.loader._BACKOFF", Backoff(first_s=60.0, ceiling_s=60.0))
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.publish(1, 5)
+        await it.until_loaded(1, 5)
+        it.engine.calls.clear()
+        it.engine.weights_unknown = True
+        it.engine.fail_next_loads(1)
+        await it.publish(1, 7)
+        await it.until(lambda: it.slot.quarantined)
+        await it.publish(1, 5)
+        await it.until(lambda: it.state == "READY")
+        assert it.engine.calls[:3] == ["pause retract", "load 1.7", "pause abort"]
+        assert it.engine.calls[3:] == ["pause retract", "load 1.5", "resume"]
+        assert await it.engine.ready()
