@@ -31,9 +31,9 @@ async def test_every_load_has_the_whole_time_for_itself(fake: FakeService, tmp_p
         await it.publish(1, 1)
         for version in range(1, 9):
             # There is always something newer when a load ends: the engine never has the newest.
-            await it.until(lambda version=version: f"load 1.{version}" in it.engine.calls)  # type: ignore[misc]
+            await it.until(lambda version=version: f"load 1.{version}" in it.engine.calls)
             await it.publish(1, version + 1)
-            await it.until(lambda version=version: it.slot.reloads == version)  # type: ignore[misc]
+            await it.until(lambda version=version: it.slot.reloads == version)
         assert (it.slot.errors, it.slot.last_error) == (0, "")
 
 
