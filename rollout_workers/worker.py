@@ -318,8 +318,10 @@ class Worker:
                 if seat.keeper in self._keepers:
                     at = self._keepers.index(seat.keeper)
                     del self._keepers[at], self._dispatchers[at]
+                shared.fetcher.release(seat.slot.engine_id)
 
             await fleet.remove(seat, grace_s=self.options.drain_grace_s, on_gone=gone)
+            self._hosts = [host for host in self._hosts if host is not seat.host]
 
         return RouterWatch(router, lambda: set(by_url), add=add, remove=remove)
 

@@ -107,7 +107,11 @@ class SglangWeights:
         async with self._session(doing):
             for i, piece in enumerate(pieces):
                 last = i == len(pieces) - 1
-                body = await asyncio.to_thread(self._tensors_body, piece, version_label if last else None)
+                try:
+                    body = await asyncio.to_thread(self._tensors_body, piece, version_label if last else None)
+                except (OSError, weight_files.UnloadableWeights) as error:
+                    # They are gone, or another file is in their place.
+                    raise self._failed(str(path), version_label, str(error), kept=i == 0) from error
                 reply = await self._calls.post(
                     "/update_weights_from_tensor", body, doing, deadline_s=deadline_at - time.monotonic()
                 )

@@ -2,7 +2,8 @@
 
 Files arrive under a temporary directory; after the last checksum it is renamed to its place. So a directory that exists
 is complete, a wrong file replaces nothing, and a crash leaves only what the next start sweeps. The place's name holds
-the manifest's digest: a version of another content never meets it. Several workers of one host may share the root.
+the manifest's digest: a version of another content never meets it. Several workers may share the root: what any of them
+loads or uses is pinned.
 
 A publisher that fails is no end: peers of the run that have the version are asked too.
 """
@@ -23,6 +24,7 @@ from rollout_workers.weights.copy import take_file
 from rollout_workers.weights.download import Download
 from rollout_workers.weights.files import check_manifest, digest, source_directory
 from rollout_workers.weights.peers import NoPeers, Peers
+from rollout_workers.weights.pins import Pin, remove_unpinned
 from rollout_workers.weights.sources import Sources
 
 _STALL_S = 30.0
@@ -51,12 +53,17 @@ class WeightFetcher:
         self._prefer_peers = prefer_peers
         self._lock = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
-        self._in_use: dict[str, Path] = {}
+        self._in_use: dict[str, Pin] = {}
+        """By engine_id, as are those that are fetched."""
+        self._fetched: dict[str, Pin] = {}
+        """For engines that have not loaded them yet."""
         self._complete: dict[str, tuple[Path, frozenset[str]]] = {}
         """Verified by this process, by label: the directory, and the names in its manifest."""
 
-    async def fetch(self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float) -> Path:
-        """Directory with the verified files of `version`.
+    async def fetch(
+        self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float, engine_id: str | None = None
+    ) -> Path:
+        """Directory with the verified files of `version`; kept for an engine until it holds or fetches another one.
 
         Raises WeightsInvalid (the source's content is wrong), WeightsUnavailable (not to be had within `deadline_s`).
         """
@@ -66,8 +73,13 @@ class WeightFetcher:
         place = self._root / f"{label}-{digest(manifest)}"
         try:
             async with asyncio.timeout(deadline_s), self._lock:
-                if not place.is_dir():
+                while (pin := Pin.at(place)) is None:
                     await self._bring(version, manifest, place, deadline_at)
+                pin.touch()
+                if engine_id is None:
+                    pin.release()
+                else:
+                    _exchange(self._fetched, engine_id, pin)
                 self._complete[label] = place, frozenset(file.name for file in manifest.files)
         except TimeoutError:
             raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
@@ -77,7 +89,14 @@ class WeightFetcher:
 
     def hold(self, engine_id: str, place: Path) -> None:
         """Note that an engine uses a directory now, in place of the one before; then drop what is too old."""
-        self._in_use[engine_id] = place
+        _exchange(self._in_use, engine_id, Pin.at(place))
+        _exchange(self._fetched, engine_id, None)
+        self._retain()
+
+    def release(self, engine_id: str) -> None:
+        """Keep nothing for an engine that has left."""
+        _exchange(self._in_use, engine_id, None)
+        _exchange(self._fetched, engine_id, None)
         self._retain()
 
     def find(self, label: str, name: str) -> Path | None:
@@ -87,7 +106,10 @@ class WeightFetcher:
         return path if name in names and path.is_file() else None
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close connections; nothing is kept for any engine any more."""
+        for pins in (self._in_use, self._fetched):
+            for engine_id in list(pins):
+                _exchange(pins, engine_id, None)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -152,13 +174,24 @@ class WeightFetcher:
         return self._session
 
     def _retain(self) -> None:
-        held = set(self._in_use.values())
-        places: list[tuple[Version, Path]] = []
+        held = {pin.place for pins in (self._in_use, self._fetched) for pin in pins.values()}
+        places: list[tuple[int, Version, Path]] = []
         for path in self._root.iterdir() if self._root.is_dir() else ():
             version = Version.parse(path.name.rpartition("-")[0])
-            if version is not None:
-                places.append((version, path))
+            with contextlib.suppress(OSError):  # Another worker may remove it.
+                if version is not None:
+                    # When it was asked for counts first: an earlier run of this name may have left higher versions.
+                    places.append((path.stat().st_mtime_ns, version, path))
         places.sort(reverse=True)
-        for _, path in places[self._keep :]:
+        for *_, path in places[self._keep :]:
             if path not in held:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_unpinned(path, self._root / f".{path.name}-removed{_PARTIAL}{self._owner}")
+
+
+def _exchange(pins: dict[str, Pin], engine_id: str, pin: Pin | None) -> None:
+    """Put a pin in the place of the engine's former one."""
+    former = pins.pop(engine_id, None)
+    if pin is not None:
+        pins[engine_id] = pin
+    if former is not None:
+        former.release()

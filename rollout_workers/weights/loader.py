@@ -1,9 +1,10 @@
 """Brings one engine to the published weights, in flight: fetch and verify → ask for a place → swap; or by broadcast.
 
 Invariants: an engine generates only under weights that it confirms by name; always the newest published version is
-taken up, so superseded ones are skipped; a failure keeps the old weights serving where the engine says that they are
-whole. After `reload_timeout_s` of failures the engine is quarantined, and rejoins by the next success. One task an
-engine does all of it, so that loads and collective updates never meet.
+taken up, so superseded ones are skipped, as long as fetches keep pace with publishes; a failure keeps the old weights
+serving where the engine says that they are whole. After `reload_timeout_s` of failures the engine is quarantined, and
+rejoins by the next success, or when it answers and there is nothing left to load. One task an engine does all of it, so
+that loads and collective updates never meet.
 """
 
 import asyncio
@@ -60,29 +61,39 @@ class WeightLoader:
             slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
         )
         self._failures = 0
+        """In a row, since the last load that succeeded."""
+        self._delays = _BACKOFF.delays()
         self._due_at = 0.0
         """When a load that is under way is too late, on the monotonic clock."""
+        self._outpaced = False
+        """True when the last fetch took longer than publishes, or turns, are apart. Then what is fetched is loaded
+        although something newer is out: the newest would never be there in time."""
         self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
 
     async def run(self) -> None:
         """Load whatever is published, and follow what is planned, until cancelled."""
         while True:
-            await self._until(lambda: self._plan_is_due() or self._is_behind() or self._wait_has_changed())
-            await self._note_wait()
+            await self._until(lambda: self._wait_has_changed() or self._has_work())
+            self._note_wait()
             plan = self._follower.due()
             if plan is not None:
                 await self._follower.follow(plan)
             elif self._is_behind():
                 await self._catch_up()
+            elif self._may_rejoin():
+                await self._rejoin()
 
     # --- what there is to do ----------------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        return self._plan_is_due() or self._is_behind() or self._may_rejoin()
 
     def _plan_is_due(self) -> bool:
         return self._follower.due() is not None
 
     def _lags(self) -> bool:
-        latest = self._watcher.latest
-        return latest is not None and not (self._slot.current and self._slot.loaded == latest.version)
+        latest, slot = self._watcher.latest, self._slot
+        return latest is not None and not (slot.current and slot.loaded == latest.version and not slot.broken)
 
     def _is_behind(self) -> bool:
         """True when there is something newer that this engine can load."""
@@ -94,17 +105,31 @@ class WeightLoader:
         latest = self._watcher.latest
         return self._lags() and latest is not None and latest.only_broadcast
 
+    def _may_rejoin(self) -> bool:
+        """True when the engine is quarantined, and there is no load whose success could end that."""
+        slot = self._slot
+        return slot.quarantined and slot.reachable and self._watcher.latest is not None and not self._is_behind()
+
     def _wait_has_changed(self) -> bool:
         return self._slot.awaits_plan != self._awaits_plan()
 
     def _is_overtaken(self, target: Published) -> bool:
         return self._watcher.latest != target or self._plan_is_due() or not self._slot.reachable
 
+    def _gives_way(self, target: Published) -> bool:
+        """True when `target`, which is fetched, is not to be loaded any more."""
+        latest, slot = self._watcher.latest, self._slot
+        if latest is None or self._plan_is_due() or not slot.reachable:
+            return True
+        on_the_way = target.version < latest.version and target.version.epoch == latest.version.epoch
+        gets_on = not slot.current or slot.loaded < target.version
+        return latest != target and not (self._outpaced and on_the_way and gets_on)
+
     async def _until(self, holds: Callable[[], bool], timeout_s: float = _LOOK_S) -> bool:
         """Wait for a change of the published weights, of the plan or of the slot; at most `timeout_s`."""
         return await until_any(holds, self._watcher.changes, self._slot.changes, timeout_s=timeout_s)
 
-    async def _note_wait(self) -> None:
+    def _note_wait(self) -> None:
         """Say, once, that nothing but a collective update brings this engine forward."""
         slot, latest = self._slot, self._watcher.latest
         if not self._wait_has_changed() or latest is None:
@@ -115,19 +140,29 @@ class WeightLoader:
             _log.info("behind", engine=slot.engine_id, loaded=slot.loaded.label, why=why)
             if not slot.current:
                 slot.last_error = f"{why}; waits for the next collective update"
-            if slot.quarantined:
-                with contextlib.suppress(EngineError):
-                    # No load can end the quarantine, and a quarantined engine is no member of the next plan.
-                    await slot.engine.loaded_version()
-                    slot.quarantined = False
         slot.changes.notify()
+
+    async def _rejoin(self) -> None:
+        """End the quarantine as soon as the engine answers: it has what is published, or waits for the next plan, whose
+        members are engines that are not quarantined.
+        """
+        slot, delays = self._slot, _BACKOFF.delays()
+        while self._may_rejoin():
+            try:
+                await slot.engine.loaded_version()
+            except EngineError as error:
+                slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
+                await self._until(lambda: not self._may_rejoin(), next(delays))
+            else:
+                self._end_quarantine(slot.loaded)
+                slot.changes.notify()
 
     # --- from files -------------------------------------------------------------------------------------------
 
     async def _catch_up(self) -> None:
         """Load the newest version, however long it takes, unless a plan comes first."""
-        slot, delays = self._slot, _BACKOFF.delays()
-        self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
+        slot = self._slot
+        self._begin_anew()
         while self._is_behind() and not self._plan_is_due():
             target = self._watcher.latest
             if target is None:
@@ -145,14 +180,14 @@ class WeightLoader:
                 self._failures += 1
                 slot.ask_for_place(wanted=False)
                 with self._on_the_clock(target.version.label):  # The deadline does not wait for the next attempt.
-                    await self._until(partial(self._is_overtaken, target), next(delays))
+                    await self._until(partial(self._is_overtaken, target), next(self._delays))
                 if slot.quarantined:
                     await self._free_requests()
         slot.ask_for_place(wanted=False)
 
     async def _bring_to(self, target: Published) -> None:
         """One attempt."""
-        slot, label = self._slot, target.version.label
+        slot, label, was_in_line = self._slot, target.version.label, self._slot.wants_load
         with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
         if not fetched:
@@ -160,13 +195,17 @@ class WeightLoader:
         if path is None:
             self._adopt(target.version)
             return
+        superseded, lost_turn = self._watcher.latest != target, was_in_line and not slot.wants_load
+        was_outpaced, self._outpaced = self._outpaced, superseded or lost_turn
+        if superseded and not was_outpaced:
+            return
         asked = time.monotonic()
         with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
             may_swap = await self._may_swap(target)
+        began = time.monotonic()
+        self._due_at += began - asked  # That was others' time, whatever came of it.
         if not may_swap:
             return
-        began = time.monotonic()
-        self._due_at += began - asked  # That was others' time.
         slot.loading = True
         slot.changes.notify()
         try:
@@ -183,6 +222,11 @@ class WeightLoader:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
+
+    def _begin_anew(self) -> None:
+        """Every load has the whole time for itself: what counts is that the engine gets on, not that it catches up."""
+        self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
+        self._delays = _BACKOFF.delays()
 
     @contextlib.contextmanager
     def _on_the_clock(self, label: str) -> Iterator[None]:
@@ -223,22 +267,22 @@ class WeightLoader:
             await asyncio.gather(fetch, plan, return_exceptions=True)
 
     async def _may_swap(self, target: Published) -> bool:
-        """Wait until nothing holds the weights and the service lets the engine go out of service; False when newer
-        weights came first.
+        """Wait until nothing holds the weights and the service lets the engine go out of service; False when
+        something else came first.
         """
         slot = self._slot
         while True:
             if slot.hold is not None:
                 slot.ask_for_place(wanted=False)
                 await slot.hold.released()
-            if self._is_overtaken(target):
+            if self._gives_way(target):
                 return False
             if not slot.leasable:
                 return True  # It is out of service already.
             slot.ask_for_place(wanted=True)
-            while not await self._until(lambda: slot.may_load or self._is_overtaken(target), 10.0):
+            while not await self._until(lambda: slot.may_load or self._gives_way(target), 10.0):
                 self._places.say("other engines that load, and the run's max_unavailable_engines", "no place is free")
-            if self._is_overtaken(target):
+            if self._gives_way(target):
                 return False
             if slot.hold is None or not slot.hold.active:
                 return True
@@ -248,7 +292,9 @@ class WeightLoader:
         slot, version = self._slot, target.version
         if target.files is not None:
             with slot.phases.during(weights_pb2.RELOAD_PHASE_FETCH):
-                return await self._fetcher.fetch(version, target.files, deadline_s=self._timeout_s)
+                return await self._fetcher.fetch(
+                    version, target.files, deadline_s=self._timeout_s, engine_id=slot.engine_id
+                )
         if version.version == 0 and slot.pristine:
             return None
         if self._weightless:
@@ -257,6 +303,8 @@ class WeightLoader:
             if slot.base_model is not None:
                 return Path(slot.base_model)
             why = f"the engine holds {slot.loaded}; name the base model, or restart the engine"
+        elif slot.broken:
+            why = f"the engine may hold a mixture of {slot.loaded} and others; restart it with its worker"
         elif await slot.engine.loaded_version() == version.label:
             slot.pristine = False  # Somebody else has written its weights.
             return None
@@ -268,12 +316,18 @@ class WeightLoader:
 
     def _adopt(self, version: Version) -> None:
         slot = self._slot
-        if slot.quarantined:
-            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
-        slot.loaded, slot.current, slot.quarantined = version, True, False
+        self._end_quarantine(version)
+        slot.loaded, slot.current = version, True
         if slot.pristine:
             slot.base = version
+        self._begin_anew()
         slot.changes.notify()
+
+    def _end_quarantine(self, version: Version) -> None:
+        slot = self._slot
+        if slot.quarantined:
+            _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
+        slot.quarantined = False
 
     def _quarantine(self) -> None:
         slot = self._slot

@@ -29,7 +29,11 @@ async def swap(slot: EngineSlot, path: Path, label: str, *, pause_mode: PauseMod
         except EngineLoadFailed as error:
             trusted = trusted and error.weights == "kept"
             raise
-        except EngineError:
+        except asyncio.CancelledError:
+            # The engine goes on with a load of files that nobody waits for. Of values some may be there, and some not.
+            trusted = trusted and not by_value
+            raise
+        except Exception:
             trusted = False
             raise
         if reported != label:
@@ -40,6 +44,7 @@ async def swap(slot: EngineSlot, path: Path, label: str, *, pause_mode: PauseMod
     finally:
         # Also when cancelled: an engine that outlives this worker must not stay paused.
         slot.broken = not trusted
+        slot.pristine = slot.pristine and trusted
         if trusted:
             with contextlib.suppress(EngineError, TimeoutError), slot.phases.during(weights_pb2.RELOAD_PHASE_RESUME):
                 async with asyncio.timeout(_RESUME_S):

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import pickle
+import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from rollout_workers.engine import sglang_weights
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected, EngineTimeout
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
+from rollout_workers.slot import EngineSlot
+from rollout_workers.weights.swap import swap
 from tests.engine.fake_sglang import FakeSglang, never_answer, ok, refused
 from tests.support.tiny_model import TinyModelShape, write_random_model
 
@@ -138,6 +141,40 @@ async def test_piece_that_fails_leaves_unknown_weights_and_no_session(
     with pytest.raises(EngineLoadFailed, match="Failed to update") as failed:
         await engine.load_tensors(model, "1.2")
     assert failed.value.weights == "unknown"
+    assert not fake.session_open
+
+
+@pytest.mark.parametrize(("after", "weights"), [(BEGIN, "kept"), (TENSOR, "unknown")])
+@pytest.mark.parametrize("how", ["removed", "cut short"])
+async def test_files_that_vanish_during_the_handover_leave_no_mixture_at_work(
+    fake: FakeSglang,
+    engine: SglangEngine,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: str,
+    weights: str,
+    how: str,
+) -> None:
+    monkeypatch.setattr(sglang_weights, "_PIECE_BYTES", 1)
+    place, usual = shutil.copytree(model, tmp_path / "m"), fake.handlers[after]
+
+    async def vanish(body: Any) -> web.StreamResponse:
+        for file in place.glob("*.safetensors"):
+            if how == "removed":
+                file.unlink()
+            else:
+                file.write_bytes(b"")
+        fake.handlers[after] = usual
+        return await usual(body)
+
+    fake.handlers[after] = vanish
+    slot = EngineSlot("w.e0", engine, await engine.info(), base_model=None)
+    with pytest.raises(EngineLoadFailed, match=r"No such file|became shorter") as failed:
+        await swap(slot, place, "1.2", pause_mode=PauseMode.RETRACT, by_value=True)
+    assert failed.value.weights == weights
+    assert slot.broken == (weights == "unknown")
+    assert ("/continue_generation" in fake.order) == (weights == "kept")
     assert not fake.session_open
 
 

@@ -72,12 +72,19 @@ class Loading:
     """What a test sees of it."""
 
     def __init__(
-        self, fake: FakeService, tmp_path: Path, engine: RecordingEngine, slot: EngineSlot, fetcher: WeightFetcher
+        self,
+        fake: FakeService,
+        tmp_path: Path,
+        engine: RecordingEngine,
+        slot: EngineSlot,
+        watcher: WeightWatcher,
+        fetcher: WeightFetcher,
     ) -> None:
         self.fake = fake
         self.tmp_path = tmp_path
         self.engine = engine
         self.slot = slot
+        self.watcher = watcher
         self.fetcher = fetcher
 
     def files(self, epoch: int, version: int) -> weights_pb2.FilesManifest:
@@ -122,7 +129,7 @@ async def loading(
     parts = [asyncio.create_task(part.run()) for part in (watcher, loader, reporter)]
     try:
         async with asyncio.timeout(30):
-            yield Loading(fake, tmp_path, engine, slot, fetcher)
+            yield Loading(fake, tmp_path, engine, slot, watcher, fetcher)
     finally:
         for part in parts:
             part.cancel()

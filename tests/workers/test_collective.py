@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rollout_buffer.v1 import common_pb2, weights_pb2
+from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.versions import Version
 from rollout_workers.weights import collective
@@ -321,6 +322,44 @@ async def test_stuck_engine_is_quarantined_and_comes_back_by_itself(fake: FakeSe
         it.engine.unstall()
         await it.until(lambda: not it.slot.quarantined and not it.slot.loading)
         assert await it.engine.ready()
+
+
+async def test_stuck_engine_that_was_started_anew_waits_for_the_next_plan_in_service(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(fake, tmp_path, timeout_s=0.2) as it:
+        await prepared(it)
+        it.engine.stall()
+        it.engine.options = it.engine.options.__class__(control_timeout_s=0.1, load_s=0.001)
+        await fake.announce(plan(1, ABANDONED))
+        await it.until(lambda: it.slot.quarantined)
+        # The others have got the weights meanwhile, and there are no files.
+        await fake.publish(1, 1, broadcast_manifest())
+        assert await it.watcher.changes.until(lambda: it.watcher.latest.only_broadcast, 10)  # type: ignore[union-attr]
+        # As the guard does.
+        it.slot.reachable = it.slot.current = False
+        it.slot.changes.notify()
+        await it.until(lambda: it.slot.awaits_plan)
+        await time_passes(0.3)
+        assert it.slot.quarantined
+        it.engine.unstall()
+        await it.engine.die()
+        await it.engine.revive()
+        await it.slot.refresh()
+        answers, failures = it.engine.loaded_version, [EngineUnavailable("simulated://0", "starting", "not yet")]
+
+        async def not_at_once() -> str:
+            if failures:
+                raise failures.pop()
+            return await answers()
+
+        monkeypatch.setattr(it.engine, "loaded_version", not_at_once)
+        it.slot.reachable, it.slot.loading = True, False
+        it.slot.changes.notify()
+        await it.until(lambda: not it.slot.quarantined)
+        assert (failures, it.state, it.slot.leasable) == ([], "LOADING", False)
+        await fake.announce(plan(2, PREPARE, membership=2))
+        await fake.until(lambda: fake.engine().prepared.version == 2)
 
 
 async def test_cancelled_member_leaves_its_engine_running(fake: FakeService, tmp_path: Path) -> None:

@@ -172,6 +172,57 @@ async def test_cancelled_load_does_not_leave_the_engine_paused(
     assert await it.engine.ready()
 
 
+async def test_cancelled_handover_leaves_the_engine_paused(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(fake, tmp_path, load_timeout_s=30.0) as it:
+        await it.until_loaded(1, 0)
+        entered = asyncio.Event()
+
+        async def hang(path: Path, label: str) -> None:
+            entered.set()
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(it.engine, "load_tensors", hang)
+        manifest = weights_pb2.TensorsManifest(files=it.files(1, 1))
+        await fake.publish(1, 1, weights_pb2.WeightManifest(tensors=manifest))
+        await entered.wait()
+    # Some of the new values may be in place.
+    assert it.engine.calls == ["pause retract"]
+    assert not await it.engine.ready()
+
+
+async def test_load_that_ends_in_an_error_of_any_kind_leaves_the_engine_paused(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+
+        async def break_off(path: Path, label: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(it.engine, "load_files", break_off)
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.broken)
+        assert it.engine.calls == ["pause retract"]
+        assert not await it.engine.ready()
+
+
+async def test_engine_that_may_hold_a_mixture_does_not_count_as_at_version_zero(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.loader._BACKOFF", Backoff(first_s=60.0, ceiling_s=60.0))
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+        it.engine.weights_unknown = True
+        it.engine.fail_next_loads(1)
+        await it.publish(1, 1)
+        await it.until(lambda: it.slot.errors == 1)
+        await fake.publish(2, 0)
+        await it.until_loaded(2, 0)
+        assert it.engine.calls == ["pause retract", "load 1.1", "pause retract", "load 2.0", "resume"]
+
+
 async def test_engine_that_is_lost_is_left_to_the_guard(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
@@ -224,3 +275,41 @@ async def test_engine_that_refuses_is_quarantined_at_its_deadline_for_what_it_re
         await it.publish(1, 2)
         await it.until(lambda: "weights 1.2 from" in it.slot.last_error)
         assert "a fault was injected" in it.slot.last_error
+
+
+# ── back to a version that it has, as when an evaluation ends ────────────────
+
+
+async def test_quarantine_ends_when_what_could_not_be_had_is_wanted_no_longer(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.publish(1, 5)
+        await it.until_loaded(1, 5)
+        missing = weights_pb2.FilesManifest(base_url=str(tmp_path / "nowhere"))
+        missing.files.add(name="model", size_bytes=1, sha256=bytes(32))
+        await fake.publish(1, 7, weights_pb2.WeightManifest(files=missing))
+        await it.until(lambda: it.slot.quarantined)
+        await it.publish(1, 5)
+        await it.until(lambda: it.slot.leasable)
+        assert it.state == "READY"
+        assert it.engine.calls == ["pause retract", "load 1.5", "resume"]
+
+
+async def test_mixture_is_loaded_over_although_the_version_is_the_one_it_had(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.loader._BACKOFF", Backoff(first_s=60.0, ceiling_s=60.0))
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.publish(1, 5)
+        await it.until_loaded(1, 5)
+        it.engine.calls.clear()
+        it.engine.weights_unknown = True
+        it.engine.fail_next_loads(1)
+        await it.publish(1, 7)
+        await it.until(lambda: it.slot.quarantined)
+        await it.publish(1, 5)
+        await it.until(lambda: it.state == "READY")
+        assert it.engine.calls[:3] == ["pause retract", "load 1.7", "pause abort"]
+        assert it.engine.calls[3:] == ["pause retract", "load 1.5", "resume"]
+        assert await it.engine.ready()

@@ -1,6 +1,7 @@
 """Engines that a router lists: found, added, let go; and what a router that is away or empty for a moment changes."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from rollout_workers.engine.errors import EngineMalformed, EngineUnavailable
 from rollout_workers.router import RouterClient, RouterWatch
 from rollout_workers.worker import Worker
 from tests.engine.fake_sglang import FakeSglang
-from tests.workers.building import eventually, length_reward, options, task
+from tests.workers.building import eventually, length_reward, options, task, weight_files
 from tests.workers.fake_router import FakeRouter
 from tests.workers.fake_service import FakeService
 
@@ -145,6 +146,31 @@ async def test_a_worker_drives_what_the_router_lists_while_it_changes(fake: Fake
             await running
         assert engine_of(fake, "w.e0").state == weights_pb2.ENGINE_STATE_STOPPED
         assert not fake.returns
+
+
+async def test_weights_of_an_engine_that_has_left_are_not_kept(fake: FakeService, tmp_path: Path) -> None:
+    def kept() -> set[str]:
+        return {path.name.partition("-")[0] for path in (tmp_path / "weights" / "r").glob("[0-9]*")}
+
+    no_tensors = {"model.safetensors": struct.pack("<Q", 2) + b"{}"}
+    manifest = weights_pb2.WeightManifest(files=weight_files(tmp_path / "published", no_tensors))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeSglang()) for _ in range(2)]
+        router = await stack.enter_async_context(FakeRouter(*(server.url for server in servers)))
+        made = options(fake.address, tmp_path, simulated=None, router=router.url, lease_wait_s=0.1, keep_versions=1)
+        worker = Worker(made, reward=length_reward)
+        running = asyncio.create_task(worker.run())
+        stack.callback(running.cancel)
+        async with asyncio.timeout(40):
+            await fake.publish(1, 1, manifest)
+            await eventually(lambda: [slot.loaded.label for slot in worker.slots] == ["1.1", "1.1"])
+            router.urls = [servers[1].url]
+            await eventually(lambda: [slot.info.address for slot in worker.slots] == [servers[1].url])
+            await fake.publish(1, 2, manifest)
+            await eventually(lambda: kept() == {"1.2"})
+            await eventually(lambda: len(worker._hosts) == 1)
+            worker.stop()
+            await running
 
 
 async def test_a_worker_whose_router_lists_nothing_ends_and_says_so(fake: FakeService, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.pins import LOCKS
 from tests.workers.building import weight_files
 
 CONTENT = {"config.json": b'{"a": 1}', "model.safetensors": bytes(range(256)) * 4096, "sub/tokenizer.json": b"{}"}
@@ -79,7 +80,7 @@ async def test_wrong_checksum_names_the_file_and_replaces_nothing(
     with pytest.raises(WeightsInvalid, match=r"model.safetensors: its SHA-256 is") as caught:
         await fetcher.fetch(V2, manifest, deadline_s=10)
     assert caught.value.file == "model.safetensors"
-    assert [path.name for path in good.parent.iterdir()] == [good.name]
+    assert [path.name for path in good.parent.iterdir() if path.name != LOCKS] == [good.name]
     assert read(good) == CONTENT
     assert (tmp_path / "two" / "model.safetensors").read_bytes() == bytes(damaged)
 
@@ -298,9 +299,22 @@ async def test_newest_versions_and_those_in_use_are_kept(fetcher: WeightFetcher,
     assert {v for v, place in places.items() if place.exists()} == {V3, Version(2, 0)}
 
 
+async def test_nothing_is_kept_for_an_engine_that_has_left(fetcher: WeightFetcher, tmp_path: Path) -> None:
+    manifest = weight_files(tmp_path / "source", CONTENT)
+    places = [await fetcher.fetch(v, manifest, deadline_s=10, engine_id="gone") for v in (V1, V2)]
+    fetcher.hold("gone", places[0])
+    await fetcher.fetch(V2, manifest, deadline_s=10, engine_id="gone")
+    for v in (V3, Version(2, 0)):
+        fetcher.hold("stays", await fetcher.fetch(v, manifest, deadline_s=10))
+    assert all(place.exists() for place in places)
+    fetcher.release("gone")
+    assert not any(place.exists() for place in places)
+    fetcher.release("gone")
+
+
 async def test_start_sweeps_what_this_worker_left_unfinished(fetcher: WeightFetcher, tmp_path: Path) -> None:
     root = tmp_path / "weights"
-    for name in (".1.1-abc.part-w", ".1.1-abc.part-other", ".1.0-abc.part-dead", "1.0-abc"):
+    for name in (".1.1-abc.part-w", ".0.9-abc-removed.part-w", ".1.1-abc.part-other", ".1.0-abc.part-dead", "1.0-abc"):
         (root / name).mkdir(parents=True)
     os.utime(root / ".1.0-abc.part-dead", (1, 1))
     fetcher.sweep()
