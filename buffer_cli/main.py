@@ -205,6 +205,12 @@ def worker(
     sglang_python: Annotated[
         Path | None, typer.Option(help="Python of SGLang's environment, for --launch.", rich_help_panel=_ENGINES)
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda, for --launch. Default: cpu.", rich_help_panel=_ENGINES)
+    ] = None,
+    gpus_per_engine: Annotated[
+        int | None, typer.Option(help="GPUs of each launched server, out of those visible.", rich_help_panel=_ENGINES)
+    ] = None,
     engine_flag: Annotated[
         list[str] | None,
         typer.Option(help="Passed on to SGLang's launch_server; repeatable.", rich_help_panel=_ENGINES),

@@ -1,6 +1,7 @@
 """What pods are told is what the programs understand: variables are settings, flags are options, values are taken."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ from buffer_cli.worker import to_options
 from buffer_service.settings import Settings
 from buffer_service.store.address import Address
 from rollout_workers.options import WorkerOptions
-from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of
+from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of, render_with
 
 CLIENT = {
     *("RB_ADDRESS", "RB_LOG_FORMAT", "RB_INSECURE"),
@@ -114,6 +115,34 @@ def test_launched_engines_get_their_flags_in_order() -> None:
     assert options.launch.extra_flags == ("--tp", "2")
     assert options.launch.engines == 2
     assert options.launch.ready_timeout_s == 1200.0
+
+
+def test_launched_engines_share_the_gpus_of_their_pod() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "workers-launch-values.yaml"]
+    (pod,) = pods_of(values, "worker")
+
+    launch = _options_of(pod.container("worker")).launch
+
+    assert launch is not None
+    assert (launch.device, launch.gpus_per_engine) == ("cuda", 2)
+    assert launch.sglang_python == Path("/usr/bin/python3")
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("launch: {model_path: /m}", ["--device=cuda"]),
+        ("launch: {model_path: /m, device: cpu, engines: 2}, gpus: 2", ["--device=cpu"]),
+        ("launch: {model_path: /m}, gpus: 0", []),
+    ],
+)
+def test_launched_engines_run_where_their_pod_says(tmp_path: Path, engine: str, flags: list[str]) -> None:
+    pool = (
+        "{name: w, run: r, options: {reward: 'm:f'}, resources: {limits: {memory: 9Gi}}, engine: {source: launch, %s}}"
+    )
+    done = render_with(tmp_path, "security: {insecure: true}\nworkers: [" + pool % engine + "]")
+
+    assert [flag for flag in re.findall('"(--[^"]*)"', done.stdout) if re.match("--(device|gpus)", flag)] == flags
 
 
 @every_value_set
