@@ -137,9 +137,8 @@ def test_launched_engines_share_the_gpus_of_their_pod() -> None:
     ],
 )
 def test_launched_engines_run_where_their_pod_says(tmp_path: Path, engine: str, flags: list[str]) -> None:
-    pool = (
-        "{name: w, run: r, options: {reward: 'm:f'}, resources: {limits: {memory: 9Gi}}, engine: {source: launch, %s}}"
-    )
+    pool = "{name: w, run: r, options: {reward: 'm:f'}, resources: {limits: {memory: 9Gi}}, engine: {%s}}"
+    engine = f"source: launch, {engine}"
     done = render_with(tmp_path, "security: {insecure: true}\nworkers: [" + pool % engine + "]")
 
     assert [flag for flag in re.findall('"(--[^"]*)"', done.stdout) if re.match("--(device|gpus)", flag)] == flags

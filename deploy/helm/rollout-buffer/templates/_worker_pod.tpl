@@ -8,7 +8,14 @@
 {{- $drain := get $pool.options "drain_grace_s" | default 20 | int -}}
 metadata:
   labels: {{- include "rb.selector" .id | nindent 4 }}
-  {{- with $pool.podAnnotations }}
+  {{- $annotations := deepCopy $pool.podAnnotations }}
+  {{- with $pool.codeConfigMap }}
+  {{- with lookup "v1" "ConfigMap" $.root.Release.Namespace . }}
+  {{- /* Functions are imported once, so new ones start workers anew. Without a cluster nothing is known of them. */}}
+  {{- $_ := set $annotations "checksum/code" (list .data .binaryData | toJson | sha256sum) }}
+  {{- end }}
+  {{- end }}
+  {{- with $annotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
