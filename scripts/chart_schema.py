@@ -26,7 +26,8 @@ SOURCE = ROOT / "scripts/chart_schema.yaml"
 TARGET = ROOT / "deploy/helm/rollout-buffer/values.schema.json"
 
 CHART_SETTINGS = {
-    *("listen", "admin", "insecure", "data_dir", "store", "store_binary", "durability"),
+    *("listen", "admin", "insecure", "data_dir", "store", "store_ca", "store_binary"),
+    "durability",
     *("tls_cert", "tls_key", "tls_client_ca", "admin_client_ca", "tokens_file"),
 }
 """Settings that the chart gives itself; admin_client_ca it never gives, because probes have no certificate."""

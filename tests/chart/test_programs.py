@@ -47,6 +47,17 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
     assert settings.insecure == ("tokens_file" not in given)
 
 
+def test_the_service_reads_the_authority_of_its_store_from_the_secret() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "store-url-values.yaml"]
+    (pod,) = pods_of(values, "service")
+    file = Path(_settings_of(pod)["store_ca"])
+
+    mount = next(mount for mount in pod.container("service")["volumeMounts"] if mount["mountPath"] == str(file.parent))
+    secret = pod.volumes[mount["name"]]["secret"]
+    assert secret["secretName"] == "store-authority"
+    assert secret["items"] == [{"key": "root.pem", "path": file.name}]
+
+
 def test_numbers_arrive_whole() -> None:
     (values,) = [path for path in VALUE_SETS if path.name == "settings-values.yaml"]
     given = _settings_of(pods_of(values, "service")[0])

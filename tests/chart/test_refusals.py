@@ -75,6 +75,10 @@ BY_TEMPLATE = {
         OPEN + "store: {mode: external, external: {url: 'redis://h', secret: s}}",
         "not both",
     ),
+    "an authority for a store without TLS": (
+        OPEN + "store: {mode: external, external: {url: 'redis://h', ca: {secret: s}}}",
+        "store.external.ca",
+    ),
     "two pools of one name": (
         OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}, {name: w, run: b, options: {reward: 'm:f'}}]",
         "two pools",
