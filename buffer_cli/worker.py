@@ -11,7 +11,7 @@ from buffer_wire.errors import InvalidField
 from rollout_workers.main import EXIT_OPTIONS, run_worker
 from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
 
-_LAUNCH = ("sglang_python", "ready_timeout_s", "log_dir")
+_LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log_dir")
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 

@@ -17,6 +17,7 @@ class RpcSettings:
     tls_key: Path | None
     tls_client_ca: Path | None
     admin_client_ca: Path | None
+    store_ca: Path | None
     max_message_bytes: int
     max_streams: int
     max_token_streams: int

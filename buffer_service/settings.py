@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     store: str = ""
     """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
     empty: the embedded one."""
+    store_ca: Path | None = None
+    """PEM file of the authorities of a rediss:// store and its Sentinels; default: the system's. Read again for every
+    connection."""
     store_binary: str = ""
     """Path of valkey-server or redis-server for the embedded store.
 
@@ -131,6 +134,8 @@ class Settings(BaseSettings):
         for name in ("tls_client_ca", "admin_client_ca"):
             if getattr(self, name) is not None and self.tls_cert is None:
                 raise ValueError(f"{name} asks clients for certificates, which needs tls_cert and tls_key")
+        if self.store_ca is not None and not self.store.startswith(("rediss", "valkeys")):
+            raise ValueError("store_ca is for a store with TLS: its address has to begin with rediss or valkeys")
         if self.insecure or (self.tokens_file is not None and self.tls_cert is not None):
             return self
         if self.tokens_file is None:

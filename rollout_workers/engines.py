@@ -5,18 +5,20 @@ A host opens its engine, opens it again after a failure, and closes what it owns
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineError, EngineUnavailable
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated_answers import AnswerOptions
 from rollout_workers.engine.types import Engine
-from rollout_workers.options import WorkerOptions
+from rollout_workers.options import LaunchOptions, WorkerOptions
 from rollout_workers.slot import EngineSlot
 
 _POLL_S = 0.25
@@ -108,6 +110,8 @@ class LaunchedHost:
                 python=launch.sglang_python,
                 model_path=launch.model_path.absolute(),
                 log_path=(launch.log_dir or options.weights_dir) / f"{options.worker_id}.e{index}.log",
+                device=launch.device,
+                gpus=_gpus(index, launch),
                 extra_flags=launch.extra_flags,
                 ready_timeout_s=launch.ready_timeout_s,
             )
@@ -185,6 +189,22 @@ class SimulatedHost:
     async def close(self) -> None:
         """Disconnect."""
         await self.engine.close()
+
+
+def _gpus(index: int, launch: LaunchOptions) -> list[str] | None:
+    """Those of one of several engines, out of what this process sees; None: all. Raises InvalidField for too few."""
+    each = launch.gpus_per_engine
+    if not each:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible:
+        # Numbers begin at 0 for whoever is given GPUs, as a container is.
+        return [str(gpu) for gpu in range(index * each, (index + 1) * each)]
+    share = visible.split(",")[index * each : (index + 1) * each]
+    if len(share) < each:
+        limit = f"engines x gpus_per_engine, {launch.engines * each} GPUs"
+        raise InvalidField("CUDA_VISIBLE_DEVICES", visible, limit)
+    return share
 
 
 def hosts_of(options: WorkerOptions) -> list[EngineHost]:

@@ -22,6 +22,9 @@ PAUSE_MODES = ("retract", "in_place", "abort")
 EVALUATIONS = ("also", "never", "only")
 """Whether a worker takes tasks of evaluations."""
 
+DEVICES = ("cpu", "cuda")
+"""What launched servers compute on."""
+
 T = TypeVar("T")
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -49,6 +52,14 @@ class LaunchOptions:
     sglang_python: Path = Path(".venv-sglang/bin/python")
     """Interpreter of the environment that SGLang is installed in."""
 
+    device: str = "cpu"
+    """cpu (SGLang is given bounds for a small model on few cores) or cuda (its own defaults, which plan for a whole
+    GPU)."""
+
+    gpus_per_engine: int = 0
+    """GPUs of each engine, 0 to 64: the first engine gets the first so many of those that this process sees
+    (CUDA_VISIBLE_DEVICES, or all), and so on. 0: one engine, which sees all."""
+
     extra_flags: tuple[str, ...] = ()
     """Passed on to SGLang's launch_server, each flag and each value one entry."""
 
@@ -60,6 +71,12 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         _check("launch.engines", self.engines, lambda n: 1 <= n <= 64, "1 to 64")
+        _check("launch.device", self.device, lambda d: d in DEVICES, f"one of {', '.join(DEVICES)}")
+        _check("launch.gpus_per_engine", self.gpus_per_engine, lambda n: 0 <= n <= 64, "0 to 64")
+        if self.device == "cuda" and self.engines > 1 and not self.gpus_per_engine:
+            raise InvalidField("launch.gpus_per_engine", 0, "1 or more with several engines, which share the GPUs out")
+        if self.device != "cuda" and self.gpus_per_engine:
+            raise InvalidField("launch.gpus_per_engine", self.gpus_per_engine, "0 unless launch.device is cuda")
         _check("launch.ready_timeout_s", self.ready_timeout_s, _positive, "a finite number of seconds above 0")
 
 

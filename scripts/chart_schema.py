@@ -19,14 +19,15 @@ import yaml  # type: ignore[import-untyped]
 
 from buffer_service.settings import Settings
 from buffer_wire.errors import InvalidField
-from rollout_workers.options import EVALUATIONS, PAUSE_MODES, LaunchOptions, SimulatedOptions, WorkerOptions
+from rollout_workers.options import DEVICES, EVALUATIONS, PAUSE_MODES, LaunchOptions, SimulatedOptions, WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "scripts/chart_schema.yaml"
 TARGET = ROOT / "deploy/helm/rollout-buffer/values.schema.json"
 
 CHART_SETTINGS = {
-    *("listen", "admin", "insecure", "data_dir", "store", "store_binary", "durability"),
+    *("listen", "admin", "insecure", "data_dir", "store", "store_ca", "store_binary"),
+    "durability",
     *("tls_cert", "tls_key", "tls_client_ca", "admin_client_ca", "tokens_file"),
 }
 """Settings that the chart gives itself; admin_client_ca it never gives, because probes have no certificate."""
@@ -37,7 +38,7 @@ CHART_OPTIONS = {
 }
 """Worker options that the chart gives itself."""
 
-CHOICES = {"pause_mode": PAUSE_MODES, "evaluations": EVALUATIONS}
+CHOICES = {"pause_mode": PAUSE_MODES, "evaluations": EVALUATIONS, "device": DEVICES}
 
 LARGEST = 1 << 40
 """Values that are accepted beyond this have no bound."""
@@ -108,7 +109,8 @@ def _worker_with(values: Mapping[str, Any]) -> object:
 
 
 def _launch_with(values: Mapping[str, Any]) -> object:
-    return LaunchOptions(**{"model_path": Path("model"), **values})
+    needed = {"model_path": Path("model"), "device": "cuda", "gpus_per_engine": 1}
+    return LaunchOptions(**{**needed, **values})
 
 
 def _options(

@@ -51,7 +51,9 @@ async def serve(assignment: Assignment) -> None:
     doors = Doors.of(settings)
     registry = CollectorRegistry()
     calls = StoreMetrics(registry)
-    store = await RedisRunStore.connect(assignment.store, recent_bytes=settings.recent_bytes, meter=calls)
+    store = await RedisRunStore.connect(
+        assignment.store, ca=settings.store_ca, recent_bytes=settings.recent_bytes, meter=calls
+    )
     try:
         rpc = build(settings, store, registry, doors.gate)
         if doors.certificates is None:

@@ -6,9 +6,10 @@ import dataclasses
 import re
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from buffer_wire.errors import StoreUnsuitable
+from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
@@ -41,6 +42,8 @@ class Address:
     username: str
     password: str
     database: int
+    ca: Path | None = None
+    """PEM file of the authorities of servers and Sentinels with TLS; None: the system's."""
     sentinels: Sentinels | None = None
     """Who knows host and port; these are empty and 0 until `at` fills them in."""
 
@@ -73,8 +76,11 @@ class Address:
         return commands
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For rediss://: the system's certificate authorities."""
-        return ssl.create_default_context() if self.tls else None
+        """For rediss://. Raises StoreUnavailable where the file of the authorities cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self.ca) if self.tls else None
+        except OSError as error:
+            raise StoreUnavailable(self.shown, f"its certificate authorities in {self.ca}: {error}") from error
 
 
 def redacted(url: str) -> str:

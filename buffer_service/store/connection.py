@@ -8,10 +8,12 @@ StoreOutOfMemory, StoreUnsuitable, LayoutChanged or NotReplicated.
 """
 
 import asyncio
+import dataclasses
 import re
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from buffer_service.domain.ops import Buffer
@@ -127,8 +129,10 @@ class _Link:
 class StoreConnection:
     """Connections to one store: one for scripts and commands, and two for payloads, which would hold the others up."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, meter: CallMeter | None = None) -> None:
-        self.address = Address.parse(url)
+    def __init__(
+        self, url: str, *, ca: Path | None = None, timeout_s: float = 30.0, meter: CallMeter | None = None
+    ) -> None:
+        self.address = dataclasses.replace(Address.parse(url), ca=ca)
         self.name = self.address.shown
         self.primary = Primary(self.address)
         self._timeout_s = timeout_s

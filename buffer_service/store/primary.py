@@ -144,6 +144,7 @@ def _client(address: Address) -> Sentinel:
     }
     if address.tls:
         options["ssl"] = True
+        options["ssl_ca_certs"] = str(address.ca) if address.ca is not None else None
     return Sentinel(list(sentinels.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
 

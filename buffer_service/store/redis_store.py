@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Self
 
 from buffer_service.store.batch_ops import BatchOps
@@ -30,12 +31,20 @@ class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Ho
 
     @classmethod
     async def connect(
-        cls, store: str, *, timeout_s: float = 30.0, recent_bytes: int = 0, meter: CallMeter | None = None
+        cls,
+        store: str,
+        *,
+        ca: Path | None = None,
+        timeout_s: float = 30.0,
+        recent_bytes: int = 0,
+        meter: CallMeter | None = None,
     ) -> Self:
-        """Connect to an address (store/address.py). Payloads that were just pushed here are kept for pulls, up to
-        `recent_bytes`. `meter` is told of every call. Raises StoreUnavailable, StoreUnsuitable.
+        """Connect to an address (store/address.py), with TLS by the authorities in `ca` or the system's. Payloads that
+        were just pushed here are kept for pulls, up to `recent_bytes`. `meter` is told of every call.
+
+        Raises StoreUnavailable, StoreUnsuitable.
         """
-        connection = StoreConnection(store, timeout_s=timeout_s, meter=meter)
+        connection = StoreConnection(store, ca=ca, timeout_s=timeout_s, meter=meter)
         try:
             await check_suitable(connection)
             await connection.open()

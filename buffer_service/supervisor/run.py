@@ -51,7 +51,7 @@ async def serve(settings: Settings) -> None:
         address = stack.enter_context(reserved(Address.parse(settings.listen), wait_s))
         admin_listener = stack.enter_context(listening(Address.parse(settings.admin)))
         kept_store = await stack.enter_async_context(ServiceStore(settings))
-        store = await RedisRunStore.connect(kept_store.url)
+        store = await RedisRunStore.connect(kept_store.url, ca=settings.store_ca)
         stack.push_async_callback(store.close)
         service = Service(settings, doors, data_dir, address, kept_store, store)
         page = service.admin_page()

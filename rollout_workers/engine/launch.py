@@ -18,10 +18,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from rollout_workers.engine.errors import EngineError, EngineNotStarted
 from rollout_workers.engine.http import HttpConnection
@@ -47,7 +47,11 @@ _LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangServerOptions:
-    """How to start one server. The defaults are those that serve a small model on few CPU cores."""
+    """How to start one server.
+
+    On a CPU, what is None is what serves a small model on few cores; elsewhere it is left to SGLang, which plans for
+    the whole of a GPU.
+    """
 
     python: Path
     """Interpreter of the environment that has SGLang."""
@@ -58,22 +62,25 @@ class SglangServerOptions:
     weight_version: str = "0"
     """Label of the weights that it starts with."""
     device: str = "cpu"
-    """"cpu" adds the flags that SGLang needs without CUDA; anything else is passed on as it is."""
+    """cpu or cuda. cpu adds the flags and the environment that SGLang needs without a GPU."""
+    gpus: Sequence[str] | None = None
+    """CUDA_VISIBLE_DEVICES; None: as this process has it."""
     dtype: str = "auto"
     """Type that it computes in: auto (the checkpoint's), float32, bfloat16, float16."""
-    context_length: int = 4_096
-    """Most tokens of one request, prompt and answer."""
-    max_total_tokens: int = 65_536
-    """Size of the KV cache in tokens. Without a bound SGLang plans for most of the machine's memory."""
-    max_running_requests: int = 32
-    """Requests decoded at once."""
-    threads: int = 1
-    """OMP_NUM_THREADS. More than one makes small models slower, and starves whatever else runs on the machine."""
-    overlap_schedule: bool = False
-    """SGLang's overlap scheduler. On two cores it costs a factor of ten, and with it an in_place pause credits one
-    token of the old weights to the new version."""
-    sleep_on_idle: bool = True
-    """Do not spin while there is nothing to do."""
+    context_length: int | None = None
+    """Most tokens of one request, prompt and answer. On a CPU 4,096, elsewhere the model's."""
+    max_total_tokens: int | None = None
+    """Size of the KV cache in tokens. On a CPU 65,536: without a bound SGLang plans for most of the memory."""
+    max_running_requests: int | None = None
+    """Requests decoded at once. On a CPU 32."""
+    threads: int | None = None
+    """OMP_NUM_THREADS, unless the environment has it. On a CPU 1: more make small models slower, and starve whatever
+    else runs on the machine."""
+    overlap_schedule: bool | None = None
+    """SGLang's overlap scheduler. Not on a CPU: on two cores it costs a factor of ten. With it an in_place pause
+    credits one token of the old weights to the new version."""
+    sleep_on_idle: bool | None = None
+    """Do not spin while there is nothing to do. On a CPU only."""
     metrics: bool = False
     """Serve /metrics."""
     log_level: str = "warning"
@@ -87,6 +94,17 @@ class SglangServerOptions:
     """Between SIGTERM and SIGKILL. SGLang looks for the signal every 5 s, and waits for running requests."""
 
 
+_CPU: dict[str, Any] = {
+    "context_length": 4_096,
+    "max_total_tokens": 65_536,
+    "max_running_requests": 32,
+    "threads": 1,
+    "overlap_schedule": False,
+    "sleep_on_idle": True,
+}
+"""What is chosen for a CPU where nothing else is."""
+
+
 class SglangLauncher:
     """One local server. `async with` starts and stops it; it can be started again after `stop`.
 
@@ -94,7 +112,7 @@ class SglangLauncher:
     """
 
     def __init__(self, options: SglangServerOptions) -> None:
-        self.options = options
+        self.options = _for_cpu(options) if options.device == "cpu" else options
         self._process: asyncio.subprocess.Process | None = None
         self._port = options.port
 
@@ -211,13 +229,16 @@ class SglangLauncher:
         arguments = ["-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(self._port)]
         arguments += ["--model-path", str(options.model_path), "--weight-version", options.weight_version]
         arguments += ["--device", options.device, "--dtype", options.dtype, "--log-level", options.log_level]
-        arguments += ["--context-length", str(options.context_length)]
-        arguments += ["--max-total-tokens", str(options.max_total_tokens)]
-        arguments += ["--max-running-requests", str(options.max_running_requests)]
+        if options.context_length is not None:
+            arguments += ["--context-length", str(options.context_length)]
+        if options.max_total_tokens is not None:
+            arguments += ["--max-total-tokens", str(options.max_total_tokens)]
+        if options.max_running_requests is not None:
+            arguments += ["--max-running-requests", str(options.max_running_requests)]
         if options.device == "cpu":
             arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
             arguments += ["--grammar-backend", "none"]
-        if not options.overlap_schedule:
+        if options.overlap_schedule is False:
             arguments.append("--disable-overlap-schedule")
         # Events of a stream bring what is new, instead of all so far each time.
         arguments.append("--incremental-streaming-output")
@@ -228,12 +249,16 @@ class SglangLauncher:
         return [*arguments, *options.extra_flags]
 
     def _environment(self) -> dict[str, str]:
+        options = self.options
         environment = dict(os.environ)
-        # Its models are files on this machine: nothing is looked up elsewhere.
-        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        environment["OMP_NUM_THREADS"] = str(self.options.threads)
-        if self.options.device == "cpu":
-            environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        if options.threads is not None:
+            environment.setdefault("OMP_NUM_THREADS", str(options.threads))
+        if options.device == "cpu":
+            # Its models are files on this machine: nothing is looked up elsewhere, unless somebody wants it.
+            for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE"):
+                environment.setdefault(name, "1")
+        if options.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
         for inherited in (
             "PYTHONPATH",  # of this environment, not of that one
             "PYTHONHOME",
@@ -276,6 +301,12 @@ class SglangLauncher:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+def _for_cpu(options: SglangServerOptions) -> SglangServerOptions:
+    """With what is None filled in."""
+    given = {name: getattr(options, name) for name in _CPU if getattr(options, name) is not None}
+    return replace(options, **{**_CPU, **given})
 
 
 def free_port() -> int:

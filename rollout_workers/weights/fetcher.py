@@ -2,8 +2,8 @@
 
 Files arrive under a temporary directory; after the last checksum it is renamed to its place. So a directory that exists
 is complete, a wrong file replaces nothing, and a crash leaves only what the next start sweeps. The place's name holds
-the manifest's digest: a version of another content never meets it. Several workers may share the root: what any of them
-loads or uses is pinned.
+the manifest's digest: a version of another content never meets it. Several workers may share the root: one of them
+brings a version for all, and what any of them loads or uses is pinned.
 
 A publisher that fails is no end: peers of the run that have the version are asked too.
 """
@@ -26,9 +26,12 @@ from rollout_workers.weights.files import check_manifest, digest, source_directo
 from rollout_workers.weights.peers import NoPeers, Peers
 from rollout_workers.weights.pins import Pin, remove_unpinned
 from rollout_workers.weights.sources import Sources
+from rollout_workers.weights.turn import LOCK, there, turn
 
 _STALL_S = 30.0
 _ABANDONED_S = 3_600.0
+_PATIENCE = 0.5
+"""Share of the time that is left for which another worker is waited for: the rest has to do without it."""
 _PARTIAL = ".part-"
 
 
@@ -74,7 +77,7 @@ class WeightFetcher:
         try:
             async with asyncio.timeout(deadline_s), self._lock:
                 while (pin := Pin.at(place)) is None:
-                    await self._bring(version, manifest, place, deadline_at)
+                    await self._bring_once(version, manifest, place, deadline_at)
                 pin.touch()
                 if engine_id is None:
                     pin.release()
@@ -116,11 +119,24 @@ class WeightFetcher:
 
     def sweep(self) -> None:
         """Remove what fetches of this owner, or of anybody an hour ago, left unfinished."""
+        for path in self._root.glob(f".*{LOCK}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
         for path in self._root.glob(f".*{_PARTIAL}*"):
             with contextlib.suppress(OSError):
                 mine = path.name.endswith(f"{_PARTIAL}{self._owner}")
                 if mine or time.time() - path.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(path, ignore_errors=True)
+
+    async def _bring_once(
+        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+    ) -> None:
+        """Bring a version, unless another worker that shares the root does so in time."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        async with turn(place, wait_s=(deadline_at - time.monotonic()) * _PATIENCE):
+            if not there(place):
+                await self._bring(version, manifest, place, deadline_at)
 
     async def _bring(
         self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float

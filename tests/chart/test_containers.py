@@ -67,6 +67,19 @@ def test_extras_and_the_command_exist(path: Path) -> None:
         assert entry.strip('[]"') in project["scripts"]
 
 
+def test_every_extra_that_the_readme_names_is_installed_in_the_versions_that_are_tested() -> None:
+    (extras,) = re.findall(r"--build-arg EXTRAS=(\S+?)`", (FOLDER / "README.md").read_text())
+    tested = {"constraints.txt", *(f"constraints/{extra}.txt" for extra in extras.split(","))}
+    tested = {name for name in tested if (ROOT / name).exists()}
+    instructions = _instructions(FOLDER / "worker.Containerfile")
+    copied = {word for name, words in instructions if name == "COPY" for word in words.split()}
+    installs = [words for name, words in instructions if name == "RUN" and "pip install" in words]
+
+    assert "constraints/verifiers.txt" in tested
+    assert tested <= copied
+    assert [set(re.findall(r"-c (\S+)", words)) for words in installs] == [tested] * 2
+
+
 @every_file
 def test_images_are_pinned_and_end_as_a_user_without_build_tools(path: Path) -> None:
     arguments = dict(words.split("=", 1) for name, words in _instructions(path) if name == "ARG")

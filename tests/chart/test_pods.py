@@ -93,6 +93,32 @@ def test_gpus_are_asked_for_where_the_engine_runs(values: Path) -> None:
 
 
 @every_value_set
+def test_the_scheduler_knows_what_weights_take_of_a_nodes_disk(values: Path) -> None:
+    for pod in pods_of(values, "worker"):
+        asked = {
+            container["name"]: container["resources"]["requests"]["ephemeral-storage"]
+            for container in pod.containers
+            if "ephemeral-storage" in container["resources"]["requests"]
+        }
+        kept = pod.volumes["weights"].get("emptyDir")
+        assert asked == ({"worker": kept["sizeLimit"]} if kept else {})
+
+
+@every_value_set
+def test_workers_that_end_at_once_do_not_count_as_ready(values: Path) -> None:
+    for pod in pods_of(values, "worker"):
+        assert pod.owner["spec"]["minReadySeconds"] == 30
+
+
+@every_value_set
+def test_drains_wait_for_no_pod_that_is_broken_but_for_servers_of_the_store(values: Path) -> None:
+    for budget in documents(values, "PodDisruptionBudget"):
+        component = budget["metadata"]["labels"]["app.kubernetes.io/component"]
+        expected = None if component == "store" else "AlwaysAllow"
+        assert budget["spec"].get("unhealthyPodEvictionPolicy") == expected
+
+
+@every_value_set
 def test_ports_of_collective_updates_are_bounded_unless_they_are_the_nodes(values: Path) -> None:
     pools = {pool["name"]: pool for pool in load(values.read_text()).get("workers", [])}
     for pod in pods_of(values, "worker"):

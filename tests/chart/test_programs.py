@@ -1,6 +1,7 @@
 """What pods are told is what the programs understand: variables are settings, flags are options, values are taken."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ from buffer_cli.worker import to_options
 from buffer_service.settings import Settings
 from buffer_service.store.address import Address
 from rollout_workers.options import WorkerOptions
-from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of
+from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of, render_with
 
 CLIENT = {
     *("RB_ADDRESS", "RB_LOG_FORMAT", "RB_INSECURE"),
@@ -44,6 +45,17 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
 
     Address.parse(settings.store)
     assert settings.insecure == ("tokens_file" not in given)
+
+
+def test_the_service_reads_the_authority_of_its_store_from_the_secret() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "store-url-values.yaml"]
+    (pod,) = pods_of(values, "service")
+    file = Path(_settings_of(pod)["store_ca"])
+
+    mount = next(mount for mount in pod.container("service")["volumeMounts"] if mount["mountPath"] == str(file.parent))
+    secret = pod.volumes[mount["name"]]["secret"]
+    assert secret["secretName"] == "store-authority"
+    assert secret["items"] == [{"key": "root.pem", "path": file.name}]
 
 
 def test_numbers_arrive_whole() -> None:
@@ -114,6 +126,33 @@ def test_launched_engines_get_their_flags_in_order() -> None:
     assert options.launch.extra_flags == ("--tp", "2")
     assert options.launch.engines == 2
     assert options.launch.ready_timeout_s == 1200.0
+
+
+def test_launched_engines_share_the_gpus_of_their_pod() -> None:
+    (values,) = [path for path in VALUE_SETS if path.name == "workers-launch-values.yaml"]
+    (pod,) = pods_of(values, "worker")
+
+    launch = _options_of(pod.container("worker")).launch
+
+    assert launch is not None
+    assert (launch.device, launch.gpus_per_engine) == ("cuda", 2)
+    assert launch.sglang_python == Path("/usr/bin/python3")
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("launch: {model_path: /m}", ["--device=cuda"]),
+        ("launch: {model_path: /m, device: cpu, engines: 2}, gpus: 2", ["--device=cpu"]),
+        ("launch: {model_path: /m}, gpus: 0", []),
+    ],
+)
+def test_launched_engines_run_where_their_pod_says(tmp_path: Path, engine: str, flags: list[str]) -> None:
+    pool = "{name: w, run: r, options: {reward: 'm:f'}, resources: {limits: {memory: 9Gi}}, engine: {%s}}"
+    engine = f"source: launch, {engine}"
+    done = render_with(tmp_path, "security: {insecure: true}\nworkers: [" + pool % engine + "]")
+
+    assert [flag for flag in re.findall('"(--[^"]*)"', done.stdout) if re.match("--(device|gpus)", flag)] == flags
 
 
 @every_value_set

@@ -1,9 +1,22 @@
 """What objects say about each other holds: selectors, ports, volumes, names of ConfigMaps and Secrets, targets."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from tests.chart.helm import Document, Pod, documents, environment, every_value_set, load, pods, pods_of, strings
+from tests.chart.helm import (
+    ROOT,
+    VALUE_SETS,
+    Document,
+    Pod,
+    documents,
+    environment,
+    every_value_set,
+    load,
+    pods,
+    pods_of,
+    strings,
+)
 
 
 def _selected(values: Path, selector: dict[str, str]) -> list[Pod]:
@@ -36,6 +49,18 @@ def test_labels_of_pods_name_no_version(values: Path) -> None:
     for controller in documents(values, "Deployment", "StatefulSet"):
         labels = controller["spec"]["template"]["metadata"]["labels"]
         assert labels == controller["spec"]["selector"]["matchLabels"]
+
+
+def test_the_store_can_be_restarted_by_the_command_in_the_docs() -> None:
+    (command,) = re.findall(r"kubectl delete pod --selector (\S+)", (ROOT / "docs/deployment.md").read_text())
+    wanted = dict(label.split("=") for label in command.split(","))
+    for values in VALUE_SETS:
+        selected = _selected(values, wanted)
+        assert selected == pods_of(values, "store")
+        for pod in selected:
+            # They wait for each other.
+            assert pod.owner["spec"]["podManagementPolicy"] == "Parallel"
+            assert "data" in {claim["metadata"]["name"] for claim in pod.owner["spec"]["volumeClaimTemplates"]}
 
 
 @every_value_set

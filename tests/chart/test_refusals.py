@@ -14,6 +14,11 @@ SECURED = "security: {tls: {source: secret, secret: s%s}, tokens: {secret: t}}\n
 
 LONG = POOL.replace("name: w", "name: twelve-chars") + "\nfullnameOverride: %s"
 
+LAUNCH = (
+    OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}, resources: {limits: {memory: 16Gi}}, "
+    "engine: {source: launch, %s}}]"
+)
+
 BY_SCHEMA = {
     "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
     "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
@@ -34,6 +39,7 @@ BY_SCHEMA = {
     "an option that the chart gives": (BARE_POOL % "options: {worker_id: x}", "worker_id"),
     "another pause mode": (BARE_POOL % "options: {pause_mode: retry}", "pause_mode"),
     "an engine of another kind": (BARE_POOL % "engine: {source: vllm}", "source"),
+    "a device that is not known": (BARE_POOL % "engine: {launch: {device: tpu}}", "device"),
     "half a GPU": (BARE_POOL % "engine: {gpus: 0.5}", "gpus"),
     "a port out of range": (BARE_POOL % "weights: {servePort: 70000}", "servePort"),
 }
@@ -69,6 +75,10 @@ BY_TEMPLATE = {
         OPEN + "store: {mode: external, external: {url: 'redis://h', secret: s}}",
         "not both",
     ),
+    "an authority for a store without TLS": (
+        OPEN + "store: {mode: external, external: {url: 'redis://h', ca: {secret: s}}}",
+        "store.external.ca",
+    ),
     "two pools of one name": (
         OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}, {name: w, run: b, options: {reward: 'm:f'}}]",
         "two pools",
@@ -76,6 +86,12 @@ BY_TEMPLATE = {
     "a pool named as the store": (OPEN + "workers: [{name: store, run: a}]", "taken by the chart"),
     "a worker without reward": (OPEN + "workers: [{name: w, run: a, engine: {source: simulate}}]", "reward"),
     "no model": (OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}]", "engine.sidecar.model"),
+    "launched engines that are killed for memory": (
+        OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}, "
+        "engine: {source: launch, launch: {model_path: /m}}}]",
+        "resources.limits.memory: 4Gi is no more than engine.shmSize (8Gi)",
+    ),
+    "GPUs that cannot be divided": (LAUNCH % "gpus: 3, launch: {model_path: /m, engines: 2}", "cannot be divided"),
     "two workers for one server": (
         OPEN + "workers: [{name: w, run: a, replicas: 2, options: {reward: 'm:f'}, "
         "engine: {source: urls, urls: ['http://a:1']}}]",
@@ -136,9 +152,11 @@ def test_the_templates_refuse(tmp_path: Path, values: str, named: str) -> None:
     [
         LONG % ("kind: StatefulSet", "f" * 39),
         LONG % ("kind: Deployment", "f" * 40),
+        LAUNCH % "shmSize: 15Gi, launch: {model_path: /m}",
+        LAUNCH.replace("16Gi", "'17179869184'") % "shmSize: 15Gi, launch: {model_path: /m}",
         POOL % "weights: {servePort: 30001}, collective: {enabled: false, portRange: {from: 30000, to: 31000}}",
     ],
-    ids=["52 characters", "a Deployment of 53", "ports of collectives that are off"],
+    ids=["52 characters", "a Deployment of 53", "15 of 16 GiB", "15 GiB of bytes", "ports of collectives that are off"],
 )
 def test_what_just_fits_is_rendered(tmp_path: Path, values: str) -> None:
     done = render_with(tmp_path, values)

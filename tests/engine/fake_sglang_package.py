@@ -21,7 +21,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def main() -> None:
     behaviour = os.environ.get("FAKE_SGLANG", "")
     print("fake sglang:", *sys.argv[1:], flush=True)
-    print("environment:", sorted(k for k in os.environ if k.startswith(("SGLANG", "PYTHON", "OMP"))), flush=True)
+    shown = ("SGLANG", "PYTHON", "OMP", "HF_", "TRANSFORMERS", "CUDA")
+    print("environment:", {name: value for name, value in os.environ.items() if name.startswith(shown)}, flush=True)
     if behaviour == "fails":
         sys.exit("fake sglang: no such model")
     # It may come to its first line after its parent has gone.

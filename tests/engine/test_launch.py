@@ -1,5 +1,6 @@
 """SglangLauncher with a fake sglang package in an environment of its own: processes, ports, deadlines, logs."""
 
+import ast
 import asyncio
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from buffer_wire.errors import InvalidField
 from rollout_workers.engine import launch
 from rollout_workers.engine.errors import EngineNotStarted
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions, free_port
@@ -100,6 +102,61 @@ async def test_the_command_line_and_the_environment_are_those_that_sglang_needs_
     assert "OMP_NUM_THREADS" in environment
     assert "PYTHONPATH" not in environment
     assert "PYTHONDONTWRITEBYTECODE" not in environment
+
+
+def environment(printed: str) -> dict[str, str]:
+    values = ast.literal_eval(printed.partition(": ")[2])
+    assert isinstance(values, dict)
+    return values
+
+
+async def test_on_a_gpu_sglang_has_its_own_defaults_and_the_gpus_that_it_is_given(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    given_gpus = options(python, tmp_path, device="cuda", gpus=["2", "3"], extra_flags=("--tp", "2"))
+    async with SglangLauncher(given_gpus) as it:
+        printed, given = it.log_tail().splitlines()[:2]
+    arguments = printed.split(" ", 2)[2].split()
+    assert {argument for argument in arguments if argument.startswith("--")} == {
+        *("--host", "--port", "--model-path", "--weight-version", "--device", "--dtype", "--log-level"),
+        *("--incremental-streaming-output", "--tp"),
+    }
+    assert arguments[arguments.index("--device") + 1] == "cuda"
+    variables = {name: value for name, value in environment(given).items() if not name.startswith("PYTHON")}
+    assert variables == {"CUDA_VISIBLE_DEVICES": "2,3"}
+
+
+async def test_variables_that_somebody_has_set_are_left_as_they_are(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    async with SglangLauncher(options(python, tmp_path)) as it:
+        given = environment(it.log_tail().splitlines()[1])
+    assert (given["OMP_NUM_THREADS"], given["HF_HUB_OFFLINE"], given["TRANSFORMERS_OFFLINE"]) == ("4", "0", "1")
+
+
+def launched(**values: Any) -> list[SglangServerOptions]:
+    """How the servers of a worker are started."""
+    launch = LaunchOptions(Path("/models/tiny"), **values)
+    worker = WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch)
+    return [LaunchedHost(index, worker)._launcher.options for index in range(launch.engines)]
+
+
+def test_engines_of_one_worker_share_out_the_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [each.gpus for each in launched(device="cuda")] == [None]
+    each, other = launched(engines=2, device="cuda", gpus_per_engine=2)
+    assert (each.device, each.gpus, other.gpus) == ("cuda", ["0", "1"], ["2", "3"])
+    assert [each.device for each in launched()] == ["cpu"]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    each, other = launched(engines=2, device="cuda", gpus_per_engine=1)
+    assert (each.gpus, other.gpus) == (["GPU-a"], ["GPU-b"])
+    with pytest.raises(InvalidField, match="CUDA_VISIBLE_DEVICES"):
+        launched(engines=2, device="cuda", gpus_per_engine=2)
 
 
 async def test_a_server_that_ends_early_is_reported_with_the_end_of_its_log(

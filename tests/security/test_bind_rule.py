@@ -39,6 +39,7 @@ def test_loopback_needs_nothing(doors: dict[str, Any]) -> None:
         ({"tls_key": "a"}, "go together"),
         ({"tls_client_ca": "a"}, "tls_client_ca.*tls_cert"),
         ({"admin_client_ca": "a"}, "admin_client_ca.*tls_cert"),
+        ({"store": "redis://s", "store_ca": "a"}, "store_ca.*rediss"),
     ],
     ids=str,
 )

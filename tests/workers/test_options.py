@@ -47,5 +47,20 @@ def test_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> No
     assert caught.value.attributes["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("device", {"device": "tpu"}),
+        ("gpus_per_engine", {"device": "cuda", "engines": 2}),
+        ("gpus_per_engine", {"gpus_per_engine": 1}),
+        ("gpus_per_engine", {"device": "cuda", "gpus_per_engine": 65}),
+    ],
+)
+def test_launched_servers_that_could_not_work_are_refused_by_name(field: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField) as caught:
+        LaunchOptions(Path("m"), **given)
+    assert caught.value.attributes["field"] == f"launch.{field}"
+
+
 def test_default_worker_id_is_a_legal_one() -> None:
     WorkerOptions(**NEEDED, simulated=SimulatedOptions(), worker_id=default_worker_id())

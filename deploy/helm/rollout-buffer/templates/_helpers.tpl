@@ -47,6 +47,28 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }
 {{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end -}}
 
+{{/*
+spec.replicas of what may have an autoscaler. dict root, kind, name, replicas, autoscaling
+
+With one, it is the number that the object has in the cluster. To leave it out would be wrong there: Helm removes a field
+that the release had before, Kubernetes makes 1 of that, and turning the autoscaler on (or a rollback) would end all pods
+but one. Where nothing can be looked up (helm template, and tools that render by it) it is left out: any number would be
+applied at every sync, against the autoscaler. Every namespace has the ConfigMap kube-root-ca.crt.
+*/}}
+{{- define "rb.replicas" -}}
+{{- if not .autoscaling.enabled -}}
+replicas: {{ .replicas }}
+{{- else -}}
+{{- $namespace := .root.Release.Namespace -}}
+{{- $object := lookup "apps/v1" .kind $namespace .name -}}
+{{- if $object -}}
+replicas: {{ $object.spec.replicas }}
+{{- else if lookup "v1" "ConfigMap" $namespace "kube-root-ca.crt" -}}
+replicas: {{ .autoscaling.minReplicas }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A value as a program reads it. Helm's numbers are floats: 64 MiB would be printed as 6.7108864e+07. */}}
 {{- define "rb.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ . }}{{- end -}}

@@ -13,11 +13,23 @@
 {{- else }}
   value: {{ required "store.external: mode external needs url, or secret with the URL" $store.external.url | quote }}
 {{- end }}
+{{- if $store.external.ca.secret }}
+{{- if and $store.external.url (not (regexMatch "^(rediss|valkeys)" $store.external.url)) -}}
+{{- fail "store.external.ca: the store's url has no TLS; begin it with rediss://" -}}
+{{- end }}
+- name: RB_STORE_CA
+  value: /etc/rollout-buffer/store-ca/ca.crt
+{{- end }}
 {{- else -}}
 {{- include "rb.storePasswordEnv" . }}
 - name: RB_STORE
   value: {{ include "rb.storeUrl" . | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* The Secret with the authority of an external store; nothing without one. */}}
+{{- define "rb.storeCaSecret" -}}
+{{- if eq .Values.store.mode "external" -}}{{ .Values.store.external.ca.secret }}{{- end -}}
 {{- end -}}
 
 {{- define "rb.storePasswordEnv" -}}

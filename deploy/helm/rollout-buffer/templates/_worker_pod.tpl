@@ -8,7 +8,14 @@
 {{- $drain := get $pool.options "drain_grace_s" | default 20 | int -}}
 metadata:
   labels: {{- include "rb.selector" .id | nindent 4 }}
-  {{- with $pool.podAnnotations }}
+  {{- $annotations := deepCopy $pool.podAnnotations }}
+  {{- with $pool.codeConfigMap }}
+  {{- with lookup "v1" "ConfigMap" $.root.Release.Namespace . }}
+  {{- /* Functions are imported once, so new ones start workers anew. Without a cluster nothing is known of them. */}}
+  {{- $_ := set $annotations "checksum/code" (list .data .binaryData | toJson | sha256sum) }}
+  {{- end }}
+  {{- end }}
+  {{- with $annotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
@@ -66,10 +73,16 @@ spec:
       ports:
         - {name: weights, containerPort: {{ $pool.weights.servePort }}}
       {{- end }}
+      {{- $resources := deepCopy $pool.resources }}
+      {{- if eq $pool.weights.volume "emptyDir" }}
+      {{- /* The scheduler does not look at the size of an emptyDir: weights would fill the disk of a node that is too small. */}}
+      {{- $requests := merge (dict) (default dict $resources.requests) (dict "ephemeral-storage" $pool.weights.size) }}
+      {{- $_ := set $resources "requests" $requests }}
+      {{- end }}
       {{- if $holdsEngine }}
-      resources: {{- include "rb.gpuResources" (dict "pool" $pool "resources" $pool.resources) | nindent 8 }}
+      resources: {{- include "rb.gpuResources" (dict "pool" $pool "resources" $resources) | nindent 8 }}
       {{- else }}
-      resources: {{- toYaml $pool.resources | nindent 8 }}
+      resources: {{- toYaml $resources | nindent 8 }}
       {{- end }}
       securityContext: {{- include "rb.containerSecurity" .root | nindent 8 }}
       volumeMounts:

@@ -26,6 +26,9 @@
 {{- else if and (eq $engine.source "launch") (not (hasKey $engine.launch "model_path")) -}}
 {{- fail (printf "%s: engine.launch.model_path: name the model's directory" $where) -}}
 {{- end -}}
+{{- if eq $engine.source "launch" -}}
+{{- include "rb.checkLaunch" (dict "pool" $pool "where" $where) -}}
+{{- end -}}
 {{- if and (has $engine.source (list "urls" "router")) (or (gt (int $pool.replicas) 1) $pool.autoscaling.enabled) -}}
 {{- fail (printf "%s: a server has one worker: with engine.source=%s replicas has to be 1; divide the servers over pools instead" $where $engine.source) -}}
 {{- end -}}
@@ -55,6 +58,28 @@
 {{- fail (printf "%s: name: the StatefulSet %s has %d characters; its pods carry it with a hash as a label, which leaves 52" $where $name (len $name)) -}}
 {{- end -}}
 {{- include "rb.checkPorts" (dict "pool" $pool "where" $where) -}}
+{{- end -}}
+
+{{/* Refuses what would be killed for memory, and GPUs that cannot be divided. dict pool, where */}}
+{{- define "rb.checkLaunch" -}}
+{{- $engine := .pool.engine -}}
+{{- $memory := get (default dict .pool.resources.limits) "memory" -}}
+{{- if $memory -}}
+{{- if le (include "rb.bytes" $memory | float64) (include "rb.bytes" $engine.shmSize | float64) -}}
+{{- fail (printf "%s: resources.limits.memory: %v is no more than engine.shmSize (%s), which counts against it; SGLang runs in the worker's container and needs room beside it" .where $memory $engine.shmSize) -}}
+{{- end -}}
+{{- end -}}
+{{- $engines := int (get $engine.launch "engines" | default 1) -}}
+{{- if and $engine.gpus (mod (int $engine.gpus) $engines) -}}
+{{- fail (printf "%s: engine.gpus: %v cannot be divided among engine.launch.engines (%d)" .where $engine.gpus $engines) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes as a number. */}}
+{{- define "rb.bytes" -}}
+{{- $text := include "rb.text" . -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text) | default 1.0) -}}
 {{- end -}}
 
 {{/* Refuses two listeners of a pod at one port. dict pool, where */}}
@@ -114,7 +139,7 @@
 - {{ printf "--router=%s" $engine.router | quote }}
 {{- else if eq $engine.source "launch" }}
 - {{ printf "--launch=%s" $engine.launch.model_path | quote }}
-{{- include "rb.flags" (omit $engine.launch "model_path" "extra_flags") }}
+{{- include "rb.flags" (include "rb.launch" $engine | fromYaml) }}
 {{- range $engine.launch.extra_flags }}
 - {{ printf "--engine-flag=%s" . | quote }}
 {{- end }}
@@ -123,6 +148,18 @@
 {{- include "rb.flags" $engine.simulate }}
 {{- end }}
 {{- include "rb.flags" $pool.options }}
+{{- end -}}
+
+{{/* Options of launched servers, without model_path and extra_flags. The pool's engine. */}}
+{{- define "rb.launch" -}}
+{{- $engines := int (get .launch "engines" | default 1) -}}
+{{/* SGLang's own environment in the image worker-sglang; the worker's comes first on PATH. */}}
+{{- $given := dict "sglang_python" "/usr/bin/python3" -}}
+{{- if and .gpus (ne (get .launch "device") "cpu") -}}
+{{- $_ := set $given "device" "cuda" -}}
+{{- if gt $engines 1 -}}{{- $_ := set $given "gpus_per_engine" (div .gpus $engines) -}}{{- end -}}
+{{- end -}}
+{{- mergeOverwrite $given (omit .launch "model_path" "extra_flags") | toYaml -}}
 {{- end -}}
 
 {{/* Environment of the process that holds the engine. dict root, pool */}}

@@ -67,6 +67,27 @@ END
     [ -z "$password" ] || printf 'requirepass %s\nmasterauth %s\n' "$password" "$password"
 }
 
+# Prints a Sentinel's file as it has to be today. Of what it has learnt, who is primary and the epochs stay. The password
+# goes wherever it stands (in `user default` too, which would win over requirepass), and so do servers and Sentinels that
+# are none of HOSTS: those of a store that was made smaller would count for a majority for ever.
+sentinel_config() {
+    awk -v hosts="$HOSTS" -v quorum="$(quorum)" '
+        BEGIN { count = split(hosts, list, " "); for (i = 1; i <= count; i++) known[list[i]] = 1 }
+        { host = $4; gsub(/"/, "", host) }
+        /^(requirepass|user default) / { next }
+        /^sentinel (auth-pass|sentinel-pass|down-after-milliseconds|failover-timeout) / { next }
+        /^sentinel known-(sentinel|replica|slave) / && !(host in known) { next }
+        /^sentinel monitor / {
+            $6 = quorum
+            if (!(host in known)) print "store: the primary is " host ", which is none of: " hosts > "/dev/stderr"
+        }
+        { print }' "$1"
+    echo "sentinel down-after-milliseconds $SERVICE $DOWN_AFTER_MS"
+    echo "sentinel failover-timeout $SERVICE $FAILOVER_TIMEOUT_MS"
+    [ -z "$password" ] || printf 'requirepass %s\nsentinel sentinel-pass %s\nsentinel auth-pass %s %s\n' \
+        "$password" "$password" "$SERVICE" "$password"
+}
+
 case $1 in
 server)
     server_config > "$config/server.conf"
@@ -85,7 +106,7 @@ replicated)
     exec valkey-server "$config/server.conf"
     ;;
 sentinel)
-    # Sentinels rewrite their file: what they have learnt stays, the password is today's.
+    # Sentinels rewrite their file.
     file=$data/sentinel.conf
     if [ ! -s "$file" ]; then
         # shellcheck disable=SC2086 # one word a host
@@ -103,13 +124,7 @@ sentinel parallel-syncs $SERVICE 1
 END
         mv "$file.new" "$file"
     fi
-    {
-        grep -vE '^(requirepass|sentinel (auth-pass|sentinel-pass|down-after-milliseconds|failover-timeout)) ' "$file"
-        echo "sentinel down-after-milliseconds $SERVICE $DOWN_AFTER_MS"
-        echo "sentinel failover-timeout $SERVICE $FAILOVER_TIMEOUT_MS"
-        [ -z "$password" ] || printf 'requirepass %s\nsentinel sentinel-pass %s\nsentinel auth-pass %s %s\n' \
-            "$password" "$password" "$SERVICE" "$password"
-    } > "$file.new"
+    sentinel_config "$file" > "$file.new"
     mv "$file.new" "$file"
     exec valkey-server "$file" --sentinel
     ;;
