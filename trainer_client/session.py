@@ -124,8 +124,13 @@ class TrainerSession:
         """True when every task of the iterable is submitted; on other ranks than 0, and without tasks, never."""
         return self._feeder is not None and self._feeder.exhausted
 
+    @property
+    def failed(self) -> bool:
+        """True when something went wrong in the background, which `check` and the next batch raise."""
+        return self._feeder is not None and self._feeder.failed
+
     def check(self) -> None:
-        """Raises what went wrong in the background: whatever the iterable of tasks raised, StaleEpoch."""
+        """Raises what went wrong in the background: what the iterable of tasks raised; once, what was refused."""
         self._holder.check()
         if self._feeder is not None:
             self._feeder.raise_if_failed()
