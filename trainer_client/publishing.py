@@ -45,6 +45,18 @@ def manifest_for(source: WeightSource, publisher: WeightPublisher | None, public
     return manifest_of(Path(source))
 
 
+def published_beyond(client: "BufferClient", run_id: str, epoch: int, version: int, asked_for: int) -> int:
+    """The published version of an epoch whose trainer knows of `version`, and has asked the service for `asked_for`.
+
+    A publish that was answered with an error can have taken effect all the same, without enough replicas or with its
+    reply lost. Its number is taken, and the weights that are published next are others: they need one of their own.
+    """
+    if asked_for <= version:
+        return version
+    run = client.run(run_id)
+    return max(version, run.published.version) if run.epoch == epoch else version
+
+
 class Publishing:
     """One epoch's publishes, commits and checkpoints."""
 
@@ -66,6 +78,12 @@ class Publishing:
         self.retained_steps = run.policy.retained_steps
         """The policy's; None: its default."""
         self._on_wait = on_wait
+        self._asked_for = 0
+        """The highest version that the service was asked to publish."""
+
+    def published_beyond(self, version: int) -> int:
+        """The published version, where the trainer knows of `version`."""
+        return published_beyond(self._client, self._run_id, self._start.epoch, version, self._asked_for)
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
         """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` does."""
@@ -115,6 +133,7 @@ class Publishing:
         return Publication(self._client, self._run_id, self._start.epoch, version, self._on_wait)
 
     def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
+        self._asked_for = max(self._asked_for, version)
         done = self._client.publish(
             self._run_id,
             epoch=self._start.epoch,

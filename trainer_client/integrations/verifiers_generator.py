@@ -26,7 +26,7 @@ from trainer_client.integrations.verifiers_collector import BufferConfig, Collec
 from trainer_client.integrations.verifiers_requests import BatchRequest, sampling_of
 from trainer_client.integrations.verifiers_results import BatchResult, result_of
 from trainer_client.publication import Publication, WeightSource
-from trainer_client.publishing import manifest_for
+from trainer_client.publishing import manifest_for, published_beyond
 from trainer_client.state import Resumed
 
 JOIN_S = 10.0
@@ -87,6 +87,8 @@ class AsyncBatchGenerator:
         self._epoch = 0
         self._version = 0
         """Published, as far as this process knows."""
+        self._asked_for = 0
+        """The highest version that the service was asked to publish."""
         self._begun = threading.Event()
         """The run was taken over, or the thread has ended."""
 
@@ -206,9 +208,10 @@ class AsyncBatchGenerator:
         progress.trained(trained)
         if self._publishing is None:
             self._publishing = BufferClient(config.base_url, config.options)
-        epoch, version, through = self._epoch, self._version + 1, progress.uncommitted()
+        epoch, version, through = self._epoch, self._next_version(self._publishing), progress.uncommitted()
         publication = Publication(self._publishing, config.run_id, epoch, version)
         manifest = manifest_for(source, config.publisher, publication)
+        self._asked_for = version
         done = self._publishing.publish(
             config.run_id, epoch=epoch, version=version, manifest=manifest, commit_through=through
         )
@@ -221,6 +224,9 @@ class AsyncBatchGenerator:
         return version
 
     # ── inside ───────────────────────────────────────────────────────────────
+
+    def _next_version(self, client: BufferClient) -> int:
+        return 1 + published_beyond(client, self.client_config.run_id, self._epoch, self._version, self._asked_for)
 
     def _work(self) -> None:
         assert self._loop is not None  # noqa: S101 - for mypy; start has set both
