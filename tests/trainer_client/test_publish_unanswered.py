@@ -96,6 +96,21 @@ def test_rollback_that_took_effect_takes_its_number_too(run: Replicated, client:
         assert session.publish(saved(tmp_path / "b", "b")) == 3
 
 
+def test_files_that_are_published_without_an_answer_stay_for_a_resume(
+    run: Replicated, client: BufferClient, tmp_path: Path
+) -> None:
+    publisher = FilesPublisher(tmp_path / "w", keep=1)
+    with client.session("r", publisher=publisher) as session:
+        run.replica_away = True
+        with pytest.raises(NotReplicated):
+            session.publish(saved(tmp_path / "a", "a"))
+        run.replica_away = False
+        next(session)
+        assert session.publish(saved(tmp_path / "b", "b")) == 2
+        # A resume at step 0 would offer version 1 again.
+        assert publisher.versions == [1, 2]
+
+
 def test_number_of_a_publish_that_did_not_take_effect_is_used_again(
     run: Replicated, fake: FakeService, client: BufferClient, tmp_path: Path
 ) -> None:
