@@ -233,6 +233,7 @@ def follow(session: TrainerSession, loader: "DataLoader[T]") -> Iterator[T]:
     declared = session.policy.prefetch_batches or 0
     if session.policy.max_staleness is not None and ahead > declared:
         raise InvalidField("num_workers · prefetch_factor", ahead, f"at most the policy's prefetch_batches, {declared}")
+    session.check()
     step = session.next_step
     dataset.seek(step)
     try:
@@ -267,9 +268,8 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
         while not over.wait(NOTICE_S):
             if session.exhausted:
                 dataset.end()
-            try:
-                session.check()
-            except BaseException:  # noqa: BLE001 - raised again in the trainer's thread, by `follow`
+            if session.failed:
+                # `follow` raises it, in the trainer's thread.
                 dataset.stop()
                 return
 

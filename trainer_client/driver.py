@@ -45,11 +45,6 @@ def is_held(error: RolloutBufferError) -> bool:
     return isinstance(error, RunPaused) and error.attributes.get("why") == "operator"
 
 
-def is_draining(error: RolloutBufferError) -> bool:
-    """True when the run takes no tasks any more, because an operator lets it end."""
-    return isinstance(error, RunPaused) and error.attributes.get("why") == "draining"
-
-
 def is_drained(error: RolloutBufferError) -> bool:
     """True when an operator has let the run end, and nothing comes any more."""
     return isinstance(error, RunPaused) and error.attributes.get("why") == "drained"

@@ -2,7 +2,8 @@
 
 Invariants: the cursor (tasks drawn from the iterable so far) is committed together with the tasks, so after a crash
 each task of a deterministic iterable has been submitted exactly once; no more than one chunk is drawn ahead of what
-is submitted; an error of the iterable or of the service ends the feeding and surfaces in the trainer's thread.
+is submitted; an error of the iterable ends the feeding, and is raised in the trainer's thread as often as it asks; what
+the service refuses is raised there once, and what was drawn is submitted again when the trainer goes on.
 
 An iterable that can say where it stands offers `state() -> bytes` (at most 64 KiB) and `load_state(state)`; it is
 then put back there. Any other iterable is skipped forward by the cursor.
@@ -10,13 +11,14 @@ then put back there. Any other iterable is skipped forward by the cursor.
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
-from buffer_wire.errors import InvalidField, PendingFull, RunPaused
-from trainer_client.driver import is_draining, is_held
+from buffer_wire.errors import InvalidField, RolloutBufferError, RunPaused
+from trainer_client.driver import worth_repeating
 from trainer_client.requests import Submission, new_request_id
 from trainer_client.state import Submitted
 from trainer_client.tasks import Task
@@ -26,6 +28,8 @@ logger = logging.getLogger("trainer_client")
 JOIN_S = 5.0
 MOST_POLL_S = 1.0
 FIRST_POLL_S = 0.05
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -43,7 +47,7 @@ class FeedTarget(Protocol):
     """Where tasks go: the service, or a test's stand-in."""
 
     def submit(self, submission: Submission) -> Submitted:
-        """Submit; raises PendingFull soon, other errors only when trying on makes no sense."""
+        """Submit; raises PendingFull soon. A repeat with the same request id changes nothing."""
 
     def pending(self) -> int:
         """Tasks pending now."""
@@ -85,6 +89,11 @@ class TaskFeeder:
         self._moved = threading.Event()
         self._exhausted = threading.Event()
         self._failure: BaseException | None = None
+        """What ended the feeding."""
+        self._refusal: RolloutBufferError | None = None
+        """What the service said; the feeding stands still until the trainer has met it and goes on."""
+        self._refusal_met = False
+        self._go_on = threading.Event()
         self._thread = threading.Thread(target=self._run, name="task-feeder", daemon=True)
 
     @property
@@ -110,15 +119,31 @@ class TaskFeeder:
         """The workers have moved on: look again whether there is room."""
         self._moved.set()
 
+    @property
+    def failed(self) -> bool:
+        """True when `raise_if_failed` would raise."""
+        return self._failure is not None or (self._refusal is not None and not self._refusal_met)
+
     def raise_if_failed(self) -> None:
-        """Raise what ended the feeding, if something did."""
+        """Raise what ended the feeding, if something did, or what the service refused, and that only once.
+
+        The call after that lets the feeding try it again: somebody may have mended it.
+        """
         if self._failure is not None:
             raise self._failure
+        if self._refusal is None:
+            return
+        if not self._refusal_met:
+            self._refusal_met = True
+            raise self._refusal
+        self._refusal = None
+        self._go_on.set()
 
     def stop(self) -> None:
         """End the feeding; what is submitted stays. Waits a little for the thread, not for a stuck iterable."""
         self._stopped.set()
         self._moved.set()
+        self._go_on.set()
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
             if self._thread.is_alive():
@@ -129,8 +154,11 @@ class TaskFeeder:
             self._feed(self._positioned())
         except BaseException as error:  # noqa: BLE001 - handed over to the trainer's thread, whatever it is
             if not self._stopped.is_set():
-                error.add_note(f"raised in the task feeder, at cursor {self._cursor}")
+                error.add_note(self._where())
                 self._failure = error
+
+    def _where(self) -> str:
+        return f"raised in the task feeder, at cursor {self._cursor}"
 
     def _positioned(self) -> Iterator[Task]:
         """The iterable from the task after the cursor."""
@@ -146,9 +174,8 @@ class TaskFeeder:
         return items
 
     def _feed(self, items: Iterator[Task]) -> None:
-        pending = self._target.pending()
-        while not self._stopped.is_set():
-            pending = self._wait_for_room(pending)
+        pending = self._asked(self._target.pending)
+        while pending is not None and self._wait_for_room(pending):
             tasks = list(islice(items, self._chunk))
             if not tasks:
                 self._exhausted.set()
@@ -163,33 +190,49 @@ class TaskFeeder:
                 feeder_state=self._tasks.state() if isinstance(self._tasks, StatefulTasks) else b"",
                 request_id=new_request_id(),
             )
-            submitted = self._submit(submission)
+            submitted = self._asked(partial(self._target.submit, submission))
             if submitted is None:
                 return
             self._cursor, pending = submitted.cursor, submitted.pending_tasks
 
-    def _submit(self, submission: Submission) -> Submitted | None:
-        """Submit, waiting while the run has no room or an operator holds or drains it; None when stopped."""
+    def _asked(self, call: Callable[[], T]) -> T | None:
+        """What the service answers to `call`, asked until it does; None when stopped.
+
+        That there is no room, that nobody answers or that the run is paused, for whatever reason, is waited out: the
+        trainer's own pulls meet it as well, and say so. Everything else waits for the trainer.
+        """
         for poll_s in _polls():
-            try:
-                return self._target.submit(submission)
-            except (PendingFull, RunPaused) as error:
-                if isinstance(error, RunPaused) and not (is_held(error) or is_draining(error)):
-                    raise
-                self._wait(poll_s)
             if self._stopped.is_set():
                 break
+            try:
+                return call()
+            except RolloutBufferError as error:
+                if worth_repeating(error) or isinstance(error, RunPaused):
+                    self._wait(poll_s)
+                else:
+                    self._refused(error)
         return None
 
-    def _wait_for_room(self, pending: int) -> int:
-        """Wait until a chunk fits below the cap; returns the tasks pending then."""
+    def _refused(self, error: RolloutBufferError) -> None:
+        """Leave `error` to the trainer; returns when it has met it and goes on, or when stopped."""
+        error.add_note(self._where())
+        self._go_on.clear()
+        self._refusal_met = False
+        self._refusal = error
+        if not self._stopped.is_set():
+            self._go_on.wait()
+
+    def _wait_for_room(self, pending: int) -> bool:
+        """Wait until a chunk fits below the cap; False when stopped."""
+        asked: int | None = pending
         for poll_s in _polls():
-            if pending + self._chunk <= self._max_pending or self._stopped.is_set():
-                break
+            if self._stopped.is_set() or asked is None:
+                return False
+            if asked + self._chunk <= self._max_pending:
+                return True
             self._wait(poll_s)
-            if not self._stopped.is_set():
-                pending = self._target.pending()
-        return pending
+            asked = self._asked(self._target.pending)
+        return False
 
     def _wait(self, poll_s: float) -> None:
         self._moved.wait(poll_s)

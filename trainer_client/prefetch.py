@@ -2,8 +2,8 @@
 
 Invariants: rounds come in order, each once; nothing is pulled of a step more than `prefetch` beyond the one that the
 trainer has, and no further pull begins while what is held and the largest one seen would exceed `max_bytes` together;
-errors of the thread are raised in the trainer's, and only a trainer that itself has waited for `timeout_s` is told that
-a batch is not ready.
+errors of the thread are raised in the trainer's, what the service refuses only after one more try while the trainer
+itself waits; and only a trainer that itself has waited for `timeout_s` is told that a batch is not ready.
 """
 
 import logging
@@ -52,6 +52,9 @@ class Prefetcher:
         self._ended = False
         self._stopped = False
         self._failure: BaseException | None = None
+        """What ended the thread."""
+        self._refusal: RolloutBufferError | None = None
+        """What the service said; the thread stands still until the trainer asks again."""
         self._not_yet: RolloutBufferError | None = None
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
         self._thread.start()
@@ -60,10 +63,11 @@ class Prefetcher:
         """As `Puller.take`."""
         notices = WaitNotices(f"pulling {place}", self._source.service, self._source.on_wait)
         deadline = Deadline.after(self._timeout_s)
+        self._go_on()
         while (batch := self._take_ready(min(PULL_SLICE_S, deadline.left_s()))) is None:
             self._source.check()
-            if self._failure is not None:
-                raise self._failure
+            if (error := self._failure or self._refusal) is not None:
+                raise error
             if self._ended:
                 return None
             waiting_for = self._not_yet
@@ -88,7 +92,7 @@ class Prefetcher:
     def _take_ready(self, wait_s: float) -> Batch | None:
         """The next batch held; None when there is none after `wait_s`, or none to come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._ended or self._failure is not None, wait_s)
+            self._changed.wait_for(lambda: self._ready or self._ended or self._failure or self._refusal, wait_s)
             if not self._ready:
                 return None
             batch = self._ready.popleft()
@@ -112,10 +116,27 @@ class Prefetcher:
                     if self._ended:
                         return
         except BaseException as error:  # noqa: BLE001 - handed over to the trainer's thread, whatever it is
-            error.add_note(f"raised while prefetching {self._next}")
+            error.add_note(self._where())
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+    def _where(self) -> str:
+        return f"raised while prefetching {self._next}"
+
+    def _go_on(self) -> None:
+        """Let the thread try again what the service has refused: somebody may have mended it since."""
+        with self._changed:
+            self._refusal = None
+            self._changed.notify_all()
+
+    def _refused(self, error: RolloutBufferError) -> None:
+        """Leave `error` to the trainer; returns when it asks again, or when stopped."""
+        error.add_note(self._where())
+        with self._changed:
+            self._refusal, self._not_yet = error, None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopped or self._refusal is None)
 
     def _wait_for_room(self) -> bool:
         """Wait until another round may be held; False when stopped."""
@@ -138,7 +159,8 @@ class Prefetcher:
                 if nothing_to_come(error, ended=ended):
                     logger.info("no batches are to come: %s", error)
                     return None
-                if not worth_repeating(error):
-                    raise
-                self._not_yet = error
+                if worth_repeating(error):
+                    self._not_yet = error
+                else:
+                    self._refused(error)
         return None

@@ -7,8 +7,9 @@ has said so.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.driver import worth_repeating
@@ -45,6 +46,36 @@ def manifest_for(source: WeightSource, publisher: WeightPublisher | None, public
     return manifest_of(Path(source))
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the service was asked to publish last."""
+
+    version: int = 0
+    manifest: Manifest | None = None
+    answered: bool = True
+    """False as long as it is not known whether it took effect."""
+
+
+TookEffect: TypeAlias = Callable[[Manifest | None, int], None]
+"""Told the manifest that the service offers now, and the steps that are committed."""
+
+
+def published_beyond(publication: Publication, asked: Asked, took_effect: TookEffect) -> int:
+    """The published version of the publication's epoch, whose trainer knows of the publication's version.
+
+    A publish that was answered with an error can have taken effect all the same, without enough replicas or with its
+    reply lost. Its number is taken, and the weights that are published next are others: they need one of their own.
+    """
+    if asked.answered and asked.version <= publication.version:
+        return publication.version
+    run = publication.state()
+    if run.epoch != publication.epoch:
+        return publication.version
+    if run.published.version == asked.version:
+        took_effect(asked.manifest, run.committed_steps)
+    return max(publication.version, run.published.version)
+
+
 class Publishing:
     """One epoch's publishes, commits and checkpoints."""
 
@@ -66,6 +97,11 @@ class Publishing:
         self.retained_steps = run.policy.retained_steps
         """The policy's; None: its default."""
         self._on_wait = on_wait
+        self._asked = Asked()
+
+    def published_beyond(self, version: int) -> int:
+        """The published version, where the trainer knows of `version`."""
+        return published_beyond(self._publication(version), self._asked, self._took_effect)
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
         """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` does."""
@@ -115,6 +151,7 @@ class Publishing:
         return Publication(self._client, self._run_id, self._start.epoch, version, self._on_wait)
 
     def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
+        self._asked = Asked(version, manifest, answered=False)
         done = self._client.publish(
             self._run_id,
             epoch=self._start.epoch,
@@ -123,11 +160,15 @@ class Publishing:
             commit_through=commit_through,
             time_spent=self._time_spent(),
         )
-        self._committed_steps = done.committed_steps
+        self._took_effect(manifest, done.committed_steps)
+        self._asked = Asked(version)
+
+    def _took_effect(self, manifest: Manifest | None, committed_steps: int) -> None:
+        self._committed_steps = committed_steps
         if self._publisher is not None and manifest is not None:
-            self._publisher.published(manifest, committed_steps=done.committed_steps)
+            self._publisher.published(manifest, committed_steps=committed_steps)
             # The service itself frees committed steps beyond this many.
-            self._publisher.checkpointed(done.committed_steps - (self.retained_steps or _RETAINED_STEPS))
+            self._publisher.checkpointed(committed_steps - (self.retained_steps or _RETAINED_STEPS))
 
 
 class Repeater:

@@ -85,8 +85,7 @@ class TrainerSession:
         self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
         self._puller = self._make_puller(plan)
         self._place = Place(start.next_step)
-        look = self._look if plan.rank == 0 else None
-        self._meter = StepMeter(plan.options.on_step, look, run)
+        self._meter = StepMeter(plan.options.on_step, self._look if plan.rank == 0 else None, run)
         self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
         self._gathered: deque[Batch] = deque()
         """Rounds of a whole batch that is not complete yet."""
@@ -124,8 +123,13 @@ class TrainerSession:
         """True when every task of the iterable is submitted; on other ranks than 0, and without tasks, never."""
         return self._feeder is not None and self._feeder.exhausted
 
+    @property
+    def failed(self) -> bool:
+        """True when something went wrong in the background, which `check` and the next batch raise."""
+        return self._feeder is not None and self._feeder.failed
+
     def check(self) -> None:
-        """Raises what went wrong in the background: whatever the iterable of tasks raised, StaleEpoch."""
+        """Raises what went wrong in the background: what the iterable of tasks raised; once, what was refused."""
         self._holder.check()
         if self._feeder is not None:
             self._feeder.raise_if_failed()
@@ -150,8 +154,7 @@ class TrainerSession:
         self._clock.train()
         self._meter.next()
         while not (self._gathered and self._gathered[-1].final):
-            batch = self._take()
-            if batch is None:
+            if (batch := self._take()) is None:
                 raise StopIteration
             self._gathered.append(batch)
         whole = gathered(self._gathered)
@@ -167,8 +170,7 @@ class TrainerSession:
         while True:
             self._clock.train()
             self._meter.next()
-            batch = self._gathered.popleft() if self._gathered else self._take()
-            if batch is None:
+            if (batch := self._gathered.popleft() if self._gathered else self._take()) is None:
                 return
             yield self._hand_out(batch)
 
@@ -214,16 +216,16 @@ class TrainerSession:
         `source`: what the session's publisher takes (a function that writes the weights into a directory or a
         directory, for files; a state dict, a module or a function that gives tensors, for the others; one that is
         sharded is given on every rank), a manifest, or None for engines that need not load. `version`: None: the next
-        one. `wait_for`: None: it does not wait for the engines; else how many of them have to be ready with the version
-        within `timeout_s`. Returns the version.
+        one that is free. `wait_for`: None: it does not wait for the engines; else how many of them have to be ready
+        with the version within `timeout_s`. Returns the version.
 
         Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, PublishFailed on a rank that gathered
         where rank 0 failed, and NotReady for engines that lag, by name; the version is published all the same.
         """
         from trainer_client.publish.sharded import published_by
 
-        version = self.version + 1 if version is None else version
         with self._busy("publish"):
+            version = self._next_version() if version is None else version
             with published_by(source, leads=self._rank == 0) as gathered_source:
                 if self._rank == 0:
                     self._publishing.publish(gathered_source, version, self._last_step())
@@ -239,8 +241,8 @@ class TrainerSession:
         What the trainer itself holds is the caller's business, as are the batches that are generated meanwhile.
         Raises InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
         """
-        version = self.version + 1 if version is None else version
         with self._busy("publish"):
+            version = self._next_version() if version is None else version
             if self._rank == 0:
                 self._publishing.rollback(to_version, version)
             self._clock.correct(version)
@@ -250,9 +252,7 @@ class TrainerSession:
     def update_policy(self, **changes: object) -> Policy:
         """Change fields of the run's policy while it goes on, as a curriculum does; returns the effective policy.
 
-        Other ranks do not hear of it: for batches_per_publish, start them again.
-
-        Raises InvalidPolicy, InvalidField.
+        Other ranks do not hear of it: for batches_per_publish, start them again. Raises InvalidPolicy, InvalidField.
         """
         self.policy = self.client.update_policy(self.run_id, None, **changes)
         self._publishing.retained_steps = self.policy.retained_steps
@@ -343,6 +343,11 @@ class TrainerSession:
         """The last step of this epoch that is trained; None before the first."""
         return self.next_step - 1 if self.next_step > self.start.next_step else None
 
+    def _next_version(self) -> int:
+        if self._rank == 0:
+            self._clock.correct(self._publishing.published_beyond(self.version))
+        return self.version + 1
+
     def _published(self, version: int, wait_for: Quorum | None, timeout_s: float) -> None:
         self._meter.version = version
         if wait_for is not None and self._rank == 0:
@@ -357,7 +362,7 @@ class TrainerSession:
             # Their clocks would not know of the version, and judge what they pull by one too low.
             logger.warning("version %d has to be published once more, by all ranks together", self.version)
             return
-        version = self.version + 1
+        version = self._next_version()
         if self._publishing.repeat(version):
             self._clock.correct(version)
             self._meter.version = version

@@ -21,6 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> InMemoryRun:
     made = InMemoryRun()
     monkeypatch.setattr("trainer_client.integrations.verifiers_generator.AsyncBufferClient", made.client)
     monkeypatch.setattr(verifiers_collector, "PULL_S", 0.05)
+    monkeypatch.setattr(verifiers_collector, "PAUSE_S", 0.01)
     return made
 
 
@@ -86,6 +87,21 @@ def test_a_service_that_is_away_for_a_while_ends_nothing(run: InMemoryRun, gener
     generator.submit_batch(request(0, "a"))
     assert generator.get_batch(0).prompts == ["a"]
     assert run.away == 0
+
+
+def test_a_service_that_is_away_for_longer_than_the_client_tries_ends_nothing(
+    run: InMemoryRun, generator: AsyncBatchGenerator
+) -> None:
+    run.given_up = ["submit_tasks", "run", "commit"]
+    generator.submit_batch(request(0, "a"))
+    until(lambda: run.given_up == ["commit"], "the tasks, and a look for failures")
+    run.generate(lambda _: True)
+    assert generator.get_batch(0).prompts == ["a"]
+    # The first batch is committed when the second one is asked for.
+    generator.submit_batch(request(1, "b"))
+    assert generator.get_batch(1).prompts == ["b"]
+    until(lambda: run.committed == [0], "the commit")
+    assert run.given_up == []
 
 
 def test_a_request_that_its_tokenizer_refuses_fails_alone(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:

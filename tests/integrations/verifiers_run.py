@@ -54,6 +54,8 @@ class InMemoryRun:
         self.broken: Exception | None = None
         self.away = 0
         """So many pulls find no service."""
+        self.given_up: list[str] = []
+        """Methods whose next call finds no service for longer than a client tries."""
         self.slow_s = 0.0
         """How long a pull takes that brings something."""
         self._wanted: list[Callable[[Task], bool]] = []
@@ -86,15 +88,24 @@ class InMemoryRun:
     async def resume(self, run_id: str, *, mode: str) -> Resumed:
         return Resumed(1, 0, 0, 0, 0, b"")
 
+    def _reached(self, method: str) -> None:
+        if method in self.given_up:
+            self.given_up.remove(method)
+            raise ServiceUnreachable("nobody answers", status="UNAVAILABLE")
+
     async def submit_tasks(self, run_id: str, submission: Submission) -> Submitted:
+        assert submission.request_id, "a repeat would not be recognised"
+        self._reached("submit_tasks")
         self.tasks += submission.tasks
         return Submitted(submission.cursor, tuple(t.task_id for t in submission.tasks), len(self.tasks))
 
     async def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        self._reached("commit")
         self.committed.append(through_step)
         return through_step + 1
 
     async def run(self, run_id: str) -> SimpleNamespace:
+        self._reached("run")
         if self.broken is not None:
             raise self.broken
         tasks = SimpleNamespace(pending=len(self.tasks), leased=0)

@@ -27,11 +27,17 @@ class Inbox:
         self.refused = 0
         self.paused = ""
         """Why every submit is refused, if it is."""
+        self.errors: dict[str, list[Exception]] = {"submit": [], "pending": []}
+        """What the next calls of a method meet instead, the last one of the list first."""
+        self.requests: list[str] = []
+        """Request ids of all submits, of the refused ones too."""
         self.most_pending = 0
         self._changed = threading.Condition()
 
     def submit(self, submission: Submission) -> Submitted:
         with self._changed:
+            self.requests.append(submission.request_id)
+            self._met("submit")
             if submission.expected_cursor != self.cursor:
                 raise CursorConflict(submission.expected_cursor, self.cursor)
             if self.paused:
@@ -50,8 +56,15 @@ class Inbox:
 
     def pending(self) -> int:
         with self._changed:
+            self._met("pending")
             self._changed.notify_all()
             return len(self.waiting)
+
+    def _met(self, method: str) -> None:
+        if self.errors[method]:
+            self.refused += 1
+            self._changed.notify_all()
+            raise self.errors[method].pop()
 
     def take(self, count: int, timeout_s: float = 10) -> list[str]:
         """Wait for `count` pending tasks and take them away, as workers do."""

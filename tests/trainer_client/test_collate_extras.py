@@ -1,5 +1,6 @@
 """Further columns of a batch: laid out as their tokens, in the dtype that was pushed, or refused by name."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_groups_that_differ_in_a_column_are_refused() -> None:
         collate(mixed, extras=("routed_experts",))
 
 
-@pytest.mark.parametrize("fill", [256, -1, 0.5])
+@pytest.mark.parametrize("fill", [256, -1, 0.5, math.nan, math.inf])
 def test_a_fill_that_the_dtype_cannot_hold_is_refused(batch: Batch, fill: float) -> None:
     with pytest.raises(InvalidField, match="a whole number from 0 to 255"):
         collate(batch, extras=("routed_experts",), extras_fill=fill)

@@ -2,11 +2,13 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from buffer_wire.errors import CursorConflict, InvalidField, RunPaused, StaleEpoch
+from buffer_wire.errors import CursorConflict, InvalidField, PermissionDenied, StaleEpoch, StoreUnavailable
+from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Inbox
 from trainer_client import SamplingParams, Task
 from trainer_client.feeder import FeederOptions, TaskFeeder
@@ -25,6 +27,13 @@ def feeder_of(
 ) -> TaskFeeder:
     options = FeederOptions(max_pending_tasks=max_pending, chunk_tasks=chunk)
     return TaskFeeder(tasks, inbox, options, epoch=1, cursor=inbox.cursor, feeder_state=state)  # type: ignore[arg-type]
+
+
+def wait_for_failure(feeder: TaskFeeder) -> None:
+    deadline = time.monotonic() + 10
+    while not feeder.failed:
+        assert time.monotonic() < deadline, "the feeder does not fail"
+        time.sleep(0.002)
 
 
 def test_a_finite_iterable_is_fed_once_and_in_order() -> None:
@@ -143,30 +152,119 @@ def test_an_error_of_the_iterable_surfaces_with_the_cursor() -> None:
     feeder.stop()
 
 
-def test_a_cursor_that_somebody_else_moved_ends_the_feeding() -> None:
+def test_an_iterable_that_has_raised_is_not_taken_for_one_that_has_ended() -> None:
+    def broken() -> Iterator[Task]:
+        yield from map(task, range(10))
+        raise StoreUnavailable("the dataset's own", "gone")
+
+    inbox = Inbox()
+    feeder = feeder_of(broken(), inbox)
+    feeder.start()
+    inbox.take(10)
+    feeder._thread.join(10)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            feeder.raise_if_failed()
+    assert feeder.failed
+    assert not feeder.exhausted
+    feeder.stop()
+
+
+@pytest.mark.parametrize("method", ["submit", "pending"])
+@pytest.mark.parametrize(
+    "error", [ServiceUnreachable("UNAVAILABLE", status="UNAVAILABLE"), StoreUnavailable("s", "loading")]
+)
+def test_a_service_that_is_away_for_longer_than_one_call_is_waited_for(method: str, error: Exception) -> None:
+    inbox = Inbox()
+    inbox.errors[method] = [error, error]
+    feeder = feeder_of([task(i) for i in range(25)], inbox)
+    feeder.start()
+    assert inbox.take(25) == [f"t{i}" for i in range(25)]
+    assert inbox.refused == 2
+    feeder.raise_if_failed()
+    feeder.stop()
+
+
+@pytest.mark.parametrize("method", ["submit", "pending"])
+def test_what_the_service_refuses_is_raised_once_and_tried_again(method: str) -> None:
+    inbox = Inbox()
+    inbox.errors[method] = [PermissionDenied("SubmitTasks", "ours", "trainer", "write here")]
+    feeder = feeder_of([task(i) for i in range(25)], inbox)
+    feeder.start()
+    wait_for_failure(feeder)
+    with pytest.raises(PermissionDenied) as raised:
+        feeder.raise_if_failed()
+    assert raised.value.__notes__ == ["raised in the task feeder, at cursor 0"]
+    # It is the trainer's turn: nothing is asked before it calls again.
+    assert not feeder.failed
+    assert inbox.cursor == 0
+    feeder.raise_if_failed()
+    assert inbox.take(25) == [f"t{i}" for i in range(25)]
+    feeder._thread.join(10)
+    assert feeder.exhausted
+    feeder.raise_if_failed()
+    feeder.stop()
+
+
+def test_what_was_drawn_is_submitted_again_as_the_same_request() -> None:
+    inbox = Inbox()
+    inbox.errors["submit"] = [
+        PermissionDenied("SubmitTasks", "ours", "trainer", "write here"),
+        ServiceUnreachable("UNAVAILABLE", status="UNAVAILABLE"),
+    ]
+    drawn = iter([task(i) for i in range(10)])
+    feeder = feeder_of(drawn, inbox)
+    feeder.start()
+    wait_for_failure(feeder)
+    with pytest.raises(PermissionDenied):
+        feeder.raise_if_failed()
+    feeder.raise_if_failed()
+    assert inbox.take(10) == [f"t{i}" for i in range(10)]
+    assert len(inbox.requests) == 3
+    assert len(set(inbox.requests)) == 1
+    feeder.stop()
+
+
+def test_stopping_ends_a_feeder_whose_refusal_nobody_has_met() -> None:
+    inbox = Inbox()
+    inbox.errors["submit"] = [PermissionDenied("SubmitTasks", "ours", "trainer", "write here")]
+    feeder = feeder_of(map(task, itertools.count()), inbox)
+    feeder.start()
+    wait_for_failure(feeder)
+    feeder.stop()
+    assert not feeder._thread.is_alive()
+
+
+def test_a_cursor_that_somebody_else_moved_is_raised_however_often_it_is_tried() -> None:
     inbox = Inbox()
     feeder = feeder_of(map(task, itertools.count()), inbox)
     inbox.cursor = 5
     feeder.start()
-    feeder._thread.join(10)
-    with pytest.raises(CursorConflict):
+    for _ in range(2):
+        wait_for_failure(feeder)
+        with pytest.raises(CursorConflict):
+            feeder.raise_if_failed()
         feeder.raise_if_failed()
+    feeder.stop()
+    assert inbox.taken == inbox.waiting == []
 
 
-def test_a_newer_trainer_ends_the_feeding() -> None:
+def test_a_newer_trainer_holds_the_feeding() -> None:
     class Fenced(Inbox):
         def submit(self, submission: Submission) -> Submitted:
             raise StaleEpoch(submission.epoch, 2)
 
     feeder = feeder_of(map(task, itertools.count()), Fenced())
     feeder.start()
-    feeder._thread.join(10)
+    wait_for_failure(feeder)
     with pytest.raises(StaleEpoch):
         feeder.raise_if_failed()
+    feeder.stop()
 
 
-@pytest.mark.parametrize("why", ["operator", "draining"])
-def test_a_run_that_an_operator_holds_or_drains_is_fed_again_when_it_is_continued(why: str) -> None:
+@pytest.mark.parametrize("why", ["operator", "draining", "failure_budget_exceeded"])
+def test_a_run_that_stands_still_is_fed_again_when_it_is_continued(why: str) -> None:
+    """The trainer's own pulls say that it stands still; feeding has no part in what continues it."""
     inbox = Inbox()
     inbox.paused = why
     feeder = feeder_of([task(i) for i in range(15)], inbox)
@@ -176,16 +274,6 @@ def test_a_run_that_an_operator_holds_or_drains_is_fed_again_when_it_is_continue
     assert inbox.take(15) == [f"t{i}" for i in range(15)]
     feeder.stop()
     feeder.raise_if_failed()
-
-
-def test_a_run_that_only_a_trainer_can_continue_ends_the_feeding() -> None:
-    inbox = Inbox()
-    inbox.paused = "failure_budget_exceeded"
-    feeder = feeder_of(map(task, itertools.count()), inbox)
-    feeder.start()
-    feeder._thread.join(10)
-    with pytest.raises(RunPaused):
-        feeder.raise_if_failed()
 
 
 def test_stopping_does_not_wait_for_room() -> None:

@@ -1,5 +1,6 @@
 """Batches by step, at once and ahead: order, versions, bounds, ends and errors."""
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -282,6 +283,45 @@ def test_a_service_that_is_away_for_longer_than_one_try_is_waited_for(rigs: list
 def test_errors_that_nothing_cures_end_the_loop(rig: Rig, error: Exception) -> None:
     rig.shelf.failure = error
     with pytest.raises(type(error)):
+        rig.next()
+
+
+@pytest.mark.parametrize("error", [FailureBudgetExceeded(3, 2, "boom"), RunPaused("r", "failure_budget_exceeded")])
+def test_what_an_operator_has_mended_is_no_error_any_more(rig: Rig, error: Exception) -> None:
+    assert rig.next() == 0
+    rig.shelf.wait_for_pulls(1 + rig.prefetch)
+    rig.shelf.failure = error
+    for step in range(1, 1 + rig.prefetch):
+        assert rig.next() == step
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            rig.next()
+    rig.shelf.failure = None
+    assert [rig.next() for _ in range(3)] == [1 + rig.prefetch + i for i in range(3)]
+
+
+def test_what_was_mended_before_the_trainer_waited_is_not_raised(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1))
+    rig = rigs[0]
+    rig.shelf.failure = FailureBudgetExceeded(3, 2, "boom")
+    assert isinstance(rig.puller, Prefetcher)
+    deadline = time.monotonic() + 10
+    while rig.puller._refusal is None:
+        assert time.monotonic() < deadline, "nothing was refused"
+        time.sleep(0.002)
+    rig.shelf.failure = None
+    assert [rig.next() for _ in range(3)] == [0, 1, 2]
+
+
+def test_what_broke_the_prefetching_itself_is_raised_every_time(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1))
+    rig = rigs[0]
+    rig.shelf.failure = TypeError("batch_groups is a function that cannot be called")
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            rig.next()
+    rig.shelf.failure = None
+    with pytest.raises(TypeError):
         rig.next()
 
 

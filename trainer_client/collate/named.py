@@ -3,6 +3,7 @@
 Invariant: a column has one dtype, axis and shape over all collated groups; of a ragged one a group may have nothing.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -130,7 +131,7 @@ def _full(
     dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[kind.dtype])
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
-        if fill != int(fill) or not info.min <= fill <= info.max:
+        if not (math.isfinite(fill) and fill == int(fill) and info.min <= fill <= info.max):
             raise InvalidField(f"extras_fill[{name}]", fill, f"a whole number from {info.min} to {info.max}")
         fill = int(fill)
     tensor = torch.full((*lead, *kind.item_shape), fill, dtype=dtype, pin_memory=pin)

@@ -8,9 +8,10 @@ before, was trained or has failed.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from buffer_wire.errors import CursorConflict, InvalidField, InvalidRequest, RolloutBufferError
 from buffer_wire.limits import MAX_TASKS_PER_SUBMIT
@@ -21,15 +22,18 @@ from trainer_client.integrations.verifiers_progress import Progress
 from trainer_client.integrations.verifiers_requests import BatchRequest, TaskPlan, plan_tasks
 from trainer_client.policy import Policy
 from trainer_client.publication import WeightPublisher
-from trainer_client.requests import PullSpec, Submission
+from trainer_client.requests import PullSpec, Submission, new_request_id
 from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import SamplingParams
 from trainer_client.waiting import logger
 
 PULL_S = 1.0
 """Longest wait of one pull; between two, failures are looked for."""
+PAUSE_S = 0.5
+"""Before a call is repeated that the client has given up after its `timeout_s`."""
 MAX_STEP_GROUPS = 256
 """Most groups that are pulled at once."""
+T = TypeVar("T")
 DEFAULT_POLICY = Policy(batch_groups=1, max_queued_groups=1_024, overflow_action="block")
 
 
@@ -156,9 +160,14 @@ class Collector:
         for first in range(0, len(tasks), MAX_TASKS_PER_SUBMIT):
             chunk = tasks[first : first + MAX_TASKS_PER_SUBMIT]
             submission = Submission(
-                epoch=epoch, expected_cursor=self._cursor, cursor=self._cursor + len(chunk), tasks=chunk
+                epoch=epoch,
+                expected_cursor=self._cursor,
+                cursor=self._cursor + len(chunk),
+                tasks=chunk,
+                request_id=new_request_id(),
             )
-            self._cursor = (await client.submit_tasks(self._config.run_id, submission)).cursor
+            submitting = partial(client.submit_tasks, self._config.run_id, submission)
+            self._cursor = (await _answered(submitting)).cursor
         submitted.acknowledged = True
 
     # ── in ───────────────────────────────────────────────────────────────────
@@ -217,7 +226,7 @@ class Collector:
     async def _look_for_failures(self, client: AsyncBufferClient) -> None:
         """End the requests whose tasks have failed for good, or cannot come any more."""
         acknowledged = {id(submitted) for submitted in self._owner.values() if submitted.acknowledged}
-        run = await client.run(self._config.run_id)
+        run = await _answered(partial(client.run, self._config.run_id))
         for failure in run.failures:
             if (submitted := self._owner.get(failure.task_id)) is not None:
                 error = f"task {failure.task_id} failed after {failure.attempts} attempts: {failure.error}"
@@ -235,8 +244,21 @@ class Collector:
 
     async def _commit(self, client: AsyncBufferClient, epoch: int) -> None:
         if (through := self.progress.uncommitted()) is not None:
-            await client.commit(self._config.run_id, epoch=epoch, through_step=through)
+            await _answered(partial(client.commit, self._config.run_id, epoch=epoch, through_step=through))
             self.progress.committed(through)
+
+
+async def _answered(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` gives, repeated for as long as the client's own tries come to nothing: who waits is a `get_batch`,
+    which has its timeout. Raises what a later try does not cure.
+    """
+    while True:
+        try:
+            return await call()
+        except RolloutBufferError as error:
+            if not worth_repeating(error):
+                raise
+            await asyncio.sleep(PAUSE_S)
 
 
 def settled(run: RunState) -> bool:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from trainer_client.aio import AsyncBufferClient
@@ -25,8 +26,9 @@ from trainer_client.client import BufferClient
 from trainer_client.integrations.verifiers_collector import BufferConfig, Collector, OpenRequest, Outcome
 from trainer_client.integrations.verifiers_requests import BatchRequest, sampling_of
 from trainer_client.integrations.verifiers_results import BatchResult, result_of
+from trainer_client.manifest import Manifest
 from trainer_client.publication import Publication, WeightSource
-from trainer_client.publishing import manifest_for
+from trainer_client.publishing import Asked, manifest_for, published_beyond
 from trainer_client.state import Resumed
 
 JOIN_S = 10.0
@@ -87,6 +89,7 @@ class AsyncBatchGenerator:
         self._epoch = 0
         self._version = 0
         """Published, as far as this process knows."""
+        self._asked = Asked()
         self._begun = threading.Event()
         """The run was taken over, or the thread has ended."""
 
@@ -206,21 +209,32 @@ class AsyncBatchGenerator:
         progress.trained(trained)
         if self._publishing is None:
             self._publishing = BufferClient(config.base_url, config.options)
-        epoch, version, through = self._epoch, self._version + 1, progress.uncommitted()
-        publication = Publication(self._publishing, config.run_id, epoch, version)
+        known = Publication(self._publishing, config.run_id, self._epoch, self._version)
+        publication = replace(known, version=published_beyond(known, self._asked, self._offered) + 1)
         manifest = manifest_for(source, config.publisher, publication)
+        through, self._asked = progress.uncommitted(), Asked(publication.version, manifest, answered=False)
         done = self._publishing.publish(
-            config.run_id, epoch=epoch, version=version, manifest=manifest, commit_through=through
+            config.run_id,
+            epoch=publication.epoch,
+            version=publication.version,
+            manifest=manifest,
+            commit_through=through,
         )
-        self._version = version
+        self._version = publication.version
         if through is not None:
             progress.committed(through)
-        if config.publisher is not None and manifest is not None:
-            config.publisher.published(manifest, committed_steps=done.committed_steps)
-            config.publisher.checkpointed(done.committed_steps)
-        return version
+        self._offered(manifest, done.committed_steps)
+        self._asked = Asked(publication.version)
+        return publication.version
 
     # ── inside ───────────────────────────────────────────────────────────────
+
+    def _offered(self, manifest: Manifest | None, committed_steps: int) -> None:
+        """The service offers `manifest` now."""
+        publisher = self.client_config.publisher
+        if publisher is not None and manifest is not None:
+            publisher.published(manifest, committed_steps=committed_steps)
+            publisher.checkpointed(committed_steps)
 
     def _work(self) -> None:
         assert self._loop is not None  # noqa: S101 - for mypy; start has set both

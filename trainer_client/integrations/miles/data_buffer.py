@@ -27,7 +27,7 @@ from trainer_client.batch import Batch, Group
 from trainer_client.client import BufferClient
 from trainer_client.integrations.miles.contract import MILES, Sample, load_function
 from trainer_client.integrations.miles.finished import Finished, Versions, flat, from_wire, labels, to_wire
-from trainer_client.integrations.miles.pushing import GroupPusher
+from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
 from trainer_client.integrations.miles.settings import Settings, data_buffer_policy
 from trainer_client.state import Resumed, RunState
 from trainer_client.waiting import Waiting
@@ -144,11 +144,11 @@ class BufferServiceDataBuffer:
         header, payload = to_wire(task_id, input.group, input.prompt_group, self._versions(hold))
         head = min(sample.spans[0].version.version for sample in header.samples)
         self._queued[task_id] = _Put(list(input.prompt_group), head)
-        stop = threading.Event()
+        withdrawal = Withdrawal()
         try:
-            outcome = await asyncio.to_thread(self._pusher.push, header, payload, stop)
+            outcome = await asyncio.to_thread(self._pusher.push, header, payload, withdrawal)
         except BaseException:
-            stop.set()
+            withdrawal.ask()
             self._queued.pop(task_id, None)
             raise
         if outcome == "queued":

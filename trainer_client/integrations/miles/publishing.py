@@ -5,7 +5,8 @@
 
 Miles can do without the line: --custom-megatron-post-save-hook-path trainer_client.integrations.miles.post_save_hook.
 
-Invariant: a call that is repeated for the same rollout changes nothing, so a restarted program may repeat it.
+Invariants: a call that is repeated for the same rollout changes nothing, so a restarted program may repeat it; a
+program that another one has replaced is refused (see `epochs`).
 """
 
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from buffer_wire.errors import InvalidField
 from trainer_client.client import BufferClient
 from trainer_client.integrations.miles.contract import Args
+from trainer_client.integrations.miles.epochs import epoch_of
 from trainer_client.integrations.miles.settings import Settings
 from trainer_client.manifest import Manifest, manifest_of
 
@@ -21,18 +23,20 @@ def publish_weights(args: Args, rollout_id: int, source: Manifest | Path | str |
     """Publish the weights that are trained on every rollout up to `rollout_id`; returns the version.
 
     `source`: a directory in Hugging Face format that every engine's machine can read and nobody changes any more, a
-    manifest, or None for engines whose weights somebody else writes. Raises StepAhead for a rollout that was never
-    asked for, VersionConflict, StaleEpoch, InvalidField.
+    manifest, or None for engines whose weights somebody else writes. Raises StaleEpoch when another program has taken
+    the run over since this process's first call, StepAhead for a rollout that was never asked for, VersionConflict,
+    InvalidField.
     """
     settings = Settings.of(args)
     step = settings.step_of(rollout_id)
     with BufferClient(settings.address) as client:
         run = client.run(settings.run_id)
+        epoch = epoch_of(settings, run.epoch)
         if run.committed_steps > step:
             return run.published.version
         manifest = manifest_of(Path(source)) if isinstance(source, Path | str) else source
         version = run.published.version + 1
-        client.publish(settings.run_id, epoch=run.epoch, version=version, manifest=manifest, commit_through=step)
+        client.publish(settings.run_id, epoch=epoch, version=version, manifest=manifest, commit_through=step)
         return version
 
 
@@ -55,7 +59,8 @@ def checkpoint_saved(args: Args, rollout_id: int) -> int:
     settings = Settings.of(args)
     with BufferClient(settings.address) as client:
         run = client.run(settings.run_id)
+        epoch = epoch_of(settings, run.epoch)
         step = min(settings.step_of(rollout_id), run.committed_steps - 1)
         if run.checkpointed_steps > step:
             return run.checkpointed_steps
-        return client.checkpoint(settings.run_id, epoch=run.epoch, through_step=step)
+        return client.checkpoint(settings.run_id, epoch=epoch, through_step=step)

@@ -1,10 +1,13 @@
 """Pushes groups without a lease, one at a time, from a process that is no worker.
 
-Invariant: a push is repeated, byte for byte, until it is answered, so a lost answer or a restarting service neither
-loses nor doubles a group.
+Invariants: a push is repeated, byte for byte, until it is answered, so a lost answer or a restarting service neither
+loses nor doubles a group; a group that waits for room keeps its place in line and is not sent anew; a wait on a service
+that does not answer is logged.
 """
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.connect import Connector
@@ -12,13 +15,47 @@ from buffer_wire.retry import retry_sync
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.client import BufferClient
-from trainer_client.driver import worth_repeating
-
-ATTEMPT_S = 5.0
-"""Longest wait for one answer; a full queue is met by asking again."""
+from trainer_client.driver import Deadline, worth_repeating
+from trainer_client.waiting import WaitNotices
 
 PATIENCE_S = 86_400.0
-"""A queue that stays full is waited for: it is how the trainer holds the engines back."""
+"""A queue that stays full is waited for: it is how the trainer holds the engines back. A dead service is noticed by the
+connection's keepalive.
+"""
+
+
+class Withdrawal:
+    """Lets another thread give up a push."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._asked = False
+
+    @property
+    def asked(self) -> bool:
+        """True once `ask` was called."""
+        return self._asked
+
+    def ask(self) -> None:
+        """End the call that is under way, and begin no other."""
+        with self._lock:
+            self._asked = True
+            if self._cancel is not None:
+                self._cancel()
+
+    @contextmanager
+    def ends(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """`cancel` ends the call that the block waits for."""
+        with self._lock:
+            self._cancel = cancel
+            if self._asked:
+                cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cancel = None
 
 
 class GroupPusher:
@@ -37,32 +74,40 @@ class GroupPusher:
             response_deserializer=pb.PushGroupsResponse.FromString,
         )
 
-    def push(self, header: pb.GroupHeader, payload: bytes, stop: threading.Event) -> str:
+    def push(self, header: pb.GroupHeader, payload: bytes, withdrawal: Withdrawal) -> str:
         """Push until there is an answer: "queued", "duplicate", "closed" or "filtered".
 
-        Raises what the service says of a group that it does not take, and, once `stop` is set, the error that the last
-        attempt met.
+        A group that is there already is "queued" if an attempt has gone without an answer: that one may have put it
+        there. Raises what the service says of a group that it does not take, and, once it is withdrawn, the error that
+        the last attempt met.
         """
         body = join_group(header, payload)
+        deadline = Deadline.after(PATIENCE_S)
+        attempts = 0
 
         def attempt() -> pb.PushGroupsResponse:
+            nonlocal attempts
+            attempts += 1
             request = join_push(self._client.revisions.ref(self._run_id), 1, [body])
-            stream = self._push(iter([request]), timeout=ATTEMPT_S)
-            reply: pb.PushGroupsResponse = next(iter(stream))
+            stream = self._push(iter([request]), timeout=deadline.left_s())
+            with withdrawal.ends(stream.cancel):
+                reply: pb.PushGroupsResponse = next(iter(stream))
             return reply
 
         reply = retry_sync(
             attempt,
-            deadline_s=PATIENCE_S,
+            deadline_s=deadline.left_s(),
             waiting_on=f"room in the queue of run {self._run_id!r}, which the trainer's pulls make",
-            retry_on=lambda error: worth_repeating(error) and not stop.is_set(),
+            retry_on=lambda error: worth_repeating(error) and not withdrawal.asked,
+            on_retry=WaitNotices(f"pushing group {header.task_id!r}", self._client.target, None).on_retry,
             tokens=self._tokens,
         )
         self._client.revisions.note(self._run_id, reply.revision)
         ack = reply.acks[0]
         if ack.HasField("error"):
             raise from_detail(ack.error)
-        return pb.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        outcome = pb.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        return "queued" if outcome == "duplicate" and attempts > 1 else outcome
 
     def close(self) -> None:
         """Close the connection."""

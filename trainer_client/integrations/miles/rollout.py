@@ -22,6 +22,7 @@ from trainer_client.client import BufferClient
 from trainer_client.feeding import feeder_of
 from trainer_client.integrations.miles.contract import Args, DatasetOf, DataSource, Framework, Sample, load_function
 from trainer_client.integrations.miles.conversion import Converter, first_index
+from trainer_client.integrations.miles.epochs import taken_over
 from trainer_client.integrations.miles.evaluation import Evaluator
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, rollout_policy
@@ -84,6 +85,11 @@ class AsyncRolloutWorker:
         if self._feeder is not None:
             self._feeder.stop()
         self.client.close()
+
+    @property
+    def epoch(self) -> int:
+        """The trainer's epoch; 0 before `start`."""
+        return self._epoch
 
     @property
     def running(self) -> bool:
@@ -230,6 +236,7 @@ def get_global_worker(framework: Framework, args: Args, source: DataSource, roll
                 worker.stop()
                 raise
             _workers[key] = worker
+            taken_over(settings, worker.epoch)
         return worker
 
 
