@@ -106,7 +106,9 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store, bounds, slots), server)
-    tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain), server)
+    tasks_pb2_grpc.add_TaskServiceServicer_to_server(
+        servicers.TaskServicer(store, lines, drain, settings.max_message_bytes), server
+    )
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         servicers.WeightServicer(store, WeightsFeed(store, lines)), server
     )
