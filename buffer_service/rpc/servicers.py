@@ -176,7 +176,9 @@ class GroupServicer:
         if not bundle.groups:
             raise InvalidField("group", "unset", "set")
         entry = groups.entry(bundle.groups[0], self.parts.max_payload_bytes)
-        revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
+        # gRPC keeps the message until it is answered, however long the push waits in line.
+        with self.parts.budget.held(len(request)):
+            revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
         return groups_pb2.PushGroupResponse(revision=revision, ack=acks[0]).SerializeToString()
 
 
