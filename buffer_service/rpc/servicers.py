@@ -115,7 +115,8 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     store: RunStore
     lines: Lines
     drain: Drain
-    max_message_bytes: int
+    lease_bytes: int
+    """What a reply with leases can carry."""
 
     async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
         """Add tasks."""
@@ -125,7 +126,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, _: Context) -> tasks_pb2.LeaseTasksResponse:
         """Lease tasks, waiting for the first."""
         run_id, seen = fields.run_ref(request.run)
-        ask = tasks.lease_ask(request, self.max_message_bytes)
+        ask = tasks.lease_ask(request, self.lease_bytes)
         self.drain.refuse()
         found: list[ops.LeaseWait | None] = []
 
