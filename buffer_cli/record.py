@@ -7,6 +7,7 @@ ledger, and what is missing or too much is said: the store keeps the newest mill
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from buffer_cli.calls import RunCalls, calls
@@ -23,7 +24,8 @@ EVERY_S = 5.0
 def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool, timeout_s: float) -> int:
     """Export to the end of what is there, with `follow` again and again until SIGTERM or Ctrl-C; returns the exit code.
 
-    With `follow`, a service that is away is waited for as long as `timeout_s`.
+    With `follow`, a service that is away is waited for: once tries have failed for `timeout_s`, one more ends it. What
+    no wait cures ends it at once.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -33,7 +35,7 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
         comparison = _Comparison()
         with calls(address, timeout_s) as service:
             _remark(service.get(run_id).run)
-            tries_left = _tries(timeout_s) if follow else 0
+            give_up_at: float | None = None
             while True:
                 try:
                     before = service.get(run_id).run
@@ -41,11 +43,14 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
                     _export(service, run_id, recording, whole=whole, stop=stop)
                     if not stop.is_set():
                         comparison.tell(recording.groups, before, service.get(run_id).run)
-                    tries_left = _tries(timeout_s) if follow else 0
+                    give_up_at = None
                 except RolloutBufferError as error:
-                    if tries_left == 0 or error.reason == "unknown_run":
+                    if not (follow and error.retryable):
                         raise
-                    tries_left -= 1
+                    now = time.monotonic()
+                    give_up_at = now + timeout_s if give_up_at is None else give_up_at
+                    if now >= give_up_at:
+                        raise
                     sys.stderr.write(f"waiting: {error.message}\n")
                 ended = not follow or stop.is_set()
                 _say(recording, folder, last=ended)
@@ -55,10 +60,6 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
     except (ValueError, RolloutBufferError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-
-
-def _tries(timeout_s: float) -> int:
-    return max(1, int(timeout_s / EVERY_S))
 
 
 def _export(service: RunCalls, run_id: str, recording: Recording, *, whole: bool, stop: threading.Event) -> None:

@@ -15,6 +15,9 @@ MAX_RPCS_PER_CONNECTION = 4_096
 HANDSHAKE_TIMEOUT_MS = 20_000
 """For TLS and the first frames of a connection."""
 
+KEEPALIVE_S = 20.0
+"""Silence of a peer after which it is pinged; one that does not answer within half of it again is dead."""
+
 Options = list[tuple[str, int | str]]
 
 
@@ -24,15 +27,26 @@ def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     return [("grpc.max_send_message_length", limit), ("grpc.max_receive_message_length", limit)]
 
 
+def _keepalive(after_s: float) -> Options:
+    timeout_ms = round(after_s * 500)
+    return [
+        ("grpc.keepalive_time_ms", round(after_s * 1_000)),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # gRPC's core starts no timer for the one above; this one is a minute by default.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        # Of those that are sent while no data is, for which gRPC has a bound: a stream may be silent for hours.
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
 def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
-    """A client's channel: keepalive that notices a dead peer in 30 s, and connections of its own.
+    """A client's channel: keepalive that notices a dead peer in 30 s, while RPCs are open, and connections of its own.
 
     Without the local subchannel pool gRPC would fold the control and the bulk channel into one connection.
     """
     return [
         *message_options(max_message_bytes),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        *_keepalive(KEEPALIVE_S),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
@@ -40,13 +54,18 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_connections: int = 0) -> Options:
+def server_options(
+    max_message_bytes: int = MAX_MESSAGE_BYTES, max_connections: int = 0, keepalive_s: float = KEEPALIVE_S
+) -> Options:
     """A server's: tolerates the clients' keepalive, shares its port, bounds what a peer can hold.
 
-    `max_connections`: connections at once, more are closed as they come; 0: no bound.
+    `max_connections`: connections at once, more are closed as they come; 0: no bound. `keepalive_s`: a connection whose
+    peer says nothing for so long and half as long again is closed, which ends its RPCs: a client whose host is lost
+    gives back its stream slots.
     """
     return [
         *message_options(max_message_bytes),
+        *_keepalive(keepalive_s),
         # The first is a soft limit, which refuses at random up to the second, unless they are the same.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),

@@ -36,10 +36,10 @@ class StreamSlots:
 
 
 class ByteBudget:
-    """Bytes that were read and are not acknowledged yet, over all push streams of the process.
+    """Bytes that were read and are not acknowledged yet, over all push streams and unary pushes of the process.
 
-    The size of a message is known only once it is read, so the budget decides whether to read: it is overdrawn by
-    at most one message per stream.
+    The size of a stream's message is known only once it is read, so the budget decides whether to read: it is overdrawn
+    by at most one message per stream. A unary push is there when it is seen, and goes where there is no room.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -62,6 +62,22 @@ class ByteBudget:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Count `size` bytes that are there already, for as long as they are. Raises NotReady when they do not fit
+        beside what others have.
+        """
+        if self.used_bytes and self.used_bytes + size > self.limit_bytes:
+            raise NotReady(
+                f"pushes of {self.used_bytes} bytes wait to be acknowledged, and {size} more than this process keeps "
+                f"({self.limit_bytes}, blocked_bytes); push again"
+            )
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.give(size)
 
     async def until(self, allowed: Callable[[], bool]) -> None:
         """Wait until `allowed`; asked again whenever bytes are given back."""

@@ -31,6 +31,7 @@ from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
 from buffer_wire.channel import server_options
+from buffer_wire.limits import MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import (
     batches_pb2,
     evaluations_pb2,
@@ -106,7 +107,9 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store, bounds, slots), server)
-    tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain), server)
+    # Workers take no larger messages than the default, whatever this service takes.
+    lease_bytes = min(settings.max_message_bytes, MAX_MESSAGE_BYTES)
+    tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain, lease_bytes), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         servicers.WeightServicer(store, WeightsFeed(store, lines)), server
     )

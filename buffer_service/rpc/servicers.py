@@ -115,6 +115,8 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     store: RunStore
     lines: Lines
     drain: Drain
+    lease_bytes: int
+    """What a reply with leases can carry."""
 
     async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
         """Add tasks."""
@@ -124,7 +126,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, _: Context) -> tasks_pb2.LeaseTasksResponse:
         """Lease tasks, waiting for the first."""
         run_id, seen = fields.run_ref(request.run)
-        ask = tasks.lease_ask(request)
+        ask = tasks.lease_ask(request, self.lease_bytes)
         self.drain.refuse()
         found: list[ops.LeaseWait | None] = []
 
@@ -175,7 +177,9 @@ class GroupServicer:
         if not bundle.groups:
             raise InvalidField("group", "unset", "set")
         entry = groups.entry(bundle.groups[0], self.parts.max_payload_bytes)
-        revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
+        # gRPC keeps the message until it is answered, however long the push waits in line.
+        with self.parts.budget.held(len(request)):
+            revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
         return groups_pb2.PushGroupResponse(revision=revision, ack=acks[0]).SerializeToString()
 
 

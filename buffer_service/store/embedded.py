@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -157,18 +158,23 @@ class EmbeddedStore:
 
     async def _launch(self) -> None:
         assert self._directory is not None  # noqa: S101 - its callers hold the lock
-        self._process = await asyncio.create_subprocess_exec(
-            str(find_binary(self._binary)),
-            *self._settings(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            pass_fds=(self._directory.fileno(),),
-            # A terminal's Ctrl-C is for the service, which stops the store last.
-            start_new_session=True,
-            env={**_MALLOC, **os.environ},
-            preexec_fn=die_with(os.getpid()),
-        )
+        binary = find_binary(self._binary)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                str(binary),
+                *self._settings(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=(self._directory.fileno(),),
+                # A terminal's Ctrl-C is for the service, which stops the store last.
+                start_new_session=True,
+                env={**_MALLOC, **os.environ},
+                preexec_fn=die_with(os.getpid()),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            # The second where preexec_fn failed. The host is short of processes, memory or descriptors, which passes.
+            raise StoreUnavailable(self.url, f"its server {binary} cannot be started: {error}") from error
         await self._wait_until_ready()
 
     async def _end_process(self, timeout_s: float) -> None:

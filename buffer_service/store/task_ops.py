@@ -43,6 +43,7 @@ class TaskOps(StoreBase):
             ask.loaded.epoch,
             ask.loaded.version,
             ask.max_tasks,
+            ask.message_bytes,
         )
         tag, fields = "more", Fields()
         while tag == "more":

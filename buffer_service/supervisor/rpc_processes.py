@@ -15,6 +15,7 @@ import structlog
 from prometheus_client import multiprocess
 
 from buffer_service.app.assignment import METRICS_VARIABLE, READY, Assignment
+from buffer_service.supervisor.stopping import Stopped, unless
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +26,7 @@ KILL_AFTER_S = 5.0
 
 
 class StartFailed(RuntimeError):
-    """An rpc process ended, or said nothing, before it served; its log says why."""
+    """An rpc process could not be made, or it ended, or said nothing, before it served; then its log says why."""
 
 
 class RpcProcesses:
@@ -48,14 +49,16 @@ class RpcProcesses:
         return len(self.pids) == len(self._processes)
 
     async def start(self) -> None:
-        """Start all. Raises StartFailed."""
-        started = await asyncio.gather(*(self._start() for _ in self._processes), return_exceptions=True)
-        for slot, process in enumerate(started):
-            if isinstance(process, Process):
-                self._processes[slot] = process
-        failures = [failure for failure in started if isinstance(failure, BaseException)]
+        """Start all. Raises StartFailed; then, and where it is cancelled, none is left."""
+        slots = range(len(self._processes))
+        failures: list[BaseException] = []
+        try:
+            ends = await asyncio.gather(*(self._fill(slot) for slot in slots), return_exceptions=True)
+            failures = [end for end in ends if end is not None]
+        finally:
+            if not self.all_up:
+                await self.drain(0.0)
         if failures:
-            await self.drain(0.0)
             raise failures[0]
 
     async def keep_running(self) -> None:
@@ -80,17 +83,27 @@ class RpcProcesses:
                     process.kill()
                     await process.wait()
 
+    async def _fill(self, slot: int) -> None:
+        self._processes[slot] = await self._start()
+
+    async def _spawn(self) -> Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                # Without the working directory on the path: a file there must not stand in for a package.
+                "-P",
+                "-m",
+                "buffer_service.app",
+                stdin=PIPE,
+                stdout=PIPE,
+                env={**os.environ, METRICS_VARIABLE: str(self._metrics_dir)},
+            )
+        except OSError as error:
+            # The host is short of processes, memory or descriptors, which passes.
+            raise StartFailed(f"an rpc process cannot be made: {error}") from error
+
     async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # Without the working directory on the path: a file there must not stand in for a package.
-            "-P",
-            "-m",
-            "buffer_service.app",
-            stdin=PIPE,
-            stdout=PIPE,
-            env={**os.environ, METRICS_VARIABLE: str(self._metrics_dir)},
-        )
+        process = await self._spawn()
         if process.stdin is None or process.stdout is None:
             raise StartFailed("an rpc process has no pipes")
         try:
@@ -132,7 +145,9 @@ class RpcProcesses:
             except TimeoutError:
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             try:
-                started = await self._start()
+                started = await unless(self._draining, self._start())
+            except Stopped:
+                return
             except StartFailed as failure:
                 log.warning("rpc process does not start", why=str(failure))
                 continue

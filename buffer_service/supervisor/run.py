@@ -1,6 +1,6 @@
-"""`rollout-buffer serve`, top to bottom: reserve, start the store, start the rpc processes, wait, drain.
+"""`rollout-buffer serve`, top to bottom: reserve, answer probes, start the store, start the rpc processes, wait, drain.
 
-The order of the end: readiness off, rpc processes drain, store closed, admin page last, so that probes see it all.
+A stop cuts the start short. The order of the end: readiness off, rpc processes drain, admin page, store closed.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import structlog
 from buffer_service.admin.app import AdminPage, Facts
 from buffer_service.admin.door_metrics import DoorCollector
 from buffer_service.admin.entrance import Entrance
+from buffer_service.admin.front import Front
 from buffer_service.admin.server import AdminServer
 from buffer_service.app.assignment import Assignment
 from buffer_service.observability.addresses import Address
@@ -22,6 +23,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor.address import listening, reserved
 from buffer_service.supervisor.data_dir import DataDir, held
 from buffer_service.supervisor.rpc_processes import RpcProcesses
+from buffer_service.supervisor.stopping import Stopped, unless
 from buffer_service.supervisor.store import ServiceStore
 from buffer_wire.errors import LayoutChanged, StoreFault
 
@@ -50,20 +52,25 @@ async def serve(settings: Settings) -> None:
         wait_s = PREDECESSOR_S if data_dir.killed_predecessor else 0.0
         address = stack.enter_context(reserved(Address.parse(settings.listen), wait_s))
         admin_listener = stack.enter_context(listening(Address.parse(settings.admin)))
-        kept_store = await stack.enter_async_context(ServiceStore(settings))
-        store = await RedisRunStore.connect(kept_store.url, ca=settings.store_ca)
-        stack.push_async_callback(store.close)
-        service = Service(settings, doors, data_dir, address, kept_store, store)
-        page = service.admin_page()
-        admin = AdminServer(Entrance(page.app(), doors.gate), doors.admin_certificates, page.feeds.stop)
+        front = Front()
+        admin = AdminServer(Entrance(front, doors.gate), doors.admin_certificates, front.end)
         admin_address = Address(Address.parse(settings.admin).host, admin_listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(admin.serve_on(admin_listener))
-            store_keeper = tasks.create_task(kept_store.keep_running())
             try:
-                await service.run(tasks, stop, admin_address)
+                kept_store = await unless(stop, stack.enter_async_context(ServiceStore(settings)))
+                store = await unless(stop, RedisRunStore.connect(kept_store.url, ca=settings.store_ca))
+                stack.push_async_callback(store.close)
+                service = Service(settings, doors, data_dir, address, kept_store, store)
+                front.open(service.admin_page())
+                store_keeper = tasks.create_task(kept_store.keep_running())
+                try:
+                    await service.run(tasks, stop, admin_address)
+                finally:
+                    store_keeper.cancel()
+            except Stopped:
+                log.info("stopped before it served")
             finally:
-                store_keeper.cancel()
                 admin.should_exit = True
     log.info("stopped")
 
@@ -103,8 +110,8 @@ class Service:
         return self._not_ready or ("" if self._processes.all_up else "not every rpc process is up")
 
     async def run(self, tasks: asyncio.TaskGroup, stop: asyncio.Event, admin_address: Address) -> None:
-        """Serve until `stop`, then drain. Raises StartFailed, LayoutChanged."""
-        await self._processes.start()
+        """Serve until `stop`, then drain. Raises StartFailed, LayoutChanged, Stopped where it has not served yet."""
+        await unless(stop, self._processes.start())
         tasks.create_task(self._processes.keep_running())
         watch = tasks.create_task(self._watch_layout(stop))
         self._not_ready = ""

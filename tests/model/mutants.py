@@ -374,6 +374,10 @@ def every_lease_has_a_known_beginning(run_totals: Totals, facts: ops.GroupFacts,
     _accept(run_totals, facts, generation_ms or 0)
 
 
+def continuations_weigh_nothing(task: Task) -> int:
+    return len(task.spec)
+
+
 _amounts = totals._amounts
 
 
@@ -382,6 +386,9 @@ def turns_are_samples(facts: ops.GroupFacts) -> dict[str, int]:
 
 
 MUTANTS: dict[str, Defect] = {
+    "continuations take no place in a reply": Defect(
+        "interrupted", leasing, "_lease_bytes", continuations_weigh_nothing
+    ),
     "the newest group is dropped, not the oldest": Defect("steady", RunState, "drop_oldest", newest_is_dropped),
     "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", a_millisecond_more),
     "the gate at assembly is open by a version": Defect("steady", batches, "aged_out", gate_a_version_wider),

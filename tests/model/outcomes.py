@@ -62,6 +62,8 @@ EXPECTED = frozenset(
         *(f"lease:{wait}" for wait in LeaseWait),
         "lease:granted",
         "lease:repeated",
+        "lease:full",
+        "lease:too_large_to_continue",
         "lease:fewer_for_its_lag",
         "lease:none_for_its_lag",
         "lease:continued",
@@ -192,6 +194,7 @@ def observe(
             behind = reply.wait is LeaseWait.ENGINE_STALE and not inside.is_too_old(entry.args[0].loaded)
             seen[f"lease:{'fewer' if reply.grants else 'none'}_for_its_lag"] += behind
             seen["lease:continued"] += any(grant.continuation for grant in reply.grants)
+            _count_sizes(seen, entry.args[0], reply, before.view, after)
             seen["shares:leases"] += bool(reply.grants and after.tasks["pending"] and _shared(after.policy))
         case ops.Extended():
             seen.update(f"extend:{state}" for state in reply.states)
@@ -211,6 +214,17 @@ def observe(
             pass
     _count_line(seen, inside, entry, args, before)
     _count_changes(seen, entry, before.view, after)
+
+
+def _count_sizes(
+    seen: Counter[str], ask: ops.LeaseAsk, reply: ops.Leased, before: ops.RunView, after: ops.RunView
+) -> None:
+    granted = after.statistics["leases_granted"] > before.statistics["leases_granted"]
+    seen["lease:full"] += granted and reply.wait is None and len(reply.grants) < ask.max_tasks
+    discarded = after.statistics["continuation_tokens_discarded"] - before.statistics["continuation_tokens_discarded"]
+    # Otherwise they may have been too old.
+    any_age = after.policy.max_staleness < 0 and after.policy.max_version_spread < 0
+    seen["lease:too_large_to_continue"] += granted and any_age and discarded > 0
 
 
 def _answer(report: ops.EngineReport, reply: ops.EngineReported, policy: RunPolicy) -> str:

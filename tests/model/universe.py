@@ -18,6 +18,8 @@ BODIES = (b"", b"x" * 10, b"\x00\r\n\xff")
 """Ends of payloads."""
 TOKENS = (1, 5, 5, 8, 13, 20, 21, 41)
 """Sums of some are equal to others."""
+MESSAGES = (12, 24, 40, 60)
+"""What a lease's reply can carry: a spec has 6 bytes, a continuation from 4 to 20, several of both do not fit."""
 SIZES = (0, 100, 100, 100, 400_000, MIB, MIB + 1)
 """Bytes of groups: the last is above the smallest cap on its own."""
 REWARDS = ((False, 500), (False, -250), (False, 1_000), (True, 0), (True, 1_000))

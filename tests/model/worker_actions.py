@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
+from buffer_wire.limits import MAX_MESSAGE_BYTES
 from tests.model.choices import History
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
-from tests.model.universe import COUNTERS, ENGINES, ENVIRONMENTS, INSTANCES, OWN_TASKS, PRIORITIES, TASKS, WORKERS
+from tests.model.universe import (
+    COUNTERS,
+    ENGINES,
+    ENVIRONMENTS,
+    INSTANCES,
+    MESSAGES,
+    OWN_TASKS,
+    PRIORITIES,
+    TASKS,
+    WORKERS,
+)
 
 TASK_NAMES = ("", "", *TASKS)
 LEASELESS = (*OWN_TASKS, *OWN_TASKS, *TASKS)
@@ -43,9 +54,9 @@ class WorkerActions(History):
             if draw.rarely(10):
                 self.instances[worker] = draw.pick(INSTANCES)
             loaded = self.versions[-1] if draw.rarely(2) else draw.recent(self.versions)
-            ask = ops.LeaseAsk(
-                worker, self.instances[worker], self.request_id(), draw.pick(ENGINES), loaded, draw.integer(1, 4)
-            )
+            instance, engine, count = self.instances[worker], draw.pick(ENGINES), draw.integer(1, 4)
+            message_bytes = draw.pick(MESSAGES) if draw.rarely(3) else MAX_MESSAGE_BYTES
+            ask = ops.LeaseAsk(worker, instance, self.request_id(), engine, loaded, count, message_bytes)
         repeated = ask in self.asks
         self.asks.append(ask)
         leased = self.pair.both("lease", ask)

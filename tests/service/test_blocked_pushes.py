@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from queue import Queue
 
 import pytest
 
 from buffer_service.rpc.push_stream import WINDOW
 from rollout_buffer.v1 import groups_pb2, runs_pb2
-from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task, streamed
-from tests.support.service import ServiceProcess
+from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect, failure, make_group, make_task, streamed
+from tests.support.service import ServiceProcess, running_service
 
 QUEUED = groups_pb2.PUSH_OUTCOME_QUEUED
 BLOCK = runs_pb2.OVERFLOW_ACTION_BLOCK
@@ -185,3 +187,23 @@ def test_a_stream_is_not_read_further_than_its_window_while_it_is_blocked(servic
     time.sleep(0.3)
     assert service.metric("rollout_buffer_rpc_received_bytes_total", method="PushGroups") == window
     pusher.cancel()
+
+
+def test_unary_pushes_that_wait_count_against_the_bytes_of_a_process(tmp_path: Path) -> None:
+    with running_service(tmp_path, rpc_processes=1, blocked_bytes=1 << 20) as own:
+        client = connect(own.address)
+        run = client.create(batch_groups=2, overflow_action=BLOCK)
+        run.fill(2)
+        groups = [make_group(f"u{number}", lengths=(100_000,)) for number in range(4)]
+        assert 2 * groups[0].ByteSize() > 1 << 20 > groups[0].ByteSize()
+        with ThreadPoolExecutor(len(groups)) as pool:
+            pushes = [pool.submit(run.push_one, group) for group in groups]
+            refused = [push for _, push in zip(groups[1:], as_completed(pushes, timeout=TIMEOUT_S), strict=False)]
+            errors = [failure(push.result) for push in refused]
+            assert [error.reason for error in errors] == ["not_ready"] * 3
+            assert all(error.retryable and "blocked_bytes" in error.message for error in errors)
+            (waiting,) = set(pushes) - set(refused)
+            assert len(pulled(run, 0)) == 2
+            assert waiting.result(TIMEOUT_S).outcome == QUEUED
+        assert run.push_one(groups[pushes.index(refused[0])]).outcome == QUEUED, "there is room again"
+        client.channel.close()

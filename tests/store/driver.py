@@ -10,6 +10,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.replies import text, unpack
+from buffer_wire.limits import MAX_MESSAGE_BYTES
 
 RUN = "a-run.1"
 
@@ -64,11 +65,11 @@ class Run:
         request_id: str = "",
         engine: str = "e",
         loaded: ops.WeightVersion | None = None,
+        message_bytes: int = MAX_MESSAGE_BYTES,
         seen: int = 0,
     ) -> ops.Leased:
-        ask = ops.LeaseAsk(
-            worker, instance, request_id or f"lease-{next(self._ids)}", engine, loaded or weights(0), max_tasks
-        )
+        request = request_id or f"lease-{next(self._ids)}"
+        ask = ops.LeaseAsk(worker, instance, request, engine, loaded or weights(0), max_tasks, message_bytes)
         return await self.store.lease(self.run_id, ask, seen_revision=seen)
 
     async def one_lease(self, **kwargs: Any) -> ops.LeaseGrant:

@@ -46,11 +46,11 @@ def lease(run: RunState, ask: LeaseAsk) -> Leased:
         required = oldest_useful_version(run.policy, run.train_version) if stale else 0
         return _reply(run, [], refusal, required)
     fresh_room, room = _room(run), _room(run, max(0, run.published.version - run.timeline.effective(ask.loaded)))
-    granted = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
+    granted, full = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
     if granted:
         worker.request_id = ask.request_id
         worker.granted = [(task, task.lease_id) for task in granted]
-    if len(granted) == ask.max_tasks:
+    if full or len(granted) == ask.max_tasks:
         return _reply(run, granted)
     if fresh_room is not None and len(granted) >= fresh_room:
         return _reply(run, granted, LeaseWait.AT_CAPACITY)
@@ -149,14 +149,22 @@ def _open_step(run: RunState) -> OpenStep:
     return OpenStep(step.form.target, len(step.groups)) if step else NO_OPEN_STEP
 
 
-def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:
+def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]:
+    """What is leased now, and whether the next one did not fit into the reply."""
     loaded = run.timeline.effective(ask.loaded)
     granted: list[Task] = []
+    used = 0
     while len(granted) < wanted:
         task = run.pending.pick(run.now, run.mixture, run.lease_turns)
         if task is None:
             break
+        size = _lease_bytes(task)
+        if granted and used + size > ask.message_bytes // 2:
+            return granted, True
+        used += size
         run.take_turn(run.lease_turns, task.environment)
+        if size > ask.message_bytes:
+            _give_up_continuation(run, task)
         _drop_useless_continuation(run, task, loaded)
         run.pending.remove(task)
         run.move_task(task, TaskState.LEASED)
@@ -167,7 +175,12 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> list[Task]:
         run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
         run.count("leases_granted")
         granted.append(task)
-    return granted
+    return granted, False
+
+
+def _lease_bytes(task: Task) -> int:
+    """Of the payloads that a lease of the task carries, a continuation that is given up as it is leased included."""
+    return len(task.spec) + (len(task.continuation.body) if task.continuation else 0)
 
 
 def _drop_useless_continuation(run: RunState, task: Task, loaded: int) -> None:

@@ -54,7 +54,11 @@ class LeaseWait(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """A worker asks for up to max_tasks tasks."""
+    """A worker asks for up to max_tasks tasks.
+
+    message_bytes: what one reply can carry. Several leases together get half of it for their specs and continuations;
+    a lease that needs more comes alone, and without its continuation where the two exceed message_bytes.
+    """
 
     worker_id: str
     instance_id: str
@@ -62,6 +66,7 @@ class LeaseAsk:
     engine_id: str
     loaded: WeightVersion
     max_tasks: int
+    message_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Result of a lease request; `wait` is None when everything asked for was given."""
+    """Result of a lease request; `wait` is None when all that was asked for was given, or all that fits."""
 
     revision: int
     grants: Sequence[LeaseGrant]

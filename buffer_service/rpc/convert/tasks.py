@@ -112,8 +112,8 @@ def to_submitted(result: ops.Submitted) -> pb.SubmitTasksResponse:
 # ── leases ───────────────────────────────────────────────────────────────────
 
 
-def lease_ask(request: pb.LeaseTasksRequest) -> ops.LeaseAsk:
-    """A checked lease request; its wait is checked too."""
+def lease_ask(request: pb.LeaseTasksRequest, message_bytes: int) -> ops.LeaseAsk:
+    """A checked lease request; its wait is checked too. `message_bytes`: what a reply can carry."""
     fields.number(request.wait_ms, "wait_ms", 0, 60_000)
     worker_id, instance_id = _worker(request)
     return ops.LeaseAsk(
@@ -123,6 +123,7 @@ def lease_ask(request: pb.LeaseTasksRequest) -> ops.LeaseAsk:
         engine_id=fields.name(request.engine_id, "engine_id"),
         loaded=fields.version(request.loaded, "loaded"),
         max_tasks=fields.number(request.max_tasks, "max_tasks", 1, limits.MAX_LEASES_PER_REQUEST),
+        message_bytes=message_bytes,
     )
 
 

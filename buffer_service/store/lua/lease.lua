@@ -1,7 +1,8 @@
 -- Leases pending tasks to a worker.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks}
+-- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks,
+--         message_bytes}: what one reply can carry
 -- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants}; a grant is
 --         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
 --       | {'more'}: much of what the worker's former process held was returned; call again
@@ -12,7 +13,7 @@
 
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
-local loaded_epoch, loaded_version, max_tasks = request[6], request[7], request[8]
+local loaded_epoch, loaded_version, max_tasks, message_bytes = unpack(request, 6, 9)
 
 -- Leases that one call ends, and tasks whose back-off it ends: few enough that it holds the store up for milliseconds
 -- only.
@@ -106,16 +107,31 @@ local function check_continuation(task)
   end
 end
 
+-- Of the payloads that a lease of the task carries. A payload key ends in its payload's size.
+local function lease_bytes(task_id, task)
+  return call('HSTRLEN', key('specs'), task_id) + (tonumber(string.match(task.payload, '%d+$')) or 0)
+end
+
 promote_due(math.max(PORTION, max_tasks))
-local members = {}
+local members, picking = {}, nil
 if room > 0 then
-  members = pick_pending(math.min(room, max_tasks))
+  members, picking = pick_pending(math.min(room, max_tasks))
 end
 local grants, given = {}, {}
+local bytes, full = 0, false
 local expiry = format('%d', now + policy.lease_ttl_ms)
 for index, member in ipairs(members) do
   local task_id = entry_task_id(member)
   local task = load_task(task_id)
+  local size = lease_bytes(task_id, task)
+  if index > 1 and bytes + size > message_bytes / 2 then
+    full = true
+    break
+  end
+  bytes = bytes + size
+  if size > message_bytes then
+    discard_continuation(task)
+  end
   if task.head >= 0 then
     check_continuation(task)
   end
@@ -133,13 +149,15 @@ for index, member in ipairs(members) do
   given[index] = {task_id, task.generation, task.attempt}
 end
 
+close_picking(picking, #grants)
+
 local wait, required = '', 0
 if #grants > 0 then
   stat('leases_granted', #grants)
   worker = {instance_id, request_id, given}
   save_worker()
 end
-if #grants < max_tasks then
+if #grants < max_tasks and not full then
   if #grants == fresh_room then
     wait = 'at_capacity'
   elseif pending_count() > call('ZCARD', DELAYED) then

@@ -462,12 +462,15 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     revision: builtins.int
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
     wait: Global___LeaseWait.ValueType
-    """Set when fewer leases than asked were given."""
+    """Set when fewer leases than asked were given, unless more did not fit into the reply: the next request gets them."""
     required_version: builtins.int
     """For LEASE_WAIT_ENGINE_STALE: the oldest version that would be given work now."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]:
-        """The leases given, at most max_tasks."""
+        """The leases given, at most max_tasks, and only as many as fit: their tasks and continuations together take at most
+        half of the largest message, or it is one lease. A lease whose continuation does not fit into a message beside its
+        task comes without it.
+        """
 
     @property
     def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:

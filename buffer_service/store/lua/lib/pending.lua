@@ -61,13 +61,12 @@ local function pending_rank(source, member, score)
   return -effective_priority(source.environment, own), score, tonumber(string.sub(member, 1, 15))
 end
 
--- Up to `count` entries that are due, in order of leasing; they are the caller's to take out.
+-- Up to `count` entries that are due, in order of leasing, and what the caller gives to close_picking; they are the
+-- caller's to take out.
 local function pick_pending(count)
   local sources = {}
   for environment in pairs(pending_names()) do
     sources[#sources + 1] = {at = pending_key(environment), environment = environment, rank = pending_rank}
   end
-  local members, picking = pick_many(sources, 'lease_stride', count)
-  close_picking(picking, #members)
-  return members
+  return pick_many(sources, 'lease_stride', count)
 end
