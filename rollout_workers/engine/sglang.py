@@ -29,6 +29,7 @@ from rollout_workers.engine.errors import (
     EngineMalformed,
     EngineRejected,
     EngineTimeout,
+    EngineUnavailable,
 )
 from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.http import HttpConnection
@@ -54,6 +55,8 @@ _IMPOSSIBLE_TOKEN_ID = 2**31 - 1
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 _FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
 _ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
+_ABORT_S = 5.0
+"""Longest wait for the answer to one abort: a drain waits on it."""
 
 
 class SglangEngine:
@@ -260,17 +263,43 @@ class SglangEngine:
         self.on_decoding(by)
 
     async def abort(self, rids: Sequence[str]) -> None:
-        """See Engine. Returns when they have ended, or after a second of trying."""
+        """See Engine. Returns when they have ended, or after a second of trying.
+
+        What the server does not let go is ended here, with what has arrived of it; then its refusal is raised.
+        """
         self._aborted |= self._live.intersection(rids)
         await self._gate.give_up(rids)
+        refusal: EngineError | None = None
         for again_after_s in _ABORT_AGAIN_AFTER_S:
             live = self._live.intersection(rids) - self._gate.waiting
             if not live:
                 return
-            async with asyncio.TaskGroup() as group:
-                for rid in live:
-                    group.create_task(self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request"))
+            refusal = await self._tell_to_abort(live)
+            if isinstance(refusal, EngineTimeout | EngineUnavailable):
+                break  # It would not answer the next one either.
             await self._wait_until_ended(live, again_after_s)
+        live = self._live.intersection(rids)
+        if refusal is None or not live:
+            return
+        if self._generate_calls is not None:
+            self._generate_calls.give_up(f"it does not abort: {refusal}", live)
+        raise refusal
+
+    async def _tell_to_abort(self, rids: set[str]) -> EngineError | None:
+        """Send one abort for each; the first that was not taken. One that fails costs the others nothing."""
+        allowed_s = min(_ABORT_S, self.options.control_timeout_s)
+        outcomes = await asyncio.gather(
+            *(
+                self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request", deadline_s=allowed_s)
+                for rid in sorted(rids)
+            ),
+            return_exceptions=True,
+        )
+        refusals = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
+        for outcome in outcomes:
+            if outcome is not None and outcome not in refusals:
+                raise outcome
+        return refusals[0] if refusals else None
 
     async def _wait_until_ended(self, rids: set[str], within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
