@@ -2,7 +2,7 @@
 
 The server's habits that shape this file; each is a requirement, with a test:
 - A token id outside the vocabulary ends the whole process, so every request is checked first (requests.py). The
-  vocabulary is asked of the server: /server_info does not tell it, but the refusal of an impossible token id does.
+  vocabulary is asked of the server (sglang_settings.py).
 - /health generates a token, and asked during a pause it marks the server unhealthy: /ready is polled instead.
 - Abort matches by prefix (ids have one length), ignores ids that have not arrived yet (sent again until they end), and
   does nothing to requests held back by a pause (gate.py keeps them on our side).
@@ -16,14 +16,14 @@ What it does about weights is in sglang_weights.py.
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.retry import Backoff
-from rollout_workers.engine import sglang_wire
+from rollout_workers.engine import sglang_settings
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
@@ -35,7 +35,7 @@ from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
-from rollout_workers.engine.sglang_generate import ServerSettings, SglangGenerate
+from rollout_workers.engine.sglang_generate import SglangGenerate
 from rollout_workers.engine.sglang_weights import SglangWeights
 from rollout_workers.engine.types import (
     DecodingListener,
@@ -51,8 +51,6 @@ from rollout_workers.engine.types import (
 
 __all__ = ["SglangEngine", "SglangOptions"]
 
-_IMPOSSIBLE_TOKEN_ID = 2**31 - 1
-_VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 _FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
 _ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
 _ABORT_S = 5.0
@@ -81,6 +79,8 @@ class SglangEngine:
         self._weights = SglangWeights(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
+        self._start: dict[str, Any] | None = None
+        """Tells the process that `_info` is about from a later one."""
         self._connecting = asyncio.Lock()
         self._gate = Gate()
         self._live: set[str] = set()
@@ -139,47 +139,18 @@ class SglangEngine:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineMalformed(self.address, doing, f"{type(error).__name__} {error}") from error
 
-    async def _connect(self) -> EngineInfo:
-        server = await self._calls.get("/server_info", "asking for its settings")
-        model = await self._calls.get("/model_info", "asking for its model")
-        models = await self._calls.get("/v1/models", "asking for its context length")
-        vocab_size = self._known_vocab_size or await self._ask_vocab_size()
-        try:
-            info = EngineInfo(
-                name="sglang",
-                version=str(server["version"]),
-                address=self.address,
-                model_path=str(model["model_path"]),
-                vocab_size=vocab_size,
-                max_input_tokens=int(server["max_req_input_len"]),
-                context_length=int(models["data"][0]["max_model_len"]),
-                max_running_requests=int(server["max_running_requests"] or 0),
-            )
-            settings = ServerSettings(
-                vocab_size=vocab_size,
-                mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
-                incremental=bool(server.get("incremental_streaming_output")),
-            )
-            label = str(model["weight_version"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineMalformed(self.address, "asking for its settings", f"{type(error).__name__} {error}") from error
-        await self._weights.found(label, Path(info.model_path), ranks=int(server.get("tp_size") or 1))
-        self._generate_calls = SglangGenerate(self._calls, settings, lambda: self._weights.label, self._say_decoding)
-        return info
+    async def was_restarted(self) -> bool:
+        """See Engine."""
+        return self._start is not None and self._start != await sglang_settings.ask_start(self._calls)
 
-    async def _ask_vocab_size(self) -> int:
-        doing = "asking for its vocabulary"
-        body = {
-            "input_ids": [0],
-            "sampling_params": {"max_new_tokens": 1},
-            "return_logprob": True,
-            "token_ids_logprob": [_IMPOSSIBLE_TOKEN_ID],
-        }
-        reply = await self._calls.post("/generate", body, doing)
-        found = _VALID_RANGE.search(reply.message)
-        if reply.status != 400 or found is None:
-            raise EngineMalformed(self.address, doing, f"status {reply.status}: {reply.message}")
-        return int(found[1])
+    async def _connect(self) -> EngineInfo:
+        found = await sglang_settings.ask(self._calls, vocab_size=self._known_vocab_size)
+        await self._weights.found(found.label, found.model_path, ranks=found.ranks)
+        self._generate_calls = SglangGenerate(
+            self._calls, found.settings, lambda: self._weights.label, self._say_decoding
+        )
+        self._start = found.start
+        return found.info
 
     # --- generation -------------------------------------------------------------------------------------------
 

@@ -168,6 +168,8 @@ def make_sample(
         # Tokens are never handed on without the log-probability that training needs.
         kept = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:kept], logprobs[:kept]
+    elif (said := meta.get("completion_tokens", len(output_ids))) != len(output_ids):
+        raise Malformed(f"{len(output_ids)} tokens, and {said} by its own count")
     if len(logprobs) != len(output_ids):
         raise Malformed(f"{len(logprobs)} log-probabilities for {len(output_ids)} tokens")
     if not np.isfinite(logprobs).all():

@@ -1,6 +1,7 @@
 """SglangEngine against FakeSglang: what it does when a server refuses, lies, hangs or goes away."""
 
 import asyncio
+import copy
 import math
 import socket
 import time
@@ -122,10 +123,11 @@ async def test_top_p_over_a_large_vocabulary_needs_a_top_k(engine: SglangEngine,
         answer("RID", [7, 8], weight_versions=[{"version": "1", "start": 0, "end": 1}]),
         answer("RID", [7, 8], weight_versions=[{"version": "1", "start": 1, "end": 2}]),
         answer("RID", [7, 8], weight_versions=None),
+        answer("RID", [7, 8], completion_tokens=3),
     ],
 )
 async def test_a_malformed_answer_is_not_used(engine: SglangEngine, fake: FakeSglang, entry: dict[str, Any]) -> None:
-    asked, sibling = request(), request(sample_index=1)
+    asked, sibling, entry = request(), request(sample_index=1), copy.deepcopy(entry)
     if entry.get("meta_info", {}).get("id") == "RID":
         entry["meta_info"]["id"] = asked.rid
 
