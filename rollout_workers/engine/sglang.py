@@ -37,6 +37,7 @@ from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
 from rollout_workers.engine.sglang_generate import SglangGenerate
 from rollout_workers.engine.sglang_weights import SglangWeights
+from rollout_workers.engine.sglang_wire import ODD
 from rollout_workers.engine.types import (
     DecodingListener,
     EngineInfo,
@@ -136,7 +137,7 @@ class SglangEngine:
                 waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
                 token_usage=max((float(rank["token_usage"]) for rank in ranks), default=0.0),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except ODD as error:
             raise EngineMalformed(self.address, doing, f"{type(error).__name__} {error}") from error
 
     async def was_restarted(self) -> bool:

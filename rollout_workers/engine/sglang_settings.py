@@ -75,7 +75,7 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
             ranks=int(server.get("tp_size") or 1),
             start=_start_of(server),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except sglang_wire.ODD as error:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
 
 

@@ -168,10 +168,8 @@ class _SampleStream:
         for body in unread:
             try:
                 self._absorb(_parsed(body))
-            except Malformed as error:
-                self._faults.append(str(error))
-            except (KeyError, TypeError, IndexError, AttributeError) as error:
-                self._faults.append(f"{type(error).__name__}: {error}")
+            except sglang_wire.ODD as error:
+                self._faults.append(sglang_wire.fault_of(error))
 
     def _absorb(self, event: dict[str, Any]) -> None:
         meta = event["meta_info"]
@@ -220,9 +218,9 @@ class _SampleStream:
     def refusal(self) -> StreamRefused | None:
         self._read()
         status = (self._finish or {}).get("status_code")
-        if self._ids or status not in _BUSY:
+        if self._ids or not isinstance(status, int) or status not in _BUSY:
             return None
-        return StreamRefused(int(status), str((self._finish or {}).get("message", "")))
+        return StreamRefused(status, str((self._finish or {}).get("message", "")))
 
     def result(self, labels: Sequence[str], *, complete: bool) -> GeneratedSample:
         received = self.received
@@ -241,8 +239,8 @@ class _SampleStream:
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
             return sglang_wire.make_sample(self.request, self._ids, self._logprobs, meta, spans=spans)
-        except Malformed as error:
-            return unusable(self.request, str(error), received=received)
+        except sglang_wire.ODD as error:
+            return unusable(self.request, sglang_wire.fault_of(error), received=received)
 
     def _spans_seen(self, labels: Sequence[str], length: int) -> tuple[VersionSpan, ...]:
         """Spans over [0, length) by what was seen, and never newer than the truth."""

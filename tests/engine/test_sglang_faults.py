@@ -124,6 +124,11 @@ async def test_top_p_over_a_large_vocabulary_needs_a_top_k(engine: SglangEngine,
         answer("RID", [7, 8], weight_versions=[{"version": "1", "start": 1, "end": 2}]),
         answer("RID", [7, 8], weight_versions=None),
         answer("RID", [7, 8], completion_tokens=3),
+        answer("RID", [2**31]),
+        answer("RID", [7], finish_reason={"length": 1}),
+        answer("RID", [7], finish_reason={"type": ["length"]}),
+        answer("RID", [7], weight_versions=[{"version": "1", "end": 1}]),
+        answer("RID", [7], output_token_logprobs=[["high", 7, None]]),
     ],
 )
 async def test_a_malformed_answer_is_not_used(engine: SglangEngine, fake: FakeSglang, entry: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from buffer_wire.retry import Backoff
 from rollout_workers import guard
 from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
@@ -85,6 +86,31 @@ async def test_server_that_was_started_anew_unnoticed_is_found_out_by_its_first_
         assert not slot.leasable, "until it is brought to the published version"
         assert await calls.make([six_tokens()], 5.0) == {}
         assert progress.samples[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await host.close()
+
+
+async def test_server_that_does_not_tell_its_weights_is_unreachable_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_BACKOFF", Backoff(first_s=0.01, ceiling_s=0.02))
+
+    async def says_nothing(body: Any) -> web.StreamResponse:
+        return ok({})
+
+    async with FakeSglang() as server:
+        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        slot = await open_slot("e0", host)
+        running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=60.0).run())
+        tells, server.handlers["/model_info"] = server.handlers["/model_info"], says_nothing
+        slot.suspect = True
+        slot.changes.notify()
+        await eventually(lambda: "no weight_version" in slot.last_error)
+        assert not slot.reachable
+        server.handlers["/model_info"] = tells
+        await eventually(lambda: slot.reachable)
+        assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await host.close()
