@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineError, EngineTimeout
 from rollout_workers.engine.types import SampleRequest
@@ -114,7 +113,7 @@ class EngineGuard:
         slot.changes.notify()
         _log.error("engine lost", engine=slot.engine_id, address=slot.info.address, why=why)
         log = WaitLog(f"reach engine {slot.engine_id}")
-        slot.last_error, slot.errors = why[:MAX_ERROR_CHARS], slot.errors + 1
+        slot.last_error, slot.errors = why, slot.errors + 1
         if began - self._back_at < _LONG_LIFE_S:
             # What dies as soon as it works will do so again: not in a tight circle.
             await asyncio.sleep(next(self._short_lives))

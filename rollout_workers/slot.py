@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.breaker import Breaker, counts
 from rollout_workers.changes import Changes
@@ -199,7 +200,7 @@ class EngineSlot:
             loaded=self.loaded.wire(),
             reloads=self.reloads,
             last_reload_ms=self.last_reload_ms,
-            last_error=self.last_error,
+            last_error=self.last_error[:MAX_ERROR_CHARS],
             errors=self.errors,
             membership=self.membership,
             prepared=self.prepared.wire() if self.prepared is not None else None,

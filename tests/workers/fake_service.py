@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 
 from buffer_wire.channel import server_options
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.layout import read_payload
+from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.status import status_of, to_detail
 from rollout_buffer.v1 import (
     common_pb2,
@@ -343,6 +344,9 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
         self, request: weights_pb2.ReportEngineRequest, context: Context
     ) -> weights_pb2.ReportEngineResponse:
         fake, engine_id = self.fake, request.report.engine_id
+        if len(request.report.last_error) > MAX_ERROR_CHARS:
+            said = f"{len(request.report.last_error)} characters"
+            await _abort(context, InvalidField("report.last_error", said, f"at most {MAX_ERROR_CHARS} characters"))
         fake.reports.append(request.report)
         fake.engines[engine_id] = request.report
         if not request.wants_load:
