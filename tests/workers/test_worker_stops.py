@@ -135,6 +135,17 @@ async def test_stop_hands_the_work_of_an_engine_back_that_does_not_abort(fake: F
     assert [s.tokens for r in returned for s in r.continuation.header.samples] == [5, 5, 5, 5]
 
 
+async def test_stop_does_not_wait_for_a_service_that_takes_no_last_report(fake: FakeService, tmp_path: Path) -> None:
+    async with working(fake, tmp_path) as running:
+        await fake.until(lambda: bool(fake.lease_requests))
+        fake.hold_reports.clear()
+        running.worker.stop()
+        # One attempt alone could take 15 s; the last report has one second, and the drain nothing to wait for.
+        await asyncio.wait_for(asyncio.shield(running.running), 10)
+    assert fake.engine().state != weights_pb2.ENGINE_STATE_STOPPED
+    fake.hold_reports.set()
+
+
 async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake: FakeService, tmp_path: Path) -> None:
     files = weight_files(tmp_path / "v1", {"model": b"1"})
     await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
