@@ -2,11 +2,16 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from rollout_workers.reward_threads import RewardThreads
 from tests.workers.building import eventually
+
+
+def hang(until: threading.Event) -> None:
+    until.wait(20)
 
 
 async def test_a_thread_is_kept_for_the_next_call() -> None:
@@ -21,7 +26,7 @@ async def test_a_thread_is_kept_for_the_next_call() -> None:
 
 async def test_calls_wait_while_all_threads_are_taken() -> None:
     threads, release, made = RewardThreads(2), threading.Event(), list[str]()
-    hanging = [asyncio.create_task(threads.run(lambda: release.wait(20) and None)) for _ in range(2)]
+    hanging = [asyncio.create_task(threads.run(partial(hang, release))) for _ in range(2)]
     later = asyncio.create_task(threads.run(lambda: made.append("later")))
     await eventually(lambda: threads._started == 2)
     with pytest.raises(TimeoutError):
@@ -49,7 +54,7 @@ async def test_what_a_call_raises_is_raised_to_its_caller_and_the_thread_goes_on
 async def test_after_the_end_calls_that_wait_are_not_made_and_threads_are_gone() -> None:
     before = set(threading.enumerate())
     threads, release, made = RewardThreads(1), threading.Event(), list[str]()
-    hanging = asyncio.create_task(threads.run(lambda: release.wait(20) and None))
+    hanging = asyncio.create_task(threads.run(partial(hang, release)))
     later = asyncio.create_task(threads.run(lambda: made.append("later")))
     await eventually(lambda: set(threading.enumerate()) > before)
     later.cancel()
