@@ -142,7 +142,7 @@ class SglangEngine:
 
     async def was_restarted(self) -> bool:
         """See Engine."""
-        return self._start is not None and self._start != await sglang_settings.ask_start(self._calls)
+        return self._start is not None and await sglang_settings.was_restarted(self._calls, self._start)
 
     async def _connect(self) -> EngineInfo:
         found = await sglang_settings.ask(self._calls, vocab_size=self._known_vocab_size)

@@ -42,7 +42,7 @@ class Found:
     model_path: Path
     ranks: int
     start: dict[str, Any]
-    """What `ask_start` returns as long as it is the same process."""
+    """What tells this start of it from the next: those fields that it has."""
 
 
 async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
@@ -79,13 +79,14 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
 
 
-async def ask_start(calls: SglangCalls) -> dict[str, Any]:
-    """What tells one start of the server from the next. Raises EngineError."""
-    return _start_of(await calls.get("/server_info", "asking if it was started anew"))
+async def was_restarted(calls: SglangCalls, start: dict[str, Any]) -> bool:
+    """True if a field of `start` is another by now. Raises EngineError."""
+    now = _start_of(await calls.get("/server_info", "asking if it was started anew"))
+    return any(now.get(name, value) != value for name, value in start.items())
 
 
 def _start_of(server: dict[str, Any]) -> dict[str, Any]:
-    return {name: server.get(name) for name in _OF_ONE_START}
+    return {name: value for name in _OF_ONE_START if (value := server.get(name)) is not None}
 
 
 async def _ask_vocab_size(calls: SglangCalls) -> int:
