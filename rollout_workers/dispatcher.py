@@ -78,7 +78,7 @@ class Dispatcher:
         self._stopping = False
         self._requests = 0
         self._asked = False
-        """True while a request is unanswered."""
+        """True while a request is unanswered, or its answer came too late for its leases to be begun."""
         self._wants = False
         """True while it is about to ask."""
         self._peers = peers
@@ -202,7 +202,8 @@ class Dispatcher:
         self._requests += 1
         self._asked, self._wants = True, False
         reply = await self._lease(self._room(), self._slot.loaded, self._lease_wait_s)
-        self._asked = False
+        if not self._stopping:
+            self._asked = False
         return reply
 
     async def _lease(self, room: int, loaded: Version, wait_s: float) -> tasks_pb2.LeaseTasksResponse:

@@ -12,7 +12,7 @@ import structlog
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.attempts import Attempts
-from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.samples import GroupProgress
@@ -64,10 +64,14 @@ class EngineCalls:
         try:
             failed = self._take(await self.slot.generate(requests, deadline_s=left_s))
             for error in failed.values():
-                self.slot.failed(error)
+                self.slot.failed(error, doubted=True)
         except (EngineError, InvalidField) as raised:
             if isinstance(raised, EngineError):
-                self.slot.failed(raised, suspect=isinstance(raised, EngineUnavailable | EngineTimeout))
+                self.slot.failed(
+                    raised,
+                    suspect=isinstance(raised, EngineUnavailable | EngineTimeout),
+                    doubted=isinstance(raised, EngineMalformed),
+                )
             unusable = self._take(raised.partial if isinstance(raised, EngineError) else ())
             open_now = set(self.progress.unfinished)
             failed = {i: raised for request in requests if (i := request.sample_index) in open_now} | unusable

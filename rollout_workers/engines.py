@@ -62,7 +62,8 @@ class RemoteHost:
 
     def __init__(self, url: str, options: WorkerOptions) -> None:
         self.base_model = options.base_model
-        self._engine = SglangEngine(url, options=_sglang_options(options))
+        self._sglang = _sglang_options(options)
+        self._engine = SglangEngine(url, options=self._sglang)
         self.url = url
         self._timeout_s = options.engine_timeout_s
 
@@ -84,11 +85,15 @@ class RemoteHost:
         return self._engine
 
     async def revive(self) -> Engine:
-        """Look whether the server is there."""
+        """Look whether the server is there; one that was started anew is connected anew."""
         # A server that was left paused is there, but not ready: it is reached by going on.
         await self._engine.resume()
         if not await self._engine.ready():
             raise EngineUnavailable(self.url, "reconnecting", "not ready")
+        if await self._engine.was_restarted():
+            # Nothing that is known of the old one holds, its way to stream included; its calls have ended with it.
+            old, self._engine = self._engine, SglangEngine(self.url, options=self._sglang)
+            await old.close()
         return self._engine
 
     async def close(self) -> None:

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.retry import Backoff
-from rollout_workers.engine.errors import EngineError
+from rollout_workers.engine.errors import EngineError, EngineTimeout
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.engines import EngineHost
 from rollout_workers.errors import EnginesLost
@@ -55,7 +54,8 @@ class EngineGuard:
         slot = self._slot
         while True:
             pause_s = min(PROBE_S, slot.breaker.trial_in_s)
-            await slot.changes.until(lambda: slot.suspect, timeout_s=pause_s)
+            await slot.changes.until(lambda: slot.suspect or slot.doubted, timeout_s=pause_s)
+            slot.doubted = False
             if self._host.ended:
                 await self._reconnect(await asyncio.to_thread(lambda: self._host.why_ended))
             elif slot.loading:
@@ -87,11 +87,13 @@ class EngineGuard:
         return self._slot.loading or await self._slot.engine.ready()
 
     async def _is_the_same(self) -> bool:
-        """False when the engine has lost the weights that were loaded: it was started anew between two probes."""
+        """False when the engine was started anew between two probes: it says so, or has lost its weights."""
         slot = self._slot
         reloads, expected = slot.reloads, slot.loaded
         try:
             label = await slot.engine.loaded_version()
+            if await self._was_restarted():
+                return False
         except EngineError:
             return False
         if slot.loading or slot.reloads != reloads or not slot.current or slot.pristine:
@@ -99,13 +101,19 @@ class EngineGuard:
         # A higher one is the business of whoever wrote the weights.
         return (Version.parse(label) or BASE) >= expected
 
+    async def _was_restarted(self) -> bool:
+        try:
+            return await self._slot.engine.was_restarted()
+        except EngineTimeout:
+            return False  # It is busy, or is being paused: the next round asks again.
+
     async def _reconnect(self, why: str) -> None:
         slot, began, delays = self._slot, time.monotonic(), _BACKOFF.delays()
         slot.reachable, slot.current = False, False
         slot.changes.notify()
         _log.error("engine lost", engine=slot.engine_id, address=slot.info.address, why=why)
         log = WaitLog(f"reach engine {slot.engine_id}")
-        slot.last_error, slot.errors = why[:MAX_ERROR_CHARS], slot.errors + 1
+        slot.last_error, slot.errors = why, slot.errors + 1
         if began - self._back_at < _LONG_LIFE_S:
             # What dies as soon as it works will do so again: not in a tight circle.
             await asyncio.sleep(next(self._short_lives))

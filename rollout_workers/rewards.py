@@ -19,7 +19,6 @@ import json
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from rollout_workers.functions import is_coroutine, load
 from rollout_workers.prompts import Prompts
 from rollout_workers.reward_inputs import RewardInput, RewardTurn
 from rollout_workers.reward_processes import RewardProcesses
+from rollout_workers.reward_threads import RewardThreads
 from rollout_workers.samples import GroupProgress, TokenIds
 
 __all__ = ["RewardFunction", "RewardInput", "RewardTurn", "Scorer", "Scores", "load_reward"]
@@ -81,7 +81,7 @@ class Scorer:
         self._is_coroutine = is_coroutine(function)
         self._processes = processes
         """Where the function runs, unless in threads or on the loop."""
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
+        self._threads = RewardThreads(threads)
 
     async def score(self, progress: GroupProgress, indices: Sequence[int]) -> Scores:
         """A reward for each of these samples, or why there is none. Raises RewardFailed when none can be asked for."""
@@ -104,7 +104,7 @@ class Scorer:
 
     async def close(self) -> None:
         """Let go of the threads, where one that hangs in a reward function is left behind, and end the processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         if self._processes is not None:
             await self._processes.close()
 
@@ -168,10 +168,9 @@ class Scorer:
     async def _compute_in_thread(self, inputs: Sequence[RewardInput], results: Results) -> None:
         computed: Results = {}
         abandoned = threading.Event()
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await loop.run_in_executor(self._threads, self._compute, inputs, computed, abandoned)
+                await self._threads.run(lambda: self._compute(inputs, computed, abandoned))
         except TimeoutError:
             pass
         finally:

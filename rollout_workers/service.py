@@ -165,26 +165,30 @@ class ServiceClient:
     async def give_back(
         self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn], *, timeout_s: float | None = None
     ) -> tasks_pb2.ReturnLeasesResponse:
-        """Hand leases of `holder` back; on the bulk channel, for continuations can be large."""
+        """Hand leases of `holder` back, within `timeout_s`; on the bulk channel, for continuations can be large."""
+        allowed_s = timeout_s or self.timeout_s
 
         def attempt() -> Awaitable[tasks_pb2.ReturnLeasesResponse]:
             request = tasks_pb2.ReturnLeasesRequest(
                 run=self.ref(), worker_id=holder, instance_id=self.instance_id, returns=returns
             )
-            return self._bulk_tasks.ReturnLeases(request, timeout=CALL_TIMEOUT_S)
+            return self._bulk_tasks.ReturnLeases(request, timeout=min(CALL_TIMEOUT_S, allowed_s))
 
-        return await self.repeat("return leases", attempt, timeout_s or self.timeout_s)
+        return await self.repeat("return leases", attempt, allowed_s)
 
     async def report(
         self, report: weights_pb2.EngineReport, *, wants_load: bool = False, timeout_s: float | None = None
     ) -> weights_pb2.ReportEngineResponse:
-        """Say where an engine stands, and ask for its place among those that are out of service to load."""
+        """Say where an engine stands, and ask for its place among those that are out of service to load; gives up after
+        `timeout_s`.
+        """
+        allowed_s = timeout_s or self.timeout_s
 
         def attempt() -> Awaitable[weights_pb2.ReportEngineResponse]:
             request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report, wants_load=wants_load)
-            return self._weights.ReportEngine(request, timeout=CALL_TIMEOUT_S)
+            return self._weights.ReportEngine(request, timeout=min(CALL_TIMEOUT_S, allowed_s))
 
-        return await self.repeat("report an engine", attempt, timeout_s or self.timeout_s)
+        return await self.repeat("report an engine", attempt, allowed_s)
 
     async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
         """The engines of the run, as they were last reported. Raises RolloutBufferError."""

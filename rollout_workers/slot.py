@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.breaker import Breaker, counts
 from rollout_workers.changes import Changes
@@ -87,8 +88,7 @@ class EngineSlot:
         """Where this worker serves what it has fetched."""
         self.reloads = 0
         self.last_reload_ms = 0
-        self.errors = 0
-        self.last_error = ""
+        self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
         """Open after failed calls in a row: no new work until a trial has succeeded."""
         self.evaluating = 0
@@ -101,6 +101,8 @@ class EngineSlot:
         self.load = LoadView()
         self.suspect = False
         """True from an error that may mean that the engine is gone until the guard has heard from it."""
+        self.doubted = False
+        """True from an answer that breaks the engine's contract until the guard looks whether it is still the same."""
 
     @property
     def engine(self) -> Engine:
@@ -133,13 +135,14 @@ class EngineSlot:
         """The version of an engine's label; a label that no worker gave means the weights it started with."""
         return Version.parse(label) or self.base
 
-    def failed(self, error: BaseException, *, suspect: bool = False) -> None:
-        """Note an error; `suspect` when the engine may be gone."""
+    def failed(self, error: BaseException, *, suspect: bool = False, doubted: bool = False) -> None:
+        """Note an error; `suspect` when the engine may be gone, `doubted` when it may be another."""
         self.errors += 1
         failures = self.breaker.failures
         cut_off = f"no work after {failures} failed calls in a row, the last: " if self.breaker.is_open else ""
         self.last_error = cut_off + describe(error)
         self.suspect = self.suspect or suspect
+        self.doubted = self.doubted or doubted
         self.changes.notify()
 
     def ask_for_place(self, *, wanted: bool) -> None:
@@ -197,7 +200,7 @@ class EngineSlot:
             loaded=self.loaded.wire(),
             reloads=self.reloads,
             last_reload_ms=self.last_reload_ms,
-            last_error=self.last_error,
+            last_error=self.last_error[:MAX_ERROR_CHARS],
             errors=self.errors,
             membership=self.membership,
             prepared=self.prepared.wire() if self.prepared is not None else None,

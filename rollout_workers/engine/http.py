@@ -55,6 +55,7 @@ class HttpConnection:
         self._reconnect_s = reconnect_s
         self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def call(
         self,
@@ -74,6 +75,9 @@ class HttpConnection:
         `on_data` is given a good answer (status 200) piece by piece as it arrives, in place of the reply's body; what
         it raises ends the call. Raises EngineTimeout, EngineUnavailable.
         """
+        if self._closed:
+            # What cleans up after a call that was cut off by it comes too late.
+            raise EngineUnavailable(self.base_url, doing, "the connection was closed")
         deadline = time.monotonic() + deadline_s
         give_up: float | None = None
         pause_s = _FIRST_RETRY_S
@@ -114,7 +118,8 @@ class HttpConnection:
             return Reply(response.status, raw.decode(errors="replace"))
 
     async def close(self) -> None:
-        """Drop all connections. The next call would open new ones."""
+        """Drop all connections, for good: what is under way fails, and so does what comes later."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -2,7 +2,7 @@
 
 The server's habits that shape this file; each is a requirement, with a test:
 - A token id outside the vocabulary ends the whole process, so every request is checked first (requests.py). The
-  vocabulary is asked of the server: /server_info does not tell it, but the refusal of an impossible token id does.
+  vocabulary is asked of the server (sglang_settings.py).
 - /health generates a token, and asked during a pause it marks the server unhealthy: /ready is polled instead.
 - Abort matches by prefix (ids have one length), ignores ids that have not arrived yet (sent again until they end), and
   does nothing to requests held back by a pause (gate.py keeps them on our side).
@@ -16,26 +16,28 @@ What it does about weights is in sglang_weights.py.
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.retry import Backoff
-from rollout_workers.engine import sglang_wire
+from rollout_workers.engine import sglang_settings
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
     EngineRejected,
     EngineTimeout,
+    EngineUnavailable,
 )
 from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
-from rollout_workers.engine.sglang_generate import ServerSettings, SglangGenerate
+from rollout_workers.engine.sglang_generate import SglangGenerate
 from rollout_workers.engine.sglang_weights import SglangWeights
+from rollout_workers.engine.sglang_wire import ODD
 from rollout_workers.engine.types import (
     DecodingListener,
     EngineInfo,
@@ -50,10 +52,10 @@ from rollout_workers.engine.types import (
 
 __all__ = ["SglangEngine", "SglangOptions"]
 
-_IMPOSSIBLE_TOKEN_ID = 2**31 - 1
-_VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 _FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
 _ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
+_ABORT_S = 5.0
+"""Longest wait for the answer to one abort: a drain waits on it."""
 
 
 class SglangEngine:
@@ -78,6 +80,8 @@ class SglangEngine:
         self._weights = SglangWeights(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
+        self._start: dict[str, Any] | None = None
+        """Tells the process that `_info` is about from a later one."""
         self._connecting = asyncio.Lock()
         self._gate = Gate()
         self._live: set[str] = set()
@@ -133,50 +137,21 @@ class SglangEngine:
                 waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
                 token_usage=max((float(rank["token_usage"]) for rank in ranks), default=0.0),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except ODD as error:
             raise EngineMalformed(self.address, doing, f"{type(error).__name__} {error}") from error
 
-    async def _connect(self) -> EngineInfo:
-        server = await self._calls.get("/server_info", "asking for its settings")
-        model = await self._calls.get("/model_info", "asking for its model")
-        models = await self._calls.get("/v1/models", "asking for its context length")
-        vocab_size = self._known_vocab_size or await self._ask_vocab_size()
-        try:
-            info = EngineInfo(
-                name="sglang",
-                version=str(server["version"]),
-                address=self.address,
-                model_path=str(model["model_path"]),
-                vocab_size=vocab_size,
-                max_input_tokens=int(server["max_req_input_len"]),
-                context_length=int(models["data"][0]["max_model_len"]),
-                max_running_requests=int(server["max_running_requests"] or 0),
-            )
-            settings = ServerSettings(
-                vocab_size=vocab_size,
-                mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
-                incremental=bool(server.get("incremental_streaming_output")),
-            )
-            label = str(model["weight_version"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineMalformed(self.address, "asking for its settings", f"{type(error).__name__} {error}") from error
-        await self._weights.found(label, Path(info.model_path), ranks=int(server.get("tp_size") or 1))
-        self._generate_calls = SglangGenerate(self._calls, settings, lambda: self._weights.label, self._say_decoding)
-        return info
+    async def was_restarted(self) -> bool:
+        """See Engine."""
+        return self._start is not None and await sglang_settings.was_restarted(self._calls, self._start)
 
-    async def _ask_vocab_size(self) -> int:
-        doing = "asking for its vocabulary"
-        body = {
-            "input_ids": [0],
-            "sampling_params": {"max_new_tokens": 1},
-            "return_logprob": True,
-            "token_ids_logprob": [_IMPOSSIBLE_TOKEN_ID],
-        }
-        reply = await self._calls.post("/generate", body, doing)
-        found = _VALID_RANGE.search(reply.message)
-        if reply.status != 400 or found is None:
-            raise EngineMalformed(self.address, doing, f"status {reply.status}: {reply.message}")
-        return int(found[1])
+    async def _connect(self) -> EngineInfo:
+        found = await sglang_settings.ask(self._calls, vocab_size=self._known_vocab_size)
+        await self._weights.found(found.label, found.model_path, ranks=found.ranks)
+        self._generate_calls = SglangGenerate(
+            self._calls, found.settings, lambda: self._weights.label, self._say_decoding
+        )
+        self._start = found.start
+        return found.info
 
     # --- generation -------------------------------------------------------------------------------------------
 
@@ -260,17 +235,43 @@ class SglangEngine:
         self.on_decoding(by)
 
     async def abort(self, rids: Sequence[str]) -> None:
-        """See Engine. Returns when they have ended, or after a second of trying."""
+        """See Engine. Returns when they have ended, or after a second of trying.
+
+        What the server does not let go is ended here, with what has arrived of it; then its refusal is raised.
+        """
         self._aborted |= self._live.intersection(rids)
         await self._gate.give_up(rids)
+        refusal: EngineError | None = None
         for again_after_s in _ABORT_AGAIN_AFTER_S:
             live = self._live.intersection(rids) - self._gate.waiting
             if not live:
                 return
-            async with asyncio.TaskGroup() as group:
-                for rid in live:
-                    group.create_task(self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request"))
+            refusal = await self._tell_to_abort(live)
+            if isinstance(refusal, EngineTimeout | EngineUnavailable):
+                break  # It would not answer the next one either.
             await self._wait_until_ended(live, again_after_s)
+        live = self._live.intersection(rids)
+        if refusal is None or not live:
+            return
+        if self._generate_calls is not None:
+            self._generate_calls.give_up(f"it does not abort: {refusal}", live)
+        raise refusal
+
+    async def _tell_to_abort(self, rids: set[str]) -> EngineError | None:
+        """Send one abort for each; the first that was not taken. One that fails costs the others nothing."""
+        allowed_s = min(_ABORT_S, self.options.control_timeout_s)
+        outcomes = await asyncio.gather(
+            *(
+                self._calls.post_ok("/abort_request", {"rid": rid}, "aborting a request", deadline_s=allowed_s)
+                for rid in sorted(rids)
+            ),
+            return_exceptions=True,
+        )
+        refusals = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
+        for outcome in outcomes:
+            if outcome is not None and outcome not in refusals:
+                raise outcome
+        return refusals[0] if refusals else None
 
     async def _wait_until_ended(self, rids: set[str], within_s: float) -> None:
         with contextlib.suppress(TimeoutError):

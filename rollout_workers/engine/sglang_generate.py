@@ -6,7 +6,7 @@ waits for any more leaves nothing running in the server.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,8 @@ class SglangGenerate:
         self._on_decoding = on_decoding
         self._cut_off = 0
         self._streams: set[BatchStream] = set()
-        self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, once nobody waits any more for the calls that are under way."""
+        self._given_up: dict[asyncio.Future[str], frozenset[str]] = {}
+        """Of each call that is under way, with its request ids: done, with the reason, once nobody waits for it."""
 
     @property
     def tokens_in_hand(self) -> int:
@@ -61,10 +61,11 @@ class SglangGenerate:
         tokens, self._cut_off = self._cut_off, 0
         return tokens
 
-    def give_up(self, why: str) -> None:
-        """End the calls that are under way."""
-        given_up, self._given_up = self._given_up, asyncio.get_running_loop().create_future()
-        given_up.set_result(why)
+    def give_up(self, why: str, rids: Collection[str] | None = None) -> None:
+        """End the calls that are under way, or those that are for none but these requests."""
+        for given_up, asked in self._given_up.items():
+            if not given_up.done() and (rids is None or asked.issubset(rids)):
+                given_up.set_result(why)
 
     async def call(self, requests: Sequence[SampleRequest], *, deadline: float, allowed_s: float) -> Answer:
         """Generate these; at `deadline` (monotonic) what runs is aborted and comes back as it is. Raises EngineError,
@@ -83,7 +84,9 @@ class SglangGenerate:
             )
             self._streams.add(stream)
         post = asyncio.create_task(self._post(requests, stream, doing, deadline))
-        rids, given_up = [request.rid for request in requests], self._given_up
+        rids = [request.rid for request in requests]
+        given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._given_up[given_up] = frozenset(rids)
         try:
             # In a task of its own, because it outlives the deadline: an aborted request still hands over its tokens.
             ends: set[asyncio.Future[Any]] = {post, given_up}
@@ -114,6 +117,7 @@ class SglangGenerate:
             raise
         finally:
             post.cancel()
+            del self._given_up[given_up]
             if stream is not None:
                 self._streams.discard(stream)
                 stream.close()

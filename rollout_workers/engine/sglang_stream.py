@@ -6,6 +6,8 @@ What SGLang 0.5.23 sends, and what follows for this file:
 - Log-probabilities come with their tokens, also those of the draw (`output_token_sampling_logprobs`).
 - A server started with --incremental-streaming-output sends what is new. Any other sends everything again each time:
   of those events the last two are kept unread, and read when something depends on them, so the work stays linear.
+- Which of both it is, is asked when the server is connected. A server that has been started anew meanwhile, with the
+  other setting, would have tokens left out or taken twice: `completion_tokens` gives it away.
 - An event of 8,000 tokens takes 13 ms to parse. Whether it is the last (`finish_reason`, before the log-probabilities)
   and how many tokens there are (`completion_tokens`, behind them) is found without: in a string the quotes of such a
   name would be escaped.
@@ -166,10 +168,8 @@ class _SampleStream:
         for body in unread:
             try:
                 self._absorb(_parsed(body))
-            except Malformed as error:
-                self._faults.append(str(error))
-            except (KeyError, TypeError, IndexError, AttributeError) as error:
-                self._faults.append(f"{type(error).__name__}: {error}")
+            except sglang_wire.ODD as error:
+                self._faults.append(sglang_wire.fault_of(error))
 
     def _absorb(self, event: dict[str, Any]) -> None:
         meta = event["meta_info"]
@@ -179,13 +179,21 @@ class _SampleStream:
         ids, logprobs = event["output_ids"], sglang_wire.drawn_logprobs(meta, narrowed=self._narrowed)
         if self._incremental:
             new = meta.get("completion_tokens", len(self._ids) + len(ids)) - len(self._ids)
-            if new > len(ids):
+            if new > len(ids) or (0 < new < len(ids) and not self._repeats_last(ids, new)):
                 raise Malformed(f"{len(ids)} tokens where {new} were missing")
             self._ids += ids[: max(new, 0)]
             self._logprobs += logprobs[: max(new, 0)]
         else:
+            # More than it says are in an event that was being written when the next ones came.
+            if meta.get("completion_tokens", 0) > len(ids):
+                raise Malformed(f"{len(ids)} tokens where all {meta['completion_tokens']} were due")
             self._ids += ids[len(self._ids) :]
             self._logprobs += logprobs[len(self._logprobs) :]
+
+    def _repeats_last(self, ids: list[int], new: int) -> bool:
+        """True for an abort outside the running batch that was sent in one event with the `new` tokens before it."""
+        aborted = (self._finish or {}).get("type") == "abort"
+        return aborted and len(ids) == new + 1 and ids[new] == ids[new - 1]
 
     @property
     def _finish(self) -> dict[str, Any] | None:
@@ -210,9 +218,9 @@ class _SampleStream:
     def refusal(self) -> StreamRefused | None:
         self._read()
         status = (self._finish or {}).get("status_code")
-        if self._ids or status not in _BUSY:
+        if self._ids or not isinstance(status, int) or status not in _BUSY:
             return None
-        return StreamRefused(int(status), str((self._finish or {}).get("message", "")))
+        return StreamRefused(status, str((self._finish or {}).get("message", "")))
 
     def result(self, labels: Sequence[str], *, complete: bool) -> GeneratedSample:
         received = self.received
@@ -231,8 +239,8 @@ class _SampleStream:
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
             return sglang_wire.make_sample(self.request, self._ids, self._logprobs, meta, spans=spans)
-        except Malformed as error:
-            return unusable(self.request, str(error), received=received)
+        except sglang_wire.ODD as error:
+            return unusable(self.request, sglang_wire.fault_of(error), received=received)
 
     def _spans_seen(self, labels: Sequence[str], length: int) -> tuple[VersionSpan, ...]:
         """Spans over [0, length) by what was seen, and never newer than the truth."""

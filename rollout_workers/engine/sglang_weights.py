@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollout_workers.engine import tensor_pickle, weight_files
-from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout
+from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineMalformed, EngineTimeout
 from rollout_workers.engine.http import Reply
 from rollout_workers.engine.sglang_calls import SglangCalls
 from rollout_workers.engine.sglang_group import SglangGroup
@@ -67,7 +67,11 @@ class SglangWeights:
 
     async def loaded_version(self) -> str:
         """The label that the server reports."""
-        return str((await self._calls.get("/model_info", "asking for the loaded version"))["weight_version"])
+        doing = "asking for the loaded version"
+        model = await self._calls.get("/model_info", doing)
+        if "weight_version" not in model:
+            raise EngineMalformed(self._calls.address, doing, f"no weight_version in {str(model)[:200]}")
+        return str(model["weight_version"])
 
     async def checksums(self) -> dict[str, str]:
         """A checksum of every parameter, as the server names and holds it."""

@@ -38,6 +38,15 @@ class Malformed(ValueError):
     """A reply that breaks SGLang's contract."""
 
 
+ODD = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError)
+"""What reading an answer of another form can raise, Malformed among them."""
+
+
+def fault_of(error: BaseException) -> str:
+    """What is wrong with an answer that could not be read."""
+    return str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+
+
 def generate_body(
     requests: Sequence[SampleRequest],
     *,
@@ -125,10 +134,8 @@ def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size:
     for entry, request in zip(reply, requests, strict=True):
         try:
             samples.append(_parse_sample(entry, request, narrowed=is_narrowed(request, vocab_size)))
-        except Malformed as error:
-            samples.append(unusable(request, str(error), received=_tokens_in(entry)))
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            samples.append(unusable(request, f"{type(error).__name__}: {error}", received=_tokens_in(entry)))
+        except ODD as error:
+            samples.append(unusable(request, fault_of(error), received=_tokens_in(entry)))
     if all(sample.fault for sample in samples):
         raise Malformed(samples[0].fault)
     return samples
@@ -156,7 +163,7 @@ def make_sample(
 ) -> GeneratedSample:
     """The sample of tokens, their log-probabilities and the meta_info of the end. `spans` where that has none.
 
-    Raises Malformed.
+    Raises one of ODD.
     """
     finish = meta["finish_reason"]
     reason = _FINISH_REASONS.get(finish["type"])
@@ -168,6 +175,8 @@ def make_sample(
         # Tokens are never handed on without the log-probability that training needs.
         kept = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:kept], logprobs[:kept]
+    elif (said := meta.get("completion_tokens", len(output_ids))) != len(output_ids):
+        raise Malformed(f"{len(output_ids)} tokens, and {said} by its own count")
     if len(logprobs) != len(output_ids):
         raise Malformed(f"{len(logprobs)} log-probabilities for {len(output_ids)} tokens")
     if not np.isfinite(logprobs).all():

@@ -131,6 +131,10 @@ class SimulatedEngine:
         await self._reach("asking for the loaded version")
         return self._weights.label
 
+    async def was_restarted(self) -> bool:
+        """See Engine. Its settings never change, and that it was revived is told by its label."""
+        return False
+
     async def ready(self) -> bool:
         """See Engine."""
         return not self._dead and not self._halted

@@ -281,6 +281,13 @@ class Engine(Protocol):
         """What the engine says about itself."""
         ...
 
+    async def was_restarted(self) -> bool:
+        """True if what answers is known to be another process than that which `info` was asked of. Costs no generation.
+
+        Such an engine is to be connected anew: its settings may be others.
+        """
+        ...
+
     async def close(self) -> None:
         """Release connections. Requests still running are aborted; the engine itself is left running."""
         ...

@@ -68,6 +68,7 @@ class FakeSglang:
         self.order: list[str] = []
         """Paths of the calls, in their order."""
         self.incremental = False
+        self.starts = 1
         self.received: dict[str, list[Any]] = defaultdict(list)
         self.handlers: dict[str, Handler] = {
             "/ready": self._done,
@@ -106,6 +107,11 @@ class FakeSglang:
         assert self._runner is not None
         await self._runner.cleanup()
 
+    def start_anew(self, *, version: str = "default") -> None:
+        """What it said about itself before, another start may say differently; the weights are those of the start."""
+        self.starts += 1
+        self.version = version
+
     def in_turn(self, path: str, *handlers: Handler) -> None:
         """Answer `path` by one handler after the other; the last one stays."""
         remaining = list(handlers)
@@ -133,7 +139,13 @@ class FakeSglang:
     async def _server_info(self, body: Any) -> web.StreamResponse:
         limits = {"max_req_input_len": 90, "max_running_requests": 4, "sampling_mask_max_tokens": self.mask_max_tokens}
         return ok(
-            {"version": "0.0.fake", "tp_size": self.ranks, "incremental_streaming_output": self.incremental, **limits}
+            {
+                "version": "0.0.fake",
+                "tp_size": self.ranks,
+                "incremental_streaming_output": self.incremental,
+                "startup_time": {"scheduler_e2e": 10.0 + self.starts / 1_000},
+                **limits,
+            }
         )
 
     async def _model_info(self, body: Any) -> web.StreamResponse:

@@ -248,6 +248,42 @@ def test_a_gap_makes_a_sample_unusable_and_its_tokens_count_as_received() -> Non
     assert tokens(good)[0] == [0, 1]
 
 
+@pytest.mark.parametrize("reason", ["length", "abort"])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}])
+def test_events_of_the_other_form_than_the_server_had_said_make_a_sample_unusable(
+    incremental: bool, sampling: dict[str, Any], reason: str
+) -> None:
+    asked, short = request(0, **sampling), request(1, **sampling)
+    server = Server([asked, short], incremental=not incremental)
+    stream = stream_of([asked, short], incremental=incremental)
+    for upto in (2, 4):
+        stream.feed(server.chunk(0, upto), "1.0")
+    stream.feed(server.last(0, 6, reason=reason) + server.last(1, 2, reason=reason) + DONE, "1.0")
+    bad, good = stream.samples()
+    assert (bad.fault != "", len(bad.output_ids)) == (True, 0)
+    assert tokens(good)[0] == [0, 1], "a single event is the same in both"
+
+
+def test_an_abort_sent_together_with_the_last_tokens_repeats_one_of_them() -> None:
+    asked = request()
+    server = Server([asked], incremental=True)
+    stream = stream_of([asked], incremental=True)
+    stream.feed(server.chunk(0, 2), "1.0")
+    merged = {
+        "output_ids": [2, 3, 3],
+        "meta_info": {
+            "id": asked.rid,
+            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+            "output_token_logprobs": [[-float(t), t, None] for t in (2, 3, 0, 1, 2, 3)],
+            "completion_tokens": 4,
+        },
+        "index": 0,
+    }
+    stream.feed(event(merged) + DONE, "1.0")
+    (sample,) = stream.samples()
+    assert (sample.fault, tokens(sample)) == ("", ([0, 1, 2, 3], [-0.0, -1.0, -2.0, -3.0]))
+
+
 def test_events_that_repeat_everything_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read, real = [], json.loads
 

@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 
 from buffer_wire.channel import server_options
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.layout import read_payload
+from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.status import status_of, to_detail
 from rollout_buffer.v1 import (
     common_pb2,
@@ -75,6 +76,8 @@ class FakeService:
     """False: a lease request that finds nothing is answered at once."""
     hold_pushes: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: pushes wait, as in a full queue that blocks."""
+    hold_reports: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: reports are not answered."""
     held_pushes: int = 0
     """Bundles that wait for it."""
     refuse_task_ids: set[str] = field(default_factory=set)
@@ -88,6 +91,7 @@ class FakeService:
 
     def __post_init__(self) -> None:
         self.hold_pushes.set()
+        self.hold_reports.set()
         self.published = common_pb2.WeightVersion(epoch=1)
         self.manifest: weights_pb2.WeightManifest | None = None
         self.plan: weights_pb2.CollectivePlan | None = None
@@ -343,6 +347,10 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
         self, request: weights_pb2.ReportEngineRequest, context: Context
     ) -> weights_pb2.ReportEngineResponse:
         fake, engine_id = self.fake, request.report.engine_id
+        await fake.hold_reports.wait()
+        if len(request.report.last_error) > MAX_ERROR_CHARS:
+            said = f"{len(request.report.last_error)} characters"
+            await _abort(context, InvalidField("report.last_error", said, f"at most {MAX_ERROR_CHARS} characters"))
         fake.reports.append(request.report)
         fake.engines[engine_id] = request.report
         if not request.wants_load:

@@ -29,6 +29,13 @@ def obedient(sample: RewardInput) -> Any:
     return len(sample.response_ids)
 
 
+def hanging(sample: RewardInput) -> float:
+    """Says so in the worker's log."""
+    print("the reward function hangs", flush=True)
+    threading.Event().wait()
+    raise AssertionError("unreachable")
+
+
 def about(sample: RewardInput) -> float:
     """1.0 if the sample came over whole."""
     turns = [(turn.role, turn.ids.tolist(), turn.text) for turn in sample.turns]

@@ -1,9 +1,12 @@
-"""How a worker process ends: signals and exit codes. No service is there."""
+"""How a worker process ends: signals and exit codes. No service is there, but for a fake one where it needs work."""
 
+import asyncio
 import time
 from pathlib import Path
 
 from rollout_workers.main import EXIT_ENGINES, EXIT_OK, EXIT_OPTIONS, EXIT_SERVICE
+from tests.workers.building import eventually, task
+from tests.workers.fake_service import FakeService
 from tests.workers.process import WorkerProcess, worker_process
 
 NOWHERE = "127.0.0.1:9"
@@ -22,6 +25,16 @@ def test_first_signal_drains(tmp_path: Path) -> None:
         until_said(worker, "waiting_on='the service at 127.0.0.1:9'")
         assert worker.stop() == EXIT_OK
     assert "draining" in worker.said()
+
+
+async def test_reward_that_hangs_does_not_keep_the_process(fake: FakeService, tmp_path: Path) -> None:
+    flags = ("--simulate", "--drain-grace-s", "2", "--reward", "tests.workers.reward_functions:hanging")
+    await fake.submit(task("t1", group_size=1))
+    with worker_process(fake.address, "r", tmp_path, *flags) as worker:
+        await eventually(lambda: "the reward function hangs" in worker.said(), timeout_s=30.0)
+        assert await asyncio.to_thread(worker.stop) == EXIT_OK
+    assert "worker ends" in worker.said()
+    assert [r.lease_id for r in fake.returns] == ["t1/0/1"]
 
 
 def test_signal_before_the_engines_are_there_ends_at_once(tmp_path: Path) -> None:

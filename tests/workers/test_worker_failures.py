@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
-from rollout_workers.engine.errors import EngineUnavailable
+from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engines import SimulatedHost
 from rollout_workers.rewards import RewardInput, Scorer, Scores
 from rollout_workers.samples import GroupProgress
@@ -113,6 +114,20 @@ async def test_engine_that_was_started_anew_between_two_probes_is_loaded_again(
         await fake.submit(task("t1"))
         await fake.until(all_done(fake))
     assert [span.version.version for span in fake.results()["t1"].header.samples[0].spans] == [1]
+
+
+async def test_error_of_any_length_is_reported_as_far_as_the_service_takes_it(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with working(fake, tmp_path) as running:
+        await fake.until(lambda: bool(fake.reports))
+        slot = running.worker.slots[0]
+        while not slot.breaker.is_open:
+            slot.breaker.failed()
+        slot.failed(EngineNotStarted("e0", "it ended with exit code 1", "e0.log", 3_000 * "x"))
+        await fake.until(lambda: fake.engine().last_error.startswith("no work after"))
+        assert not running.running.done()
+    assert len(fake.engine().last_error) == MAX_ERROR_CHARS
 
 
 async def test_service_that_never_answers_ends_the_worker(fake: FakeService, tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """A worker that is stopped, against a fake of the service: what it made is pushed, or handed back and gone on with."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 from rollout_workers.options import SimulatedOptions
-from tests.workers.building import eventually, task, time_passes, weight_files
+from rollout_workers.worker import Worker
+from tests.engine.fake_sglang import FakeSglang, answer, asks_vocabulary, event, refused
+from tests.workers.building import eventually, length_reward, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService
 from tests.workers.working import all_done, given_back, working
 
@@ -97,6 +102,48 @@ async def test_stop_during_a_granted_lease_request_loses_no_task(
         running.worker.stop()
     assert not any(t.leased_to for t in fake.tasks.values())
     assert [r.lease_id for r in given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)] == ["t1/0/1"]
+
+
+async def test_stop_hands_the_work_of_an_engine_back_that_does_not_abort(fake: FakeService, tmp_path: Path) -> None:
+    async def two_tokens_and_no_end(body: Any) -> web.StreamResponse:
+        if body.get("token_ids_logprob"):
+            return await asks_vocabulary(body)
+
+        async def written() -> AsyncIterator[bytes]:
+            for i, rid in enumerate(body["rid"]):
+                yield event({**answer(rid, [7, 8], finish_reason=None), "index": i})
+            await asyncio.Event().wait()
+
+        return web.Response(body=written(), content_type="text/event-stream")
+
+    async def broken(body: Any) -> web.StreamResponse:
+        return refused("internal", status=500)
+
+    async with FakeSglang() as server:
+        server.version = "default"
+        server.handlers |= {"/generate": two_tokens_and_no_end, "/abort_request": broken}
+        await fake.submit(*(task(f"t{i}", group_size=2) for i in range(2)))
+        made = options(fake.address, tmp_path, simulated=None, engine_urls=(server.url,))
+        worker = Worker(made, reward=length_reward)
+        running = asyncio.create_task(worker.run())
+        await eventually(lambda: bool(worker.slots) and worker.slots[0].engine.tokens_in_hand == 8)
+        worker.stop()
+        await asyncio.wait_for(running, 15)
+    returned = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
+    assert sorted(r.lease_id for r in returned) == ["t0/0/1", "t1/0/1"]
+    # The 2 tokens of each sample that had arrived, after a prompt of 3.
+    assert [s.tokens for r in returned for s in r.continuation.header.samples] == [5, 5, 5, 5]
+
+
+async def test_stop_does_not_wait_for_a_service_that_takes_no_last_report(fake: FakeService, tmp_path: Path) -> None:
+    async with working(fake, tmp_path) as running:
+        await fake.until(lambda: bool(fake.lease_requests))
+        fake.hold_reports.clear()
+        running.worker.stop()
+        # One attempt alone could take 15 s; the last report has one second, and the drain nothing to wait for.
+        await asyncio.wait_for(asyncio.shield(running.running), 10)
+    assert fake.engine().state != weights_pb2.ENGINE_STATE_STOPPED
+    fake.hold_reports.set()
 
 
 async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake: FakeService, tmp_path: Path) -> None:

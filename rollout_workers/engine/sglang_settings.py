@@ -1,0 +1,104 @@
+"""What one SGLang server says about itself when it is connected, and whether it is still the process that said it.
+
+/server_info does not tell the vocabulary, but the refusal of an impossible token id does. Nor does it name the process;
+but it tells the random seed, which a server draws where none was set, and how long its start took, to the microsecond.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout_workers.engine import sglang_wire
+from rollout_workers.engine.errors import EngineMalformed
+from rollout_workers.engine.sglang_calls import SglangCalls
+from rollout_workers.engine.sglang_generate import ServerSettings
+from rollout_workers.engine.types import EngineInfo
+
+_IMPOSSIBLE_TOKEN_ID = 2**31 - 1
+_VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
+_DOING = "asking for its settings"
+_OF_ONE_START = (
+    "random_seed",
+    "startup_time",
+    "version",
+    "tp_size",
+    "max_req_input_len",
+    "max_running_requests",
+    "sampling_mask_max_tokens",
+    "incremental_streaming_output",
+)
+"""Fields that stay as they are until the server is started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server as it was connected."""
+
+    info: EngineInfo
+    settings: ServerSettings
+    label: str
+    """Of the weights."""
+    model_path: Path
+    ranks: int
+    start: dict[str, Any]
+    """What tells this start of it from the next: those fields that it has."""
+
+
+async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
+    """Ask the server that is not paused; `vocab_size` in place of what it says. Raises EngineError."""
+    server = await calls.get("/server_info", _DOING)
+    model = await calls.get("/model_info", "asking for its model")
+    models = await calls.get("/v1/models", "asking for its context length")
+    vocab_size = vocab_size or await _ask_vocab_size(calls)
+    try:
+        info = EngineInfo(
+            name="sglang",
+            version=str(server["version"]),
+            address=calls.address,
+            model_path=str(model["model_path"]),
+            vocab_size=vocab_size,
+            max_input_tokens=int(server["max_req_input_len"]),
+            context_length=int(models["data"][0]["max_model_len"]),
+            max_running_requests=int(server["max_running_requests"] or 0),
+        )
+        settings = ServerSettings(
+            vocab_size=vocab_size,
+            mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
+            incremental=bool(server.get("incremental_streaming_output")),
+        )
+        return Found(
+            info,
+            settings,
+            label=str(model["weight_version"]),
+            model_path=Path(info.model_path),
+            ranks=int(server.get("tp_size") or 1),
+            start=_start_of(server),
+        )
+    except sglang_wire.ODD as error:
+        raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
+
+
+async def was_restarted(calls: SglangCalls, start: dict[str, Any]) -> bool:
+    """True if a field of `start` is another by now. Raises EngineError."""
+    now = _start_of(await calls.get("/server_info", "asking if it was started anew"))
+    return any(now.get(name, value) != value for name, value in start.items())
+
+
+def _start_of(server: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name in _OF_ONE_START if (value := server.get(name)) is not None}
+
+
+async def _ask_vocab_size(calls: SglangCalls) -> int:
+    doing = "asking for its vocabulary"
+    body = {
+        "input_ids": [0],
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "token_ids_logprob": [_IMPOSSIBLE_TOKEN_ID],
+    }
+    reply = await calls.post("/generate", body, doing)
+    found = _VALID_RANGE.search(reply.message)
+    if reply.status != 400 or found is None:
+        raise EngineMalformed(calls.address, doing, f"status {reply.status}: {reply.message}")
+    return int(found[1])

@@ -1,0 +1,56 @@
+"""The lease loop of one engine over a service that answers as a test says."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.dispatcher import Dispatcher
+from rollout_workers.engine.simulated import SimulatedEngine
+from rollout_workers.keeper import LeaseKeeper
+from rollout_workers.service import WaitLog
+from rollout_workers.slot import EngineSlot
+from rollout_workers.versions import Version
+from tests.workers.building import lease, task
+
+
+class StoppingService:
+    """Has the dispatcher stopped in the very moment in which it grants a lease."""
+
+    address = "fake:1"
+    dispatcher: Dispatcher
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.returned: list[tasks_pb2.LeaseReturn] = []
+
+    def wait_log(self, what: str) -> WaitLog:
+        return WaitLog(what)
+
+    async def lease(
+        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float
+    ) -> tasks_pb2.LeaseTasksResponse:
+        self.asked.append(request_id)
+        self.dispatcher.stop()
+        return tasks_pb2.LeaseTasksResponse(leases=[lease(task("t1"))])
+
+    async def give_back(
+        self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn], **_: Any
+    ) -> tasks_pb2.ReturnLeasesResponse:
+        self.returned += returns
+        return tasks_pb2.ReturnLeasesResponse(outcomes=[tasks_pb2.RETURN_OUTCOME_PENDING] * len(returns))
+
+
+async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
+    engine = SimulatedEngine()
+    slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
+    slot.current = True
+    service: Any = StoppingService()
+    keeper = LeaseKeeper("e0", service)
+    # None of it is worked on, so the tools for it are not needed.
+    tools: Any = None
+    service.dispatcher = Dispatcher(slot, service, keeper, tools, concurrency=2, outstanding=4, lease_wait_s=10.0)
+    await asyncio.wait_for(service.dispatcher.run(), 10)
+    assert service.asked == ["r1", "r1"], "the same request, which grants the same"
+    assert [(back.lease_id, back.kind) for back in service.returned] == [("t1/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
+    await engine.close()
