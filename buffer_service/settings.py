@@ -111,7 +111,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
     """Connections that one process holds at once; more are closed as they come."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
-    """Bytes of unacknowledged pushes that one process reads ahead; one bundle per stream is always read."""
+    """Bytes of unacknowledged pushes, streamed and unary, that one process keeps; one bundle per stream is always
+    read."""
     max_run_groups: int = Field(default=0, ge=0, le=100_000_000)
     """Largest quota_groups of a run, and the quota of one that sets none; 0: no bound."""
     max_run_tokens: int = Field(default=0, ge=0, le=1 << 50)

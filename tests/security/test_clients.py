@@ -1,7 +1,6 @@
 """Clients of a service that asks for tokens: who gets what, and tokens that are replaced while they run."""
 
 import asyncio
-import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.security.guarded import Guarded
 from trainer_client.aio import AsyncBufferClient
 from trainer_client.client import BufferClient
 from trainer_client.driver import ClientOptions
-from trainer_client.integrations.miles.pushing import GroupPusher
+from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
 
 GET_RUN = "/rollout_buffer.v1.RunService/GetRun"
 
@@ -93,7 +92,7 @@ def test_a_trainer_that_pushes_goes_on_with_a_new_token(guarded: Guarded, tmp_pa
         try:
             # What the service says of a group without samples.
             with pytest.raises(InvalidField):
-                pusher.push(groups_pb2.GroupHeader(), b"", threading.Event())
+                pusher.push(groups_pb2.GroupHeader(), b"", Withdrawal())
         finally:
             pusher.close()
 
