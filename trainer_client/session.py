@@ -170,7 +170,8 @@ class TrainerSession:
         while True:
             self._clock.train()
             self._meter.next()
-            if (batch := self._gathered.popleft() if self._gathered else self._take()) is None:
+            batch = self._gathered.popleft() if self._gathered else self._take()
+            if batch is None:
                 return
             yield self._hand_out(batch)
 

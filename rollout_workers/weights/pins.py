@@ -1,19 +1,19 @@
 """Directories of versions that somebody loads or uses, kept from being removed by this worker or by another one.
 
-A pin is a shared lock (flock) on a file beside the directory, so it ends with the process that holds it, however that
-ends, and is seen by other machines where the file system has such locks. Where it has none, directories are pinned
+A pin is a shared lock (locks.py) on a file beside the directory. Where there are no locks, directories are pinned
 within the process only.
 
 Invariant: a directory leaves its place before anything in it is removed: what is in the place is complete.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 from pathlib import Path
 from typing import Self
+
+from rollout_workers.weights.locks import FileLock
 
 LOCKS = ".pins"
 """Directory of the locks, beside those that they are for."""
@@ -22,21 +22,20 @@ LOCKS = ".pins"
 class Pin:
     """Keeps the directory at `place` until `release`."""
 
-    def __init__(self, place: Path, descriptor: int | None) -> None:
+    def __init__(self, place: Path, lock: FileLock) -> None:
         self.place = place
-        self._descriptor = descriptor
+        self._lock = lock
 
     @classmethod
     def at(cls, place: Path) -> Self | None:
         """A pin; None when there is no directory, or it is being removed."""
+        lock = FileLock.take(_lock_of(place), shared=True) if place.is_dir() else None
+        if lock is None:
+            return None
         if not place.is_dir():
+            lock.release()
             return None
-        lock = _lock_of(place)
-        pin = cls(place, _opened(lock))
-        if not (_locked(pin._descriptor, lock, fcntl.LOCK_SH) and place.is_dir()):
-            pin.release()
-            return None
-        return pin
+        return cls(place, lock)
 
     def touch(self) -> None:
         """Mark the directory as asked for now, by its time of modification."""
@@ -46,54 +45,23 @@ class Pin:
 
     def release(self) -> None:
         """Let it be removed. To be called once."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                # A forked process may have the descriptor still: closing it here would not unlock it.
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            os.close(self._descriptor)
+        self._lock.release()
 
 
 def remove_unpinned(place: Path, aside: Path) -> None:
     """Remove the directory at `place` unless it is pinned, by way of `aside`, which is overwritten. Blocking."""
-    lock = _lock_of(place)
-    descriptor = _opened(lock)
+    lock = FileLock.take(_lock_of(place), shared=False)
+    if lock is None:
+        return
     try:
-        if not _locked(descriptor, lock, fcntl.LOCK_EX):
-            return
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(OSError):
             place.rename(aside)
-            lock.unlink(missing_ok=True)
+            _lock_of(place).unlink(missing_ok=True)
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        lock.release()
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _lock_of(place: Path) -> Path:
     return place.parent / LOCKS / place.name
-
-
-def _opened(lock: Path) -> int | None:
-    """None where there can be no lock: another user's directory, or a disk that is full, which must not stay so."""
-    try:
-        lock.parent.mkdir(exist_ok=True)
-        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        return None
-
-
-def _locked(descriptor: int | None, lock: Path, kind: int) -> bool:
-    """False when somebody else has a lock that excludes this one, or the file is no longer the one at `lock`."""
-    if descriptor is None:
-        return True
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # The file system has no locks.
-    try:
-        return os.path.samestat(os.fstat(descriptor), lock.stat())
-    except FileNotFoundError:
-        return False

@@ -1,4 +1,4 @@
-"""One real SGLang server for the module that asks for it."""
+"""One real SGLang server for the module that asks for it, and a fake one for each test."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from tests.engine.fake_sglang import FakeSglang
 from tests.support.sglang_python import sglang_python
 from tests.support.tiny_model import TinyModelShape, write_constant_model, write_random_model
 
@@ -58,3 +59,9 @@ async def engine(sglang_url: str) -> AsyncIterator[SglangEngine]:
     yield engine
     await engine.resume()
     await engine.close()
+
+
+@pytest_asyncio.fixture
+async def fake() -> AsyncIterator[FakeSglang]:
+    async with FakeSglang() as server:
+        yield server

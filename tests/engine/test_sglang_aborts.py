@@ -5,37 +5,21 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
 from rollout_workers.engine.errors import EngineRejected, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
-from rollout_workers.engine.types import PauseMode, SampleRequest
+from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.types import PauseMode
+from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import FakeSglang, answer, never_answer, ok, refused
-
-PROMPT = np.array([3, 4, 5], dtype=np.int32)
-QUICK = SglangOptions(control_timeout_s=2, generate_timeout_s=5, abort_grace_s=0.2, reconnect_s=0.5)
-
-
-@pytest_asyncio.fixture
-async def fake() -> AsyncIterator[FakeSglang]:
-    async with FakeSglang() as server:
-        yield server
 
 
 @pytest_asyncio.fixture(params=["streamed", "plain"])
 async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(fake.url, options=replace(QUICK, stream=request.param == "streamed"))
-    await engine.info()
-    fake.received.clear()
-    yield engine
-    await engine.close()
-
-
-def request(**changes: Any) -> SampleRequest:
-    return SampleRequest(**{"sample_index": 0, "input_ids": PROMPT, "max_new_tokens": 2, **changes})
+    async with connected(fake, replace(QUICK, stream=request.param == "streamed")) as engine:
+        yield engine
 
 
 async def until(condition: Any) -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.types import EngineLoad, PauseMode, SampleRequest, VersionSpan
+from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, answer, event, hang_up, ok
 
 PROMPT = np.array([3, 4, 5], dtype=np.int32)
@@ -24,18 +25,9 @@ FULL = {"type": "abort", "message": "The request queue is full.", "status_code":
 
 
 @pytest_asyncio.fixture
-async def fake() -> AsyncIterator[FakeSglang]:
-    async with FakeSglang() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
 async def engine(fake: FakeSglang) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(fake.url, options=QUICK)
-    await engine.info()
-    fake.received.clear()
-    yield engine
-    await engine.close()
+    async with connected(fake, QUICK) as engine:
+        yield engine
 
 
 def requests(count: int) -> list[SampleRequest]:

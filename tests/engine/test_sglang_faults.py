@@ -23,36 +23,22 @@ from rollout_workers.engine.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
-from rollout_workers.engine.types import PauseMode, SampleRequest, VersionSpan
+from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.types import PauseMode, VersionSpan
+from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import VOCABULARY, FakeSglang, answer, hang_up, never_answer, ok, refused
 from tests.support.tiny_model import write_random_model
 
-PROMPT = np.array([3, 4, 5], dtype=np.int32)
 NOT_FLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. "
     "Retract or finish them, then call /flush_cache."
 )
-QUICK = SglangOptions(control_timeout_s=2, generate_timeout_s=5, abort_grace_s=0.2, reconnect_s=0.5)
-
-
-@pytest_asyncio.fixture
-async def fake() -> AsyncIterator[FakeSglang]:
-    async with FakeSglang() as server:
-        yield server
 
 
 @pytest_asyncio.fixture(params=["streamed", "plain"])
 async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(fake.url, options=replace(QUICK, stream=request.param == "streamed"))
-    await engine.info()
-    fake.received.clear()
-    yield engine
-    await engine.close()
-
-
-def request(**changes: Any) -> SampleRequest:
-    return SampleRequest(**{"sample_index": 0, "input_ids": PROMPT, "max_new_tokens": 2, **changes})
+    async with connected(fake, replace(QUICK, stream=request.param == "streamed")) as engine:
+        yield engine
 
 
 # --- requests that never leave ----------------------------------------------------------------------------------

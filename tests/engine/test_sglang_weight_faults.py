@@ -1,11 +1,10 @@
-"""SglangEngine's weights against FakeSglang: sessions, groups, and what is left behind when one of them fails."""
+"""SglangEngine's weights against FakeSglang: sessions, and what is left behind when one of them fails."""
 
 import asyncio
 import base64
 import pickle
 import shutil
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import pytest_asyncio
 from aiohttp import web
 
 from rollout_workers.engine import sglang_weights
-from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected, EngineTimeout
+from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
-from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
+from rollout_workers.engine.types import PauseMode, TensorSpec
 from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.swap import swap
+from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, ok, refused
 from tests.support.tiny_model import TinyModelShape, write_random_model
 
@@ -30,35 +30,14 @@ BEGIN, END = "/begin_weight_update", "/end_weight_update"
 
 
 @pytest_asyncio.fixture
-async def fake() -> AsyncIterator[FakeSglang]:
-    async with FakeSglang() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
 async def engine(fake: FakeSglang) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(fake.url, options=QUICK)
-    await engine.info()
-    fake.order.clear()
-    fake.received.clear()
-    yield engine
-    await engine.close()
+    async with connected(fake, QUICK) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture
-def meeting_point() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
-
-
-def place(port: int, **changes: Any) -> GroupPlace:
-    made = {"group_name": "g", "backend": "gloo", "master_address": "127.0.0.1", "rank": 1, "world_size": 3}
-    return GroupPlace(master_port=port, **{**made, **changes})
 
 
 def updates(fake: FakeSglang) -> list[str]:
@@ -330,73 +309,3 @@ async def test_engine_of_several_ranks_takes_no_part(fake: FakeSglang) -> None:
     with pytest.raises(EngineLoadFailed, match="it has 2 ranks"):
         await engine.check_tensors(TENSORS)
     await engine.close()
-
-
-# --- groups -----------------------------------------------------------------------------------------------------
-
-
-async def test_join_gives_an_older_group_of_the_name_up_first(
-    fake: FakeSglang, engine: SglangEngine, meeting_point: int
-) -> None:
-    fake.groups.add("g")
-    await engine.join_group(place(meeting_point), deadline_s=5)
-    assert fake.order == ["/destroy_weights_update_group", "/init_weights_update_group"]
-    assert fake.received["/init_weights_update_group"] == [
-        {
-            "master_address": "127.0.0.1",
-            "master_port": meeting_point,
-            "rank_offset": 1,
-            "world_size": 3,
-            "group_name": "g",
-            "backend": "gloo",
-        }
-    ]
-
-
-async def test_engine_is_not_sent_where_nobody_listens(fake: FakeSglang, engine: SglangEngine) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(EngineLoadFailed, match=f"nobody listens at 127.0.0.1:{port}") as failed:
-        await engine.join_group(place(port), deadline_s=0.3)
-    assert failed.value.weights == "kept"
-    assert "/init_weights_update_group" not in fake.order
-
-
-async def test_group_that_does_not_come_about_keeps_the_weights(
-    fake: FakeSglang, engine: SglangEngine, meeting_point: int
-) -> None:
-    async def refuse(body: Any) -> web.StreamResponse:
-        return refused("Failed to initialize custom process group: Connection was likely closed.")
-
-    fake.handlers["/init_weights_update_group"] = refuse
-    with pytest.raises(EngineLoadFailed, match="likely closed") as failed:
-        await engine.join_group(place(meeting_point), deadline_s=5)
-    assert failed.value.weights == "kept"
-
-
-async def test_join_is_asked_for_once_even_when_it_takes_too_long(
-    fake: FakeSglang, engine: SglangEngine, meeting_point: int
-) -> None:
-    fake.handlers["/init_weights_update_group"] = never_answer
-    with pytest.raises(EngineTimeout):
-        await engine.join_group(place(meeting_point), deadline_s=0.3)
-    assert fake.order.count("/init_weights_update_group") == 1
-
-
-async def test_leaving_a_group_that_one_is_not_in_is_no_error(fake: FakeSglang, engine: SglangEngine) -> None:
-    await engine.leave_group("g")
-
-    async def unknown_command(body: Any) -> web.StreamResponse:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    fake.handlers["/destroy_weights_update_group"] = unknown_command
-    await engine.leave_group("g")
-
-
-async def test_failure_to_leave_is_an_error(fake: FakeSglang, engine: SglangEngine) -> None:
-    async def fails(body: Any) -> web.StreamResponse:
-        return refused("Failed to destroy custom process group: no")
-
-    fake.handlers["/destroy_weights_update_group"] = fails
-    with pytest.raises(EngineRejected):
-        await engine.leave_group("g")

@@ -19,6 +19,7 @@ from buffer_service.security.shares import Shares
 from buffer_wire.channel import client_options, server_options
 from buffer_wire.errors import NotReady
 from buffer_wire.retry import rpc_error
+from tests.security.serving import serving
 from tests.support.mortal import mortal
 
 KEEPALIVE_S = 0.5
@@ -52,15 +53,10 @@ async def one_slot() -> AsyncIterator[str]:
                 await context.write(b"ok")
 
     guard = Guard(RpcMetrics(CollectorRegistry()), Gate(None), Shares(0, 0))
-    server = grpc.aio.server(interceptors=[guard], options=server_options(keepalive_s=KEEPALIVE_S))
-    handlers = {"PushGroups": grpc.stream_stream_rpc_method_handler(push)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("rollout_buffer.v1.GroupService", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
+    methods = {"PushGroups": grpc.stream_stream_rpc_method_handler(push)}
+    options = server_options(keepalive_s=KEEPALIVE_S)
+    async with serving("rollout_buffer.v1.GroupService", methods, options, [guard]) as address:
+        yield address
 
 
 @asynccontextmanager

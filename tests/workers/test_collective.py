@@ -311,13 +311,18 @@ async def test_lost_engine_is_out_of_its_group(fake: FakeService, tmp_path: Path
         assert (it.slot.membership, it.slot.prepared) == (0, None)
 
 
+async def get_stuck(it: Loading, fake: FakeService) -> None:
+    """The engine hangs in its group when the plan is abandoned, and is quarantined for that."""
+    await prepared(it)
+    it.engine.stall()
+    it.engine.options = it.engine.options.__class__(control_timeout_s=0.1, load_s=0.001)
+    await fake.announce(plan(1, ABANDONED))
+    await it.until(lambda: it.slot.quarantined)
+
+
 async def test_stuck_engine_is_quarantined_and_comes_back_by_itself(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path, timeout_s=0.2) as it:
-        await prepared(it)
-        it.engine.stall()
-        it.engine.options = it.engine.options.__class__(control_timeout_s=0.1, load_s=0.001)
-        await fake.announce(plan(1, ABANDONED))
-        await it.until(lambda: it.slot.quarantined)
+        await get_stuck(it, fake)
         assert not it.slot.leasable
         it.engine.unstall()
         await it.until(lambda: not it.slot.quarantined and not it.slot.loading)
@@ -328,11 +333,7 @@ async def test_stuck_engine_that_was_started_anew_waits_for_the_next_plan_in_ser
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with loading(fake, tmp_path, timeout_s=0.2) as it:
-        await prepared(it)
-        it.engine.stall()
-        it.engine.options = it.engine.options.__class__(control_timeout_s=0.1, load_s=0.001)
-        await fake.announce(plan(1, ABANDONED))
-        await it.until(lambda: it.slot.quarantined)
+        await get_stuck(it, fake)
         # The others have got the weights meanwhile, and there are no files.
         await fake.publish(1, 1, broadcast_manifest())
         assert await it.watcher.changes.until(lambda: it.watcher.latest.only_broadcast, 10)  # type: ignore[union-attr]

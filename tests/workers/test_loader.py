@@ -154,18 +154,24 @@ async def test_wrong_checksum_never_reaches_the_engine(fake: FakeService, tmp_pa
         await it.until_loaded(1, 1)
 
 
+def hanging(it: Loading, load: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Lets a way to load hang; set once it does."""
+    entered = asyncio.Event()
+
+    async def hang(path: Path, label: str) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(it.engine, load, hang)
+    return entered
+
+
 async def test_cancelled_load_does_not_leave_the_engine_paused(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with loading(fake, tmp_path, load_timeout_s=30.0) as it:
         await it.until_loaded(1, 0)
-        entered = asyncio.Event()
-
-        async def hang(path: Path, label: str) -> None:
-            entered.set()
-            await asyncio.sleep(60)
-
-        monkeypatch.setattr(it.engine, "load_files", hang)
+        entered = hanging(it, "load_files", monkeypatch)
         await it.publish(1, 1)
         await entered.wait()
     assert it.engine.calls[-1] == "resume"
@@ -177,13 +183,7 @@ async def test_cancelled_handover_leaves_the_engine_paused(
 ) -> None:
     async with loading(fake, tmp_path, load_timeout_s=30.0) as it:
         await it.until_loaded(1, 0)
-        entered = asyncio.Event()
-
-        async def hang(path: Path, label: str) -> None:
-            entered.set()
-            await asyncio.sleep(60)
-
-        monkeypatch.setattr(it.engine, "load_tensors", hang)
+        entered = hanging(it, "load_tensors", monkeypatch)
         manifest = weights_pb2.TensorsManifest(files=it.files(1, 1))
         await fake.publish(1, 1, weights_pb2.WeightManifest(tensors=manifest))
         await entered.wait()

@@ -35,6 +35,11 @@ def left_over(root: Path) -> list[str]:
     return [path.name for path in root.iterdir() if ".part-" in path.name]
 
 
+def what_is_in(root: Path) -> list[str]:
+    """All but the locks of pins."""
+    return [path.name for path in root.iterdir() if path.name != LOCKS]
+
+
 # ── from a path ──────────────────────────────────────────────────────────────
 
 
@@ -83,7 +88,7 @@ async def test_wrong_checksum_names_the_file_and_replaces_nothing(
     with pytest.raises(WeightsInvalid, match=r"model.safetensors: its SHA-256 is") as caught:
         await fetcher.fetch(V2, manifest, deadline_s=10)
     assert caught.value.file == "model.safetensors"
-    assert [path.name for path in good.parent.iterdir() if path.name != LOCKS] == [good.name]
+    assert what_is_in(good.parent) == [good.name]
     assert read(good) == CONTENT
     assert (tmp_path / "two" / "model.safetensors").read_bytes() == bytes(damaged)
 
@@ -257,7 +262,7 @@ async def test_wrong_content_over_http_names_the_file(
     with pytest.raises(WeightsInvalid, match=why) as caught:
         await fetcher.fetch(V1, manifest, deadline_s=10)
     assert caught.value.file == "model.safetensors"
-    assert list((tmp_path / "weights").glob("[0-9]*")) == []
+    assert what_is_in(tmp_path / "weights") == []
 
 
 async def test_source_that_is_gone_gives_up_at_the_deadline(fetcher: WeightFetcher, tmp_path: Path) -> None:
@@ -358,7 +363,7 @@ async def test_of_workers_that_share_a_directory_one_brings_a_version(tmp_path: 
     places = await asyncio.gather(*(each.fetch(V1, manifest, deadline_s=20) for each in sharing(tmp_path, 3)))
     assert sorted(taken) == sorted(CONTENT)
     assert [read(place) for place in places] == [CONTENT] * 3
-    assert [path.name for path in (tmp_path / "weights").glob("[0-9]*")] == [places[0].name]
+    assert what_is_in(tmp_path / "weights") == [places[0].name]
 
 
 async def test_the_next_worker_takes_over_from_one_that_failed(tmp_path: Path, taken: list[str]) -> None:
@@ -370,7 +375,7 @@ async def test_the_next_worker_takes_over_from_one_that_failed(tmp_path: Path, t
     )
     assert isinstance(failed, WeightsUnavailable)
     assert taken.count("config.json") == 2
-    assert list((tmp_path / "weights").glob("[0-9]*")) == []
+    assert what_is_in(tmp_path / "weights") == []
 
 
 async def test_a_worker_that_hangs_is_not_waited_for_too_long(tmp_path: Path, taken: list[str]) -> None:
@@ -396,3 +401,13 @@ async def test_file_systems_without_locks_will_do(
     for fetcher in sharing(tmp_path, 2):
         assert read(await fetcher.fetch(V1, manifest, deadline_s=20)) == CONTENT
     assert sorted(taken) == sorted(CONTENT)
+
+
+async def test_lock_that_cannot_be_opened_holds_nobody_up(tmp_path: Path) -> None:
+    manifest = weight_files(tmp_path / "source", CONTENT)
+    (fetcher,) = sharing(tmp_path, 1)
+    place = await fetcher.fetch(V1, manifest, deadline_s=20)
+    place.rename(tmp_path / "aside")
+    # Another user's file would be refused as well, though not to root.
+    (place.parent / f".{place.name}.lock").mkdir()
+    assert read(await fetcher.fetch(V1, manifest, deadline_s=5)) == CONTENT
