@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 # By module, so that it is gone before another folder's tests start theirs: a server takes 2 GB.
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sglang_url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def launcher(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangLauncher]:
     options = SglangServerOptions(
         python=sglang_python(),
         model_path=models.random[0],
@@ -49,13 +49,13 @@ async def sglang_url(models: Models, tmp_path_factory: pytest.TempPathFactory) -
         stop_grace_s=0.5,
     )
     async with SglangLauncher(options) as launcher:
-        yield launcher.base_url
+        yield launcher
 
 
 @pytest_asyncio.fixture
-async def engine(sglang_url: str) -> AsyncIterator[SglangEngine]:
+async def engine(launcher: SglangLauncher) -> AsyncIterator[SglangEngine]:
     """An engine on the real server, left unpaused."""
-    engine = SglangEngine(sglang_url, options=SglangOptions(generate_timeout_s=100))
+    engine = SglangEngine(launcher.base_url, options=SglangOptions(generate_timeout_s=100))
     yield engine
     await engine.resume()
     await engine.close()

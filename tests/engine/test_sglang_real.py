@@ -14,9 +14,11 @@ from transformers import AutoTokenizer
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineLoadFailed
+from rollout_workers.engine.launch import SglangLauncher
 from rollout_workers.engine.sglang import SglangEngine
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, SHAPE, Models
+from tests.support.processes import children, command
 from tests.support.tiny_model import EOS_ID
 
 # The first of these to run starts the server.
@@ -69,6 +71,15 @@ async def test_info_tells_the_servers_limits(engine: SglangEngine) -> None:
     assert 4000 < info.max_input_tokens < 4096
     assert info.max_running_requests == 32
     assert await engine.ready()
+
+
+async def test_a_server_without_cuda_is_forked_from_one_import(launcher: SglangLauncher) -> None:
+    # Children that were spawned instead would come with multiprocessing's resource tracker.
+    assert launcher.pid is not None
+    assert sorted(command(pid).strip() for pid in children(launcher.pid)) == [
+        "sglang::detokenizer",
+        "sglang::scheduler",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ The torchvision wheel on PyPI is compiled against CUDA. Beside a CPU torch its n
 operators it would register are missing, and torchvision's own Python files then fail at import ("operator
 torchvision::nms does not exist"). SGLang imports torchvision through its image code even when it serves text.
 
-Loaded by torchvision_schemas.pth in every interpreter of the environment, because SGLang spawns its scheduler and
-detokenizer as fresh processes. It costs nothing until torchvision is imported; then it declares the schemas (no
+Loaded by torchvision_schemas.pth in every interpreter of the environment, because SGLang may start its scheduler
+and detokenizer as new ones. It costs nothing until torchvision is imported; then it declares the schemas (no
 implementation: serving text never calls them) and steps aside.
 """
 
