@@ -13,6 +13,8 @@ PYTHON ?= python3
 PIP := -m pip --disable-pip-version-check install -qq
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
+# Where the environment forbids bytecode, every process would compile the checkout's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Options for the programs behind the targets, for example: make bench BENCH_ARGS=--quick
 RUN_ARGS ?=

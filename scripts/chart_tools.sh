@@ -49,7 +49,7 @@ validator() {
     fi
     rm -rf "$tools/venv"
     "$python" -m venv "$tools/venv"
-    "$tools/venv/bin/python" -m pip --disable-pip-version-check install -qq -r "$requirements" ||
+    "$tools/venv/bin/python" -m pip --disable-pip-version-check install -qq --no-compile -r "$requirements" ||
         fail "pip cannot install $requirements: is there a network, or a package index in pip's configuration?"
     cp "$requirements" "$stamp"
 }
