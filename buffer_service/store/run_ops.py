@@ -1,7 +1,6 @@
 """Operations on runs as a whole: create, view, policy, engines."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
@@ -101,8 +100,8 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
     totals, response_lengths, counters, *window, staleness, reloads = fields
-    heard_ms = {text(engine_id): int(ms) for engine_id, ms in _pairs(heard)}
-    counted = {text(engine_id): unpack(packed) for engine_id, packed in _pairs(counters)}
+    heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
+    counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
     # Those that came with a task alone have no ledger, and an accepted group has counted.
     environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
@@ -137,8 +136,8 @@ def _view(run_id: str, fields: Fields) -> ops.RunView:
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]) | dict(zip(TOTALS, totals, strict=True)),
         engines=[
-            _as_of(engine, now - heard_ms[engine.engine_id], *counted[engine.engine_id])
-            for engine in sorted((_engine(unpack(report)) for report in engines), key=lambda one: one.engine_id)
+            _engine(report, now - heard_ms[report[0]], *counted[report[0]])
+            for report in sorted(map(unpack, engines))  # By their ids, which come first.
         ],
         failures=[_failure(*unpack(failure)) for failure in failures],
         window=_window(*window),
@@ -178,18 +177,8 @@ def _staleness_counts(packed: bytes) -> dict[str, list[int]]:
     return {name: counts[i * buckets : (i + 1) * buckets] for i, name in enumerate(STALENESS_COUNTED)}
 
 
-def _as_of(engine: ops.EngineReport, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:
+def _engine(fields: Fields, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:
     """An engine's report with what is kept beside it."""
-    return replace(
-        engine,
-        silent_ms=silent_ms,
-        decoded_tokens=tokens,
-        decode_busy_ms=busy_ms,
-        decode_request_ms=request_ms,
-    )
-
-
-def _engine(fields: Fields) -> ops.EngineReport:
     engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors, *fields = fields
     membership, prepared_epoch, prepared_version, weights_url = fields
     return ops.EngineReport(
@@ -204,6 +193,10 @@ def _engine(fields: Fields) -> ops.EngineReport:
         membership=membership,
         prepared=ops.WeightVersion(prepared_epoch, prepared_version) if prepared_epoch else None,
         weights_url=text(weights_url),
+        decoded_tokens=tokens,
+        decode_busy_ms=busy_ms,
+        decode_request_ms=request_ms,
+        silent_ms=silent_ms,
     )
 
 

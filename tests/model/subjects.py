@@ -3,10 +3,11 @@
 A subject runs one operation to its end, synchronously, at the time that the machine has set.
 """
 
-import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol, cast
+
+import uvloop
 
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.ports import Topic
@@ -61,7 +62,7 @@ class StoreSubject:
     """The real store, reached at an address by several replicas. `close` it."""
 
     def __init__(self, url: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()  # As rpc processes have it.
         self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in range(REPLICAS)]
 
     def call(

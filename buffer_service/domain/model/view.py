@@ -35,7 +35,7 @@ def view(run: RunState, now: int) -> RunView:
         window=run.totals.window,
         response_lengths=run.totals.response_lengths,
         staleness_counts=run.totals.staleness_counts,
-        reload_counters=list(run.totals.reloads),
+        reload_counters=tuple(run.totals.reloads),
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
 
