@@ -31,6 +31,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 @pytest.fixture(scope="module")
 def servers(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two servers without overlap scheduling. The first test that asks waits for them."""
-    with sglang_servers(tmp_path_factory.mktemp("servers"), (base, base)) as running:
+    """Two servers without overlap scheduling, as if a cell had used them. The first test that asks waits for them."""
+    with sglang_servers(tmp_path_factory.mktemp("servers"), (base, base), weight_version="1.0") as running:
         yield running

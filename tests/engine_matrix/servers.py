@@ -23,15 +23,24 @@ class Servers:
 
 @contextlib.contextmanager
 def sglang_servers(
-    folder: Path, models: Sequence[Path], *, overlap: bool = False, max_running_requests: int = 32
+    folder: Path,
+    models: Sequence[Path],
+    *,
+    weight_version: str = "0",
+    overlap: bool = False,
+    max_running_requests: int = 32,
 ) -> Iterator[Servers]:
-    """One server for each model, ready; they are gone afterwards. The event loop that owns them rests in between."""
+    """One server for each model, ready; they are gone afterwards. The event loop that owns them rests in between.
+
+    `weight_version`: what they call these weights; a version, like 1.0, makes workers load what they begin with.
+    """
     launchers = [
         SglangLauncher(
             SglangServerOptions(
                 python=sglang_python(),
                 model_path=model,
                 log_path=folder / f"sglang-{i}.log",
+                weight_version=weight_version,
                 overlap_schedule=overlap,
                 max_running_requests=max_running_requests,
                 ready_timeout_s=READY_TIMEOUT_S,

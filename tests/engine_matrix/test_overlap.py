@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3_600)]
 
 @pytest.fixture(scope="module")
 def overlapping(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with sglang_servers(tmp_path_factory.mktemp("overlapping"), (base, base), overlap=True) as running:
+    folder = tmp_path_factory.mktemp("overlapping")
+    with sglang_servers(folder, (base, base), weight_version="1.0", overlap=True) as running:
         yield running
 
 
