@@ -1,5 +1,6 @@
 """Processes as the kernel sees them (Linux)."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -8,16 +9,20 @@ GONE_TIMEOUT_S = 10.0
 
 
 def children(pid: int) -> list[int]:
-    """Pids of the children of a process, of all its threads."""
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    """Pids of the children of a process, of all its threads; none for a process that is gone."""
+    found: list[int] = []
+    # Threads, and processes, end while they are looked at.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def command(pid: int) -> str:
     """Command line, empty for a process that is gone or a zombie."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\\0", b" ").decode()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
 
