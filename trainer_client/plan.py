@@ -55,6 +55,8 @@ class CollectivePlan:
     """In the order in which they are sent."""
     timeout_ms: int
     """Longest time for joining, and again for receiving."""
+    established: bool = False
+    """The group exists, with every member in it."""
 
     def to_wire(self) -> pb.CollectivePlan:
         """The message."""
@@ -70,4 +72,5 @@ class CollectivePlan:
             members=[pb.PlanMember(engine_id=member.engine_id, rank=member.rank) for member in self.members],
             tensors=[pb.TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in self.tensors],
             timeout_ms=self.timeout_ms,
+            established=self.established,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
-from buffer_service.store.base import StoreBase
+from buffer_service.store.base import PORTION, StoreBase
 from buffer_service.store.replies import Fields, pack, text, unpack
 from buffer_wire.errors import InvalidField
 
@@ -12,6 +12,9 @@ UNSET = -1
 
 class BatchOps(StoreBase):
     """Pull, commit, publish, checkpoint, resume."""
+
+    portion = PORTION
+    """Groups that one call of a pull takes out of the queue at most."""
 
     async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
         """See domain.ports.RunStore.pull."""
@@ -22,7 +25,7 @@ class BatchOps(StoreBase):
         who = (pull.epoch, pull.step, pull.rank, pull.world_size)
         tag, again, fields = "more", 0, Fields()
         while tag == "more":
-            arguments = pack(seen_revision, *who, train_version, pull.round, batch_groups, again)
+            arguments = pack(seen_revision, *who, train_version, pull.round, batch_groups, self.portion, again)
             tag, fields = await self._call("pull", run_id, arguments)
             again = 1
         return _short(pull.step, fields) if tag == "short" else _batch(fields)

@@ -6,13 +6,10 @@ from dataclasses import replace
 
 from buffer_service.domain import ops
 from buffer_service.domain.window import length_buckets
-from buffer_service.store.base import StoreBase
+from buffer_service.store.base import PORTION, StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
 from buffer_wire.errors import RolloutBufferError
-
-PORTION = 64
-"""Most groups in one script, which holds the store up while it runs."""
 
 
 class GroupOps(StoreBase):

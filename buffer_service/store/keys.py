@@ -13,7 +13,7 @@ SCHEMA = "rb:schema"
 """Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
 ends."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of the layout that this service knows; each run's record has it too, and a script of another version ends there.
 
 To be raised with every change of what is stored that a service of the version before, which serves beside this one

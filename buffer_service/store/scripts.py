@@ -36,6 +36,9 @@ _BLOCK = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 
+_NUMBERS = re.compile(r"^local (?P<names>[A-Z][A-Z0-9_, ]*) = (?P<values>\d+(?:, \d+)*)\n", re.MULTILINE)
+_TOKEN = re.compile(r"--.*|'[^'\n]*'|\"[^\"\n]*\"|" + _WORD.pattern)
+
 _INCLUDE = re.compile(r"^-- @include (?P<name>[a-z_]+)$", re.MULTILINE)
 
 
@@ -126,7 +129,7 @@ def expand(source: str, libraries: Mapping[str, str]) -> str:
 def prune(source: str) -> str:
     """`source` without the top-level functions and constants that nothing in it mentions.
 
-    A script has at most 200 locals of its own, and makes every function that it has at each call.
+    A script makes every function that it has at each call.
     """
     while True:
         mentions = Counter(_WORD.findall(_COMMENT.sub("", source)))
@@ -142,6 +145,17 @@ def prune(source: str) -> str:
             return source
         for block in reversed(unused):
             source = source[: block.start()] + source[block.end() :]
+
+
+def inline(source: str) -> str:
+    """`source` with its numbers in the places of their names.
+
+    What a script's functions use of its locals costs a lookup each time, and a script has at most 200 of them.
+    """
+    numbers: dict[str, str] = {}
+    for constants in _NUMBERS.finditer(source):
+        numbers |= zip(constants["names"].split(", "), constants["values"].split(", "), strict=True)
+    return _TOKEN.sub(lambda token: numbers.get(token[0], token[0]), _NUMBERS.sub("", source))
 
 
 @cache
@@ -160,7 +174,7 @@ def load_scripts() -> dict[str, Script]:
     """Every script by name."""
     scripts = {}
     for name, whole in expanded().items():
-        source = prune(whole)
+        source = prune(inline(whole))
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         scripts[name] = Script(name, source, digest)
     return scripts

@@ -170,6 +170,10 @@ class PlanFollower:
         place = plan.place_of(slot.engine_id)
         # The number alone does not tell a group from that of an earlier trainer.
         if (slot.membership, self._joined) != (plan.membership, place):
+            if plan.established:
+                # It was in it, or its last process was: one that meets nobody there is stuck for long.
+                self._joined = place
+                raise self._refusal(plan, "this engine is not in the group that the update is for any more")
             await self._leave_group()
             self._joined = place
             with slot.phases.during(weights_pb2.RELOAD_PHASE_JOIN):

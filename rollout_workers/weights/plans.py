@@ -36,6 +36,8 @@ class Plan:
     """In the order in which they are sent."""
     timeout_s: float
     """Of joining, and of receiving."""
+    established: bool
+    """The group exists, with every member in it: nobody can join any more."""
 
     @classmethod
     def of(cls, wire: weights_pb2.CollectivePlan) -> Self:
@@ -53,6 +55,7 @@ class Plan:
             world_size=wire.world_size,
             tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in wire.tensors),
             timeout_s=wire.timeout_ms / 1000,
+            established=wire.established,
         )
 
     @property

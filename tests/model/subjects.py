@@ -11,11 +11,13 @@ import uvloop
 
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.ports import Topic
+from buffer_service.store.base import PORTION
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
 
-REPLICAS = 2
+PORTIONS = PORTION, 1
+"""Groups that one call of a pull takes, by replica: with few of them every round is gathered."""
 
 
 class _Marker(StrEnum):
@@ -63,7 +65,9 @@ class StoreSubject:
 
     def __init__(self, url: str) -> None:
         self._loop = uvloop.new_event_loop()  # As rpc processes have it.
-        self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in range(REPLICAS)]
+        self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in PORTIONS]
+        for replica, portion in zip(self._replicas, PORTIONS, strict=True):
+            replica.portion = portion
 
     def call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int

@@ -275,11 +275,16 @@ class Run:
         return {text(key) for key in await self.command("KEYS", "rb:p:*")}
 
     async def living_keys(self) -> set[str]:
-        """Payloads that something refers to: queued and assembled groups, continuations, pushes that wait for room."""
+        """Payloads that something refers to: groups that are queued, gathered or assembled, continuations, pushes that
+        wait for room.
+        """
         living = set(await self.members("waiting"))
         living |= {text(record[3]) for record in (await self.queued_records()).values()}
         for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
             living |= {text(group[3]) for group in unpack(packed)}
+        for field, packed in (await self.hash("gathered")).items():
+            if field.isdigit():
+                living |= {text(unpack(record)[3]) for record in unpack(packed)[3]}
         for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
             living.add(text(unpack(packed)[b"payload"]))
         return living - {""}

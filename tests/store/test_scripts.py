@@ -10,7 +10,7 @@ import pytest
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
 from buffer_service.store.replies import _REFUSALS
-from buffer_service.store.scripts import LUA, expand, expanded, load_scripts, prune, render_transitions
+from buffer_service.store.scripts import LUA, expand, expanded, inline, load_scripts, prune, render_transitions
 
 
 def test_an_include_is_pasted_once_and_before_its_first_use() -> None:
@@ -63,6 +63,11 @@ end
     assert prune(pruned) == pruned
 
 
+def test_numbers_stand_where_their_names_were() -> None:
+    source = "local ONE, TWO = 1, 20\nlocal THREE = ONE + 2\nlocal x = TWO\nreturn 'TWO' .. x -- TWO\n"
+    assert inline(source) == "local THREE = 1 + 2\nlocal x = 20\nreturn 'TWO' .. x -- TWO\n"
+
+
 def test_nothing_is_left_to_include() -> None:
     for script in load_scripts().values():
         assert "@include" not in script.source
@@ -92,7 +97,7 @@ def test_the_transition_tables_are_the_domains() -> None:
 
 
 def test_the_bounds_in_the_scripts_are_the_policys() -> None:
-    source = load_scripts()["push"].source
+    source = expanded()["push"]
     assert f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n" in source
     assert f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n" in source
 

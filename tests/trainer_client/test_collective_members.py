@@ -1,5 +1,6 @@
 """Who takes part in a collective update, and how the members' reports are read."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -108,4 +109,5 @@ def test_a_plan_travels_as_it_is() -> None:
     assert [(member.engine_id, member.rank) for member in wire.members] == [("a", 1), ("b", 2)]
     assert [(spec.name, spec.dtype, list(spec.shape)) for spec in wire.tensors] == [("w", "bfloat16", [2, 3])]
     assert (wire.master_address, wire.master_port, wire.group_name) == ("trainer", 1234, "r.4.0a")
-    assert (wire.backend, wire.timeout_ms) == ("gloo", 60_000)
+    assert (wire.backend, wire.timeout_ms, wire.established) == ("gloo", 60_000, False)
+    assert replace(plan_of("a"), established=True).to_wire().established

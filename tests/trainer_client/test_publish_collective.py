@@ -70,6 +70,7 @@ def test_members_hold_what_was_sent_and_the_group_serves_the_next_version(
             assert engine.loaded == WeightVersion(1, fleet.plans[-1].version.version)
     n = membership(fleet)
     assert fleet.phases() == [(phase, n, ("e0", "e1")) for _ in range(2) for phase in ("prepare", "broadcast")]
+    assert [plan.established for plan in fleet.plans] == [False, False, True, True]
     assert [member.rank for member in fleet.plans[0].members] == [1, 2]
     assert (fleet.plans[0].world_size, fleet.plans[0].backend) == (3, "gloo")
 

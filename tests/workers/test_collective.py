@@ -27,6 +27,7 @@ def plan(
     members: tuple[str, ...] = ("w.e0", "w.e1"),
     timeout_ms: int = 5_000,
     epoch: int = 1,
+    established: bool = False,
 ) -> weights_pb2.CollectivePlan:
     return weights_pb2.CollectivePlan(
         version=common_pb2.WeightVersion(epoch=epoch, version=version),
@@ -40,6 +41,7 @@ def plan(
         members=[weights_pb2.PlanMember(engine_id=name, rank=i + 1) for i, name in enumerate(members)],
         tensors=[weights_pb2.TensorSpec(name="a", dtype="float32", shape=[2])],
         timeout_ms=timeout_ms,
+        established=established,
     )
 
 
@@ -294,6 +296,40 @@ async def test_plan_overtakes_a_load_that_cannot_be_fetched(fake: FakeService, t
         await it.until(lambda: it.slot.errors > 2)
         await fake.announce(plan(2, PREPARE))
         await fake.until(lambda: fake.engine().prepared.version == 2)
+
+
+async def test_engine_that_was_started_anew_does_not_join_the_group_that_its_last_process_was_in(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path) as it:
+        await received(it, 1)
+        await fake.publish(1, 1, broadcast_manifest(fallback=it.files(1, 1)))
+        await it.until_loaded(1, 1)
+        # As the guard does.
+        it.slot.reachable = it.slot.current = False
+        it.slot.changes.notify()
+        await it.engine.die()
+        await it.engine.revive()
+        await it.slot.refresh()
+        it.engine.calls.clear()
+        # The trainer has not noticed.
+        await fake.announce(plan(2, PREPARE, established=True))
+        it.slot.reachable, it.slot.loading = True, False
+        it.slot.changes.notify()
+        await fake.until(lambda: "not in the group that the update is for" in fake.engine().last_error)
+        await it.until_loaded(1, 1)
+        assert [call for call in it.engine.calls if call.startswith(("join", "leave"))] == ["leave g1"]
+        await fake.announce(plan(2, PREPARE, membership=2))
+        await fake.until(lambda: fake.engine().prepared.version == 2)
+
+
+async def test_engine_in_an_established_group_takes_part(fake: FakeService, tmp_path: Path) -> None:
+    async with loading(fake, tmp_path) as it:
+        await received(it, 1)
+        await fake.publish(1, 1, broadcast_manifest())
+        await it.until_loaded(1, 1)
+        await received(it, 2, established=True)
+        assert (it.slot.membership, it.slot.errors) == (1, 0)
 
 
 async def test_lost_engine_is_out_of_its_group(fake: FakeService, tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ class CollectivePublisher:
             members=ranked(engines),
             tensors=specs,
             timeout_ms=round(self._timeout_s * 1000),
+            established=joined,
         )
         update = Update(publication, plan, group, slack_s=self._slack_s)
         try:

@@ -88,6 +88,20 @@ local function empty_chunks()
   end
 end
 
+-- Portions of a round (lib/gathering.lua): all fields but two.
+local function empty_gathered()
+  local portion = call('HLEN', key('gathered')) - 2
+  while left > 0 and portion > 0 do
+    local field, payloads = format('%d', portion), {}
+    for index, raw in ipairs(unpack_msg(call('HGET', key('gathered'), field))[4]) do
+      payloads[index] = unpack_msg(raw)[PAYLOAD]
+    end
+    trash_all(payloads)
+    call('HDEL', key('gathered'), field)
+    left, portion = left - #payloads - 1, portion - 1
+  end
+end
+
 -- Continuations of open tasks.
 local function empty_tasks(at)
   empty_sorted_set(at, function(members)
@@ -111,6 +125,7 @@ for _, name in ipairs(classes) do
   empty_class(name)
 end
 empty_chunks()
+empty_gathered()
 for _, environment in ipairs(environments) do
   empty_tasks(key('pending:' .. environment))
 end
@@ -131,8 +146,8 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks', 'tasks',
-  'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines',
+  'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks',
+  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines',
   'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures', 'manifests',
   'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests', 'test_now', 'deleting',
 }

@@ -3,29 +3,27 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, epoch, step, rank, world_size, train_version (-1: that of the step's earlier rounds, else the
---         published one), round, batch_groups (-1: the policy's), again}; again: 1 for a later call of the same try,
---         after 'more'
+--         published one), round, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
+--         evicts, or takes; again: 1 for a later call of the same try, after 'more'
 -- Replies {'batch', revision, step, round, final, train_version, groups, samples, tokens, loss_tokens, staleness_sum,
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
 --         to this round; chunks are packed arrays of group records (lib/record.lua) whose heads and tails are still to
 --         be clamped by the forks ({epoch, version}) after their epoch
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
---       | {'more'}: much was evicted; call again
+--       | {'more'}: much was evicted, gathered for a large round, or put back; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' |
 --         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
 --         'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
 --         'round_size', ...}
--- Complexity O(classes + (evicted + groups of the round) * log queued); a replay O(classes + shard)
+-- Complexity O(classes + portion * log queued), and little more than a copy of each group of the round that it closes;
+-- a replay O(classes + shard), after a resume with another world size O(groups of the round)
 
 -- @include rounds
 -- @include waiting
 
--- What one call evicts: few enough that it holds the store up for milliseconds only.
-local VICTIMS = 256
-
 local request = unpack_msg(ARGV[1])
-local seen, epoch, step, rank, world_size, train_version, round, batch_groups = unpack(request, 1, 8)
-local again = request[9] == 1
+local seen, epoch, step, rank, world_size, train_version, round, batch_groups, portion = unpack(request, 1, 9)
+local again = request[10] == 1
 
 relieve()
 local refusal = open_run(seen) or check_epoch(epoch)
@@ -116,12 +114,12 @@ else
 end
 train_version = header.train_version
 
--- Evicts up to VICTIMS queued groups that are too stale, stalest first; returns whether more may be left.
+-- Evicts up to a portion of queued groups that are too stale, stalest first; returns whether more may be left.
 local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale, members, blocks = stalest(1000 * (train_version - policy.max_staleness), VICTIMS)
+  local stale, members, blocks = stalest(1000 * (train_version - policy.max_staleness), portion)
   unindex_groups(stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
@@ -130,10 +128,15 @@ local function evict()
       end_group(group, 'queued', 'dropped_stale')
     end
   end
-  return #stale == VICTIMS
+  return #stale == portion
 end
 
--- Closes the next round, if enough is queued for it.
+local function go_on()
+  close_run(again)
+  return reply('more')
+end
+
+-- Closes the next round, or gathers a portion of it, if enough is queued for it.
 local function next_round()
   -- How many groups the round takes: at most `size`, in a multiple of `multiple`.
   local is_streamed, is_equal = header.micro > 0, header.equal == 1
@@ -151,16 +154,32 @@ local function next_round()
     end
   end
 
-  if evict() then
-    close_run(again)
-    return reply('more')
+  local form = pack({step, round, train_version, size, budget, multiple, world_size})
+  local gathered, gathered_tokens = gathered_for(form)
+  if not gathered then
+    -- Of a try that ended in the middle, and was for something else.
+    give_back_gathered()
+    return go_on()
+  elseif evict() then
+    return go_on()
   end
 
   local queued = queued_count()
-  local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
-  if is_enough and queued >= multiple then
-    local groups = take(size, budget, multiple)
+  local is_enough = gathered + queued >= size
+    or (budget > 0 and gathered_tokens + ledger.groups.queued[3] >= budget)
+  if is_enough and gathered + queued >= multiple then
+    local stride = call('HGET', RUN, 'queue_stride') or ''
+    local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
+    local groups = take(count, budget > 0 and budget - gathered_tokens, multiple, gathered == 0 and multiple or 0)
+    if #groups == count and gathered + count < size then
+      keep_gathered(form, stride, groups, {sum_groups(groups, train_version)})
+      return go_on()
+    end
     return answer(header, close_round(header, groups, world_size), 0)
+  elseif gathered > 0 then
+    -- Some of what is queued is gone, by a policy that was changed meanwhile: a pull that waits holds nothing.
+    give_back_gathered()
+    return go_on()
   end
 
   local leased = call('ZCARD', LEASES)

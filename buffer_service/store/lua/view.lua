@@ -51,6 +51,9 @@ end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
+if state.gathered then
+  add_amount(forming, 1, unpack(state.gathered, 2, 5))
+end
 return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
   call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1),

@@ -328,6 +328,7 @@ class CollectivePlan(google.protobuf.message.Message):
     MEMBERS_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    ESTABLISHED_FIELD_NUMBER: builtins.int
     phase: Global___PlanPhase.ValueType
     """How far it is."""
     membership: builtins.int
@@ -344,6 +345,10 @@ class CollectivePlan(google.protobuf.message.Message):
     """Ranks in all, the trainer's included."""
     timeout_ms: builtins.int
     """Longest time for joining, and again for receiving, 100 to 3,600,000. A member gives up by itself after it."""
+    established: builtins.bool
+    """The group exists, with every member in it. A member that is not in it (any more: another process of the engine, say)
+    does not join but reports an error: those inside are not waiting for anybody.
+    """
     @property
     def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The version to come, above the published one; its epoch is the trainer's."""
@@ -370,9 +375,10 @@ class CollectivePlan(google.protobuf.message.Message):
         members: collections.abc.Iterable[Global___PlanMember] | None = ...,
         tensors: collections.abc.Iterable[Global___TensorSpec] | None = ...,
         timeout_ms: builtins.int = ...,
+        established: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "group_name", b"group_name", "master_address", b"master_address", "master_port", b"master_port", "members", b"members", "membership", b"membership", "phase", b"phase", "tensors", b"tensors", "timeout_ms", b"timeout_ms", "version", b"version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "established", b"established", "group_name", b"group_name", "master_address", b"master_address", "master_port", b"master_port", "members", b"members", "membership", b"membership", "phase", b"phase", "tensors", b"tensors", "timeout_ms", b"timeout_ms", "version", b"version", "world_size", b"world_size"]) -> None: ...
 
 Global___CollectivePlan: typing_extensions.TypeAlias = CollectivePlan
 

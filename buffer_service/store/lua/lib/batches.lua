@@ -157,6 +157,14 @@ local function count_in_step(header, sign, environments)
   end
 end
 
+-- Adds numbers to those under the same keys.
+local function add_each(sums, more)
+  for key_of, number in pairs(more) do
+    sums[key_of] = (sums[key_of] or 0) + number
+  end
+  return sums
+end
+
 -- What a step has up to a round: `before`, the same of the round before it (nil for the first), and the round's own.
 local function up_to(before, own)
   local total = {}

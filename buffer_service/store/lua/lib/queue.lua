@@ -180,16 +180,16 @@ local function class_sources(classes, order)
 end
 
 -- Takes up to `count` groups out of the queue, by the policy's order and shares; fewer when their tokens would exceed
--- `budget_tokens` (0: no budget) or their number is no multiple of `multiple`, but that many in any case. Returns
--- their records in the order in which they were picked; the ledger is the caller's to move.
-local function take(count, budget_tokens, multiple)
+-- `budget_tokens` (nil: no budget) or their number is no multiple of `multiple`, but `least` in any case. Returns their
+-- records in the order in which they were picked; the ledger is the caller's to move.
+local function take(count, budget_tokens, multiple, least)
   local order = policy.order
   queued_count()
   local members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
   local blocks = blocks_of(members)
   local groups = load_groups(blocks)
   local kept, tokens = #groups, 0
-  if budget_tokens > 0 then
+  if budget_tokens then
     for index, group in ipairs(groups) do
       tokens = tokens + group[G_TOKENS]
       if tokens > budget_tokens then
@@ -198,7 +198,7 @@ local function take(count, budget_tokens, multiple)
       end
     end
   end
-  kept = math.min(#groups, math.max(multiple, kept - kept % multiple))
+  kept = math.min(#groups, math.max(least, kept - kept % multiple))
   if kept < #groups then
     for index = #groups, kept + 1, -1 do
       groups[index], members[index] = nil, nil

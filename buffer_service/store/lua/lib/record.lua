@@ -51,13 +51,24 @@ local function unpack_record(raw)
   return clamp(group)
 end
 
--- Records first to last as one msgpack array. Those that are as they were read are not packed again.
+-- A record as it is stored. One that is as it was read is not packed again.
+local function pack_record(group)
+  return raw_records[group] or pack(group)
+end
+
+-- Of a record that is packed: what a round is split and stored by.
+local function stored_record(raw, id, sequence, tokens)
+  local group = {[G_ID] = id, [G_SEQUENCE] = sequence, [G_TOKENS] = tokens}
+  raw_records[group] = raw
+  return group
+end
+
+-- Records first to last as one msgpack array.
 local function pack_records(groups, first, last)
   local count = last - first + 1
   local parts = {count < 16 and string.char(144 + count) or string.char(220, floor(count / 256), count % 256)}
   for index = 1, count do
-    local group = groups[first + index - 1]
-    parts[index + 1] = raw_records[group] or pack(group)
+    parts[index + 1] = pack_record(groups[first + index - 1])
   end
   return table.concat(parts)
 end

@@ -6,6 +6,7 @@
 -- in exactly one place, ledger and steps agree, and only the queue's caps may be exceeded.
 
 -- @include commit
+-- @include gathering
 -- @include totals
 
 -- Which weights belong to a step; publishes of the abandoned timeline are forgotten.
@@ -126,6 +127,10 @@ local function go_on()
       return true
     end
     resuming[5] = 1
+  end
+  if state.gathered then
+    give_back_gathered()
+    return true
   end
   if mode == 'replay' then
     return replay_steps(first)

@@ -1,17 +1,30 @@
 -- Closing a round of a step.
 
--- @include batches
+-- @include gathering
 -- @include totals
 
--- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
-local function settle_round(header, environments, final)
-  if header.micro == 0 then
+-- Moves groups that left the queue just now, of these sizes, into the step that is forming, or with the whole step to
+-- its delivery; `at_once`: there are no others in it.
+local function settle_round(header, environments, final, at_once)
+  if final and at_once then
     move_step(header, 'queued', 'delivered')
     return
   end
   move_step({environments = environments}, 'queued', 'forming')
   if final then
     move_step(header, 'forming', 'delivered')
+  end
+end
+
+-- Adds sums of other groups to these (of sum_groups, in an array).
+local function add_sums(sums, others)
+  for environment, amounts in pairs(others[1]) do
+    sums[1][environment] = add_each(sums[1][environment] or {}, amounts)
+  end
+  sums[2] = up_to(sums[2], others[2])
+  add_each(sums[3], others[3])
+  for index, counts in ipairs(others[4]) do
+    add_each(sums[4][index], counts)
   end
 end
 
@@ -45,10 +58,23 @@ local function new_step(train_version, target)
   }
 end
 
--- Closes the next round of step `next_step` with groups that were just taken out of the queue, in order of pick; with
--- the step's last round the step is assembled. Returns the round.
-local function close_round(header, groups, world_size)
+-- Closes the next round of step `next_step` with what was gathered for it and groups that were just taken out of the
+-- queue, in order of pick; with the step's last round the step is assembled. Returns the round.
+local function close_round(header, taken, world_size)
   local step, round = state.next_step, header.rounds
+  local sums = {sum_groups(taken, header.train_version)}
+  local of_taken = {}
+  for environment, amounts in pairs(sums[1]) do
+    of_taken[environment] = {unpack(amounts, 1, 4)}
+  end
+  local groups, gathered = take_gathered()
+  for _, group in ipairs(taken) do
+    groups[#groups + 1] = group
+  end
+  for _, its in ipairs(gathered) do
+    add_sums(sums, its)
+  end
+  local environments, own, others, by_staleness = unpack(sums)
   if is_recorded() then
     local ids = {}
     for index, group in ipairs(groups) do
@@ -57,7 +83,6 @@ local function close_round(header, groups, world_size)
     record('round', {now, step, round, header.train_version, ids})
   end
   sort_groups(groups)
-  local environments, own, others, by_staleness = sum_groups(groups, header.train_version)
   count_in_step(header, 1, environments)
   local before = round > 0 and load_round(step, round - 1).total or nil
   local stored = {own = own, total = up_to(before, own)}
@@ -65,7 +90,7 @@ local function close_round(header, groups, world_size)
 
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
-  settle_round(header, environments, final)
+  settle_round(header, of_taken, final, round == 0 and #gathered == 0)
   count_assembled(environments, own, others, by_staleness)
   header.rounds = round + 1
   save_step(step, header)

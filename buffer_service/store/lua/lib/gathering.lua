@@ -1,0 +1,90 @@
+-- A round of more groups than one script takes on is gathered in portions, and closed with the last one (lib/rounds.lua).
+-- Gathered groups have left the queue and are forming in the ledger. Where the round is not to be any more, they go back
+-- into the queue, the last portion first, and no environment has had a turn.
+--
+-- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.
+-- hash `gathered`: form (what the round was to be), stride (of the queue before it, '' for none), and for each portion,
+-- counted from 1, a msgpack array {ids, sequences, tokens, packed records, sums}: the first four of each group, in order
+-- of pick; sums as sum_groups returns them, in an array.
+
+-- @include batches
+
+local GATHERED = key('gathered')
+
+-- Groups, and their tokens, that are gathered already for a round of this form; nil where what is gathered is for
+-- another one.
+local function gathered_for(form)
+  if not state.gathered then
+    return 0, 0
+  elseif call('HGET', GATHERED, 'form') == form then
+    return state.gathered[2], state.gathered[4]
+  end
+  return nil
+end
+
+-- Counts a portion with these sums in (sign 1) or out of (-1) what is gathered.
+local function count_gathered(sign, own)
+  local gathered = state.gathered or {0, 0, 0, 0, 0}
+  gathered[1] = gathered[1] + sign
+  for place, name in ipairs({'groups', 'samples', 'tokens', 'bytes'}) do
+    gathered[place + 1] = gathered[place + 1] + sign * own[name]
+  end
+  state.gathered = gathered
+  changed = true
+end
+
+-- Keeps groups that were just taken out of the queue for a round of this form; `stride` as it was before the first of
+-- them was taken.
+local function keep_gathered(form, stride, groups, sums)
+  local ids, sequences, tokens, records = {}, {}, {}, {}
+  for index, group in ipairs(groups) do
+    ids[index], sequences[index], tokens[index] = group[G_ID], group[G_SEQUENCE], group[G_TOKENS]
+    records[index] = pack_record(group)
+  end
+  if not state.gathered then
+    call('HSET', GATHERED, 'form', form, 'stride', stride)
+  end
+  count_gathered(1, sums[2])
+  move_step({environments = sums[1]}, 'queued', 'forming')
+  call('HSET', GATHERED, format('%d', state.gathered[1]), pack({ids, sequences, tokens, records, sums}))
+end
+
+-- What is gathered, in order of pick: records with the fields that a round is split and stored by, and the portions'
+-- sums. The round's now.
+local function take_gathered()
+  local groups, sums = {}, {}
+  if not state.gathered then
+    return groups, sums
+  end
+  for portion = 1, state.gathered[1] do
+    local ids, sequences, tokens, records, its = unpack(unpack_msg(call('HGET', GATHERED, format('%d', portion))))
+    for index, raw in ipairs(records) do
+      groups[#groups + 1] = stored_record(raw, ids[index], sequences[index], tokens[index])
+    end
+    sums[portion] = its
+  end
+  call('UNLINK', GATHERED)
+  state.gathered = nil
+  return groups, sums
+end
+
+-- Puts the last portion back into the queue.
+local function give_back_gathered()
+  local field = format('%d', state.gathered[1])
+  local _, _, _, records, sums = unpack(unpack_msg(call('HGET', GATHERED, field)))
+  for _, raw in ipairs(records) do
+    queue_group(unpack_record(raw), 'forming')
+  end
+  call('HDEL', GATHERED, field)
+  count_gathered(-1, sums[2])
+  if state.gathered[1] == 0 then
+    local stride = call('HGET', GATHERED, 'stride')
+    if stride ~= '' then
+      call('HSET', RUN, 'queue_stride', stride)
+    else
+      call('HDEL', RUN, 'queue_stride')
+    end
+    call('UNLINK', GATHERED)
+    state.gathered = nil
+  end
+end
