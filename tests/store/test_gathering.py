@@ -2,7 +2,7 @@
 ends in the middle costs nothing.
 """
 
-from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import pytest
@@ -51,15 +51,14 @@ async def two_steps(run: Run, size: int, policy: dict[str, Any]) -> dict[str, An
         await other.fill(f"g{i}", environment=f"env-{i % 3}", head=i % 2, tail=i * 5 % 4 + 1, **sizes)
     pulled: list[ops.Batch] = []
     for step in range(2):
-        round_ = 0
-        while (batch := await other.batch(step, round_, world_size=2)) and not batch.final:
-            pulled += [batch, await other.batch(step, round_, rank=1, world_size=2)]
-            round_ += 1
-        pulled += [batch, await other.batch(step, round_, rank=1, world_size=2)]
+        for round_ in itertools.count():
+            pulled += [await other.batch(step, round_, rank=rank, world_size=2) for rank in range(2)]
+            if pulled[-1].final:
+                break
         await fill(other, 16, first=100 * (step + 1))
     view = await other.view()
     return {
-        "shards": [[(group.group_id, group.sequence, group.head_version, group.tail_version) for group in b.shard] for b in pulled],
+        "shards": [[(g.group_id, g.sequence, g.head_version, g.tail_version) for g in b.shard] for b in pulled],
         "sums": [(b.total_tokens, b.staleness_sum, b.staleness_max, b.shard_tokens, b.queued) for b in pulled],
         "view": (view.groups, view.statistics, view.staleness_counts, view.revision),
         "chunks": {
@@ -118,7 +117,7 @@ async def test_whoever_pulls_next_goes_on(run: Run) -> None:
     await fill(run, 7)
     await gather(run, 2, world_size=2)
     shards = await run.shards(0, world_size=2)
-    assert sorted(sum(shards, [])) == [f"g{i}/0" for i in range(7)]
+    assert sorted(group_id for shard in shards for group_id in shard) == [f"g{i}/0" for i in range(7)]
     await run.check()
 
 
@@ -220,5 +219,5 @@ async def test_a_recording_has_the_groups_in_order_of_pick(run: Run) -> None:
     run.store.portion = 2
     await run.batch(0)
     events = await run.command("XRANGE", index_key(run.run_id, "record"), "-", "+")
-    rounds: Sequence[Any] = [unpack(fields[3]) for _, fields in events if fields[1] == b"round"]
+    rounds = [unpack(fields[3]) for _, fields in events if fields[1] == b"round"]
     assert [[text(group_id) for group_id in one[4]] for one in rounds] == [[f"g{i}/0" for i in (4, 3, 2, 1, 0)]]

@@ -146,10 +146,11 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks',
-  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines',
-  'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures', 'manifests',
-  'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests', 'test_now', 'deleting',
+  'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks', 'gathered',
+  'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard',
+  'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures',
+  'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests', 'test_now',
+  'deleting',
 }
 for _, name in ipairs(classes) do
   names[#names + 1] = 'q:' .. name

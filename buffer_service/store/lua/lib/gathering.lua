@@ -1,11 +1,11 @@
--- A round of more groups than one script takes on is gathered in portions, and closed with the last one (lib/rounds.lua).
--- Gathered groups have left the queue and are forming in the ledger. Where the round is not to be any more, they go back
--- into the queue, the last portion first, and no environment has had a turn.
+-- A round of more groups than one script takes on is gathered in portions, and closed with the last one
+-- (lib/rounds.lua). Gathered groups have left the queue and are forming in the ledger. Where the round is not to be any
+-- more, they go back into the queue, the last portion first, and no environment has had a turn.
 --
 -- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.
 -- hash `gathered`: form (what the round was to be), stride (of the queue before it, '' for none), and for each portion,
--- counted from 1, a msgpack array {ids, sequences, tokens, packed records, sums}: the first four of each group, in order
--- of pick; sums as sum_groups returns them, in an array.
+-- counted from 1, a msgpack array {ids, sequences, tokens, packed records, sums}: the first four of each group, in
+-- order of pick; sums as sum_groups returns them, in an array.
 
 -- @include batches
 

@@ -8,11 +8,11 @@
 -- published one.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
--- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the
--- last publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
+-- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
+-- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
 -- (tombstones up to it may go), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
--- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller claimed while the store was behind it),
--- last_error, forks ({{epoch, version}, ...}).
+-- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller claimed
+-- while the store was behind it), last_error, forks ({{epoch, version}, ...}).
 
 -- @include reply
 -- @include keys
