@@ -158,7 +158,7 @@ async def test_a_large_bundle_keeps_its_order_while_it_waits(run: Run) -> None:
 async def test_a_bundle_that_fails_in_the_middle_leaves_nobody_in_the_line(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await run.create(batch_groups=60, overflow_action=BLOCK)
+    await run.create(batch_groups=30, overflow_action=BLOCK)
     calls: list[str] = []
     store_and_run = run.store._connection.store_and_run
 
@@ -173,11 +173,11 @@ async def test_a_bundle_that_fails_in_the_middle_leaves_nobody_in_the_line(
         await run.push(*(run.group(f"t{index}") for index in range(100)))
     assert calls == ["push", "push"]
     assert await run.members("waiting") == []
-    assert await run.ledger() == {"accepted": 60, "queued": 60}
+    assert await run.ledger() == {"accepted": 30, "queued": 30}
     await run.check()
     # Pushed again, what was queued is known and the rest waits in its order.
     again = await run.push_kinds(*(run.group(f"t{index}") for index in range(100)))
-    assert again == ["duplicate"] * 60 + ["blocked"] * 40
+    assert again == ["duplicate"] * 30 + ["blocked"] * 70
 
 
 async def test_a_retry_that_fails_in_the_middle_leaves_everybody_in_the_line(

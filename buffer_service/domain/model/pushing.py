@@ -15,7 +15,7 @@ from buffer_service.domain.ops import GroupFacts, Pushed, PushKind, PushResult
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.domain.transitions import GroupState, TaskState
 
-GROUPS_PER_DECISION = 64
+GROUPS_PER_DECISION = 32
 """The revision rises once for so many groups of a call."""
 
 
