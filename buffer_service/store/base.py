@@ -11,9 +11,6 @@ from buffer_service.store.replies import Fields, pack, parse
 from buffer_service.store.scripts import load_scripts
 from buffer_wire.errors import LayoutChanged, NotReplicated, StoreFault, StoreOutOfMemory, UnknownRun
 
-PORTION = 32
-"""Most groups in one script, which holds the store up while it runs: 1 to 2 ms with a million of them queued."""
-
 
 class StoreBase:
     """A connection and the runs that are known to exist on it."""

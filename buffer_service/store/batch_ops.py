@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
-from buffer_service.store.base import PORTION, StoreBase
+from buffer_service.store.base import StoreBase
 from buffer_service.store.replies import Fields, pack, text, unpack
 from buffer_wire.errors import InvalidField
 
@@ -13,7 +13,7 @@ UNSET = -1
 class BatchOps(StoreBase):
     """Pull, commit, publish, checkpoint, resume."""
 
-    portion = PORTION
+    portion = ops.PORTION
     """Groups that one call of a pull takes out of the queue at most."""
 
     async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from buffer_service.domain import ops
 from buffer_service.domain.window import length_buckets
-from buffer_service.store.base import PORTION, StoreBase
+from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
 from buffer_wire.errors import RolloutBufferError
@@ -22,8 +22,8 @@ class GroupOps(StoreBase):
 
         results: list[ops.PushResult] = []
         try:
-            for first in range(0, max(1, len(facts)), PORTION):
-                portion, stored = facts[first : first + PORTION], payloads[first : first + PORTION]
+            for first in range(0, max(1, len(facts)), ops.PORTION):
+                portion, stored = facts[first : first + ops.PORTION], payloads[first : first + ops.PORTION]
                 result = await self._push_portion(run_id, portion, stored, 0, seen_revision)
                 self._recent.put(
                     payload
@@ -48,8 +48,8 @@ class GroupOps(StoreBase):
         # and each comes again for its own or gives it up.
         return _joined(
             [
-                await self._push_portion(run_id, groups[first : first + PORTION], (), 1, seen_revision)
-                for first in range(0, max(1, len(groups)), PORTION)
+                await self._push_portion(run_id, groups[first : first + ops.PORTION], (), 1, seen_revision)
+                for first in range(0, max(1, len(groups)), ops.PORTION)
             ]
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import EnvironmentRule, Order
+from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import pack, text, unpack
 from tests.store.driver import RUN, Run
@@ -78,7 +78,8 @@ async def test_every_portion_leaves_a_run_in_order(run: Run) -> None:
     for gathered in (3, 6):
         assert await portion(run, 3, again=gathered > 3) == "more"
         view = await run.view()
-        assert await run.ledger() == {"accepted": 10, "queued": 10 - gathered, "forming": gathered}
+        assert await run.ledger() == {"accepted": 10, "queued": 10}
+        assert len(await run.queue()) == 10 - gathered
         assert (view.next_step, view.revision) == (0, before.revision + 1)
         await run.check()
     assert await portion(run, 3, again=True) == "batch"
@@ -116,6 +117,8 @@ async def test_whoever_pulls_next_goes_on(run: Run) -> None:
     await run.create(batch_groups=7, max_queued_groups=20)
     await fill(run, 7)
     await gather(run, 2, world_size=2)
+    assert await portion(run, 2, rank=1, world_size=2) == "more"
+    assert len(await run.queue()) == 1
     shards = await run.shards(0, world_size=2)
     assert sorted(group_id for shard in shards for group_id in shard) == [f"g{i}/0" for i in range(7)]
     await run.check()
@@ -157,7 +160,7 @@ async def test_a_resume_finds_gathered_groups_in_the_queue(run: Run, mode: ops.R
     if micro:
         await run.batch(1)
     await gather(run, 1, 1, step=1, round_=1 if micro else 0)
-    assert (await run.ledger())["forming"] == (3 if micro else 1)
+    assert (await run.ledger())["queued"] == (12 if micro else 14)
     await run.resume(0, mode)
     kept = 8 if micro else 6
     expected: dict[str, int] = {
@@ -166,6 +169,7 @@ async def test_a_resume_finds_gathered_groups_in_the_queue(run: Run, mode: ops.R
         ops.ResumeMode.DISCARD: {"discarded": kept, "queued": 20 - kept},
     }[mode]
     assert await run.ledger() == {"accepted": 20} | {state: count for state, count in expected.items() if count}
+    assert len(await run.queue()) == expected.get("queued", 0)
     await run.check()
     if mode is ops.ResumeMode.REPLAY:
         assert [ids(await run.batch(0, round_)) for round_ in range(len(first))] == [ids(batch) for batch in first]
@@ -202,6 +206,26 @@ async def test_admission_counts_what_is_gathered(run: Run) -> None:
     await fill(run, 5)
     await gather(run, 2, 1)
     assert len((await run.lease(20)).grants) == 3
+
+
+async def test_gathered_groups_take_up_the_queues_room(run: Run) -> None:
+    await run.create(batch_groups=6, max_queued_groups=6, overflow_action=OverflowAction.REJECT)
+    await fill(run, 6)
+    await gather(run, 2)
+    assert await run.push_kinds(run.group("late")) == ["rejected_full"]
+    assert ids(await run.batch(0)) == [f"g{i}" for i in range(6)]
+    assert await run.push_kinds(run.group("late")) == ["queued"]
+
+
+async def test_gathered_groups_are_dropped_where_no_others_are_left_to_drop(run: Run) -> None:
+    drop = OverflowAction.DROP_OLDEST
+    await run.create(batch_groups=6, max_queued_groups=8, max_queued_bytes=1 << 20, overflow_action=drop)
+    await run.push(*(run.group(f"g{i}", size=100_000) for i in range(8)))
+    await gather(run, 2)
+    assert await run.push_kinds(run.group("large", size=1_000_000)) == ["queued"]
+    assert await run.ledger() == {"accepted": 9, "queued": 1, "dropped_overflow": 8}
+    assert await run.queue() == ["large/0"]
+    await run.check()
 
 
 async def test_gathered_groups_are_deleted_with_their_run(run: Run) -> None:

@@ -1,68 +1,17 @@
 """A worker's part in collective updates, against a fake service and a simulated engine."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rollout_buffer.v1 import common_pb2, weights_pb2
-from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.versions import Version
 from rollout_workers.weights import collective
 from tests.workers.building import time_passes
 from tests.workers.fake_service import FakeService
-from tests.workers.loading import Loading, loading
-
-PREPARE = weights_pb2.PLAN_PHASE_PREPARE
-BROADCAST = weights_pb2.PLAN_PHASE_BROADCAST
-ABANDONED = weights_pb2.PLAN_PHASE_ABANDONED
-
-
-def plan(
-    version: int,
-    phase: "weights_pb2.PlanPhase.ValueType",
-    *,
-    membership: int = 1,
-    members: tuple[str, ...] = ("w.e0", "w.e1"),
-    timeout_ms: int = 5_000,
-    epoch: int = 1,
-    established: bool = False,
-) -> weights_pb2.CollectivePlan:
-    return weights_pb2.CollectivePlan(
-        version=common_pb2.WeightVersion(epoch=epoch, version=version),
-        phase=phase,
-        membership=membership,
-        master_address="127.0.0.1",
-        master_port=1,
-        group_name=f"g{membership}",
-        backend="gloo",
-        world_size=len(members) + 1,
-        members=[weights_pb2.PlanMember(engine_id=name, rank=i + 1) for i, name in enumerate(members)],
-        tensors=[weights_pb2.TensorSpec(name="a", dtype="float32", shape=[2])],
-        timeout_ms=timeout_ms,
-        established=established,
-    )
-
-
-def broadcast_manifest(
-    membership: int = 1, fallback: weights_pb2.FilesManifest | None = None
-) -> weights_pb2.WeightManifest:
-    return weights_pb2.WeightManifest(
-        collective=weights_pb2.CollectiveManifest(membership=membership), fallback=fallback
-    )
-
-
-async def prepared(it: Loading, version: int = 1, **how: Any) -> None:
-    await it.until_loaded(1, version - 1)
-    await it.fake.announce(plan(version, PREPARE, **how))
-    await it.fake.until(lambda: it.fake.engine().prepared.version == version)
-
-
-async def received(it: Loading, version: int = 1, **how: Any) -> None:
-    await prepared(it, version, **how)
-    await it.fake.announce(plan(version, BROADCAST, **how))
-    await it.fake.until(lambda: it.fake.engine().loaded.version == version)
+from tests.workers.loading import loading
+from tests.workers.planning import ABANDONED, BROADCAST, PREPARE, broadcast_manifest, plan, prepared, received
 
 
 @pytest.mark.parametrize("mode", PauseMode)
@@ -277,16 +226,6 @@ async def test_fresh_engine_without_anything_to_load_offers_itself_as_a_member(
         assert it.state == "READY"
 
 
-async def test_broadcast_that_another_process_prepared_is_refused(fake: FakeService, tmp_path: Path) -> None:
-    await fake.announce(plan(1, BROADCAST))
-    async with loading(fake, tmp_path) as it:
-        await fake.until(lambda: "started after the engine had been prepared" in fake.engine().last_error)
-        await it.until_loaded(1, 0)
-        assert it.slot.membership == 0
-        # The trainer's broadcast ends at once where the engine is still in the group.
-        assert it.engine.calls == ["leave g1"]
-
-
 async def test_plan_overtakes_a_load_that_cannot_be_fetched(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
@@ -296,118 +235,3 @@ async def test_plan_overtakes_a_load_that_cannot_be_fetched(fake: FakeService, t
         await it.until(lambda: it.slot.errors > 2)
         await fake.announce(plan(2, PREPARE))
         await fake.until(lambda: fake.engine().prepared.version == 2)
-
-
-async def test_engine_that_was_started_anew_does_not_join_the_group_that_its_last_process_was_in(
-    fake: FakeService, tmp_path: Path
-) -> None:
-    async with loading(fake, tmp_path) as it:
-        await received(it, 1)
-        await fake.publish(1, 1, broadcast_manifest(fallback=it.files(1, 1)))
-        await it.until_loaded(1, 1)
-        # As the guard does.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
-        await it.engine.die()
-        await it.engine.revive()
-        await it.slot.refresh()
-        it.engine.calls.clear()
-        # The trainer has not noticed.
-        await fake.announce(plan(2, PREPARE, established=True))
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
-        await fake.until(lambda: "not in the group that the update is for" in fake.engine().last_error)
-        await it.until_loaded(1, 1)
-        assert [call for call in it.engine.calls if call.startswith(("join", "leave"))] == ["leave g1"]
-        await fake.announce(plan(2, PREPARE, membership=2))
-        await fake.until(lambda: fake.engine().prepared.version == 2)
-
-
-async def test_engine_in_an_established_group_takes_part(fake: FakeService, tmp_path: Path) -> None:
-    async with loading(fake, tmp_path) as it:
-        await received(it, 1)
-        await fake.publish(1, 1, broadcast_manifest())
-        await it.until_loaded(1, 1)
-        await received(it, 2, established=True)
-        assert (it.slot.membership, it.slot.errors) == (1, 0)
-
-
-async def test_lost_engine_is_out_of_its_group(fake: FakeService, tmp_path: Path) -> None:
-    async with loading(fake, tmp_path) as it:
-        await prepared(it)
-        # As the guard does for an engine that was started anew.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
-        await it.engine.die()
-        await it.engine.revive()
-        await it.slot.refresh()
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
-        await it.until_loaded(1, 0)
-        assert (it.slot.membership, it.slot.prepared) == (0, None)
-
-
-async def get_stuck(it: Loading, fake: FakeService) -> None:
-    """The engine hangs in its group when the plan is abandoned, and is quarantined for that."""
-    await prepared(it)
-    it.engine.stall()
-    it.engine.options = it.engine.options.__class__(control_timeout_s=0.1, load_s=0.001)
-    await fake.announce(plan(1, ABANDONED))
-    await it.until(lambda: it.slot.quarantined)
-
-
-async def test_stuck_engine_is_quarantined_and_comes_back_by_itself(fake: FakeService, tmp_path: Path) -> None:
-    async with loading(fake, tmp_path, timeout_s=0.2) as it:
-        await get_stuck(it, fake)
-        assert not it.slot.leasable
-        it.engine.unstall()
-        await it.until(lambda: not it.slot.quarantined and not it.slot.loading)
-        assert await it.engine.ready()
-
-
-async def test_stuck_engine_that_was_started_anew_waits_for_the_next_plan_in_service(
-    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with loading(fake, tmp_path, timeout_s=0.2) as it:
-        await get_stuck(it, fake)
-        # The others have got the weights meanwhile, and there are no files.
-        await fake.publish(1, 1, broadcast_manifest())
-        assert await it.watcher.changes.until(lambda: it.watcher.latest.only_broadcast, 10)  # type: ignore[union-attr]
-        # As the guard does.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
-        await it.until(lambda: it.slot.awaits_plan)
-        await time_passes(0.3)
-        assert it.slot.quarantined
-        it.engine.unstall()
-        await it.engine.die()
-        await it.engine.revive()
-        await it.slot.refresh()
-        answers, failures = it.engine.loaded_version, [EngineUnavailable("simulated://0", "starting", "not yet")]
-
-        async def not_at_once() -> str:
-            if failures:
-                raise failures.pop()
-            return await answers()
-
-        monkeypatch.setattr(it.engine, "loaded_version", not_at_once)
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
-        await it.until(lambda: not it.slot.quarantined)
-        assert (failures, it.state, it.slot.leasable) == ([], "LOADING", False)
-        await fake.announce(plan(2, PREPARE, membership=2))
-        await fake.until(lambda: fake.engine().prepared.version == 2)
-
-
-async def test_cancelled_member_leaves_its_engine_running(fake: FakeService, tmp_path: Path) -> None:
-    async with loading(fake, tmp_path) as it:
-        await prepared(it)
-    assert it.engine.calls[2:] == ["leave g1", "resume"]
-    assert await it.engine.ready()
-
-
-async def test_cancelled_member_leaves_unpublished_weights_paused(fake: FakeService, tmp_path: Path) -> None:
-    async with loading(fake, tmp_path) as it:
-        await received(it)
-    assert it.engine.calls[3:] == ["leave g1"]
-    assert not await it.engine.ready()

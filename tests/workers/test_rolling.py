@@ -9,7 +9,7 @@ from rollout_buffer.v1 import weights_pb2
 from tests.workers.building import eventually, time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
-from tests.workers.test_collective import PREPARE, plan
+from tests.workers.planning import PREPARE, plan
 
 
 class Hold:

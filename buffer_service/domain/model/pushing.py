@@ -11,12 +11,9 @@ from buffer_service.domain.identity import LeaseId, group_id
 from buffer_service.domain.model.leasing import prolong
 from buffer_service.domain.model.records import Group, Task
 from buffer_service.domain.model.state import RunState
-from buffer_service.domain.ops import GroupFacts, Pushed, PushKind, PushResult
+from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.domain.transitions import GroupState, TaskState
-
-GROUPS_PER_DECISION = 32
-"""The revision rises once for so many groups of a call."""
 
 
 def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]]) -> PushResult:
@@ -24,7 +21,7 @@ def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]]) -> PushResult:
     run.require_store()
     outcomes: list[Pushed] = []
     for facts, payload_key in groups:
-        if len(outcomes) % GROUPS_PER_DECISION == 0:
+        if len(outcomes) % PORTION == 0:
             run.settle()
         outcome = _refuse(run, facts) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
         if outcome.kind is not PushKind.BLOCKED:

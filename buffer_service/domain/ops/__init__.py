@@ -5,7 +5,7 @@ milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are 
 """
 
 from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short
-from buffer_service.domain.ops.groups import Buffer, GroupFacts, NewGroup, Pushed, PushKind, PushResult
+from buffer_service.domain.ops.groups import PORTION, Buffer, GroupFacts, NewGroup, Pushed, PushKind, PushResult
 from buffer_service.domain.ops.tasks import (
     Extended,
     LeaseAsk,
@@ -34,6 +34,7 @@ from buffer_service.domain.ops.weights import (
 )
 
 __all__ = [
+    "PORTION",
     "Amount",
     "Batch",
     "Buffer",

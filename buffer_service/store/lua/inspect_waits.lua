@@ -47,10 +47,10 @@ for index = 1, #flat, 2 do
   }
 end
 
-local forming, target = state.gathered and state.gathered[2] or 0, 0
+local forming, target = 0, 0
 if state.rounds > 0 then
   local open = load_step(state.next_step)
-  forming, target = forming + open.groups, open.target
+  forming, target = open.groups, open.target
 end
 local backing_off = call('ZCARD', DELAYED)
 local clock = {

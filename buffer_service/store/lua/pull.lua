@@ -165,13 +165,13 @@ local function next_round()
   end
 
   local queued = queued_count()
-  local is_enough = gathered + queued >= size
-    or (budget > 0 and gathered_tokens + ledger.groups.queued[3] >= budget)
-  if is_enough and gathered + queued >= multiple then
-    local stride = call('HGET', RUN, 'queue_stride') or ''
+  local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
+  if is_enough and queued >= multiple then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
+    local is_last = gathered + count == size
+    local stride = not is_last and call('HGET', RUN, 'queue_stride') or ''
     local groups = take(count, budget > 0 and budget - gathered_tokens, multiple, gathered == 0 and multiple or 0)
-    if #groups == count and gathered + count < size then
+    if #groups == count and not is_last then
       keep_gathered(form, stride, groups, {sum_groups(groups, train_version)})
       return go_on()
     end

@@ -16,6 +16,7 @@
 -- Complexity O(classes + (groups + 128 dropped) * log queued)
 
 -- @include groups
+-- @include gathering
 -- @include environments
 -- @include staging
 -- @include totals
@@ -136,7 +137,10 @@ local function make_room(group, task, attempt)
     if drops_left == 0 then
       return 'more'
     elseif not drop_oldest() then
-      return 'rejected_full'
+      if not state.gathered then
+        return 'rejected_full'
+      end
+      give_back_gathered()
     end
     drops_left = drops_left - 1
   end

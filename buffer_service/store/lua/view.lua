@@ -27,7 +27,7 @@ if queued[1] > 2000 then
   local sums = ledger.groups.queued
   queued = {queued[1], sums[2], sums[3], sums[4]}
 else
-  queued[1] = 0
+  queued = state.gathered and {unpack(state.gathered, 2, 5)} or {0, 0, 0, 0}
   for _, class in ipairs(load_classes()) do
     for _, block in ipairs(blocks_of(call('ZRANGE', class.q, 0, -1))) do
       for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
@@ -51,9 +51,6 @@ end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
-if state.gathered then
-  add_amount(forming, 1, unpack(state.gathered, 2, 5))
-end
 return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
   call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1),

@@ -4,15 +4,12 @@
 -- @include tasks
 -- @include queue
 
--- What exists: groups that are queued, leased and gathered or in the open step, and how many groups make that step.
+-- What exists: groups that are queued, leased and in the open step, and how many groups make that step.
 local function existing_groups()
   local found = {queued = queued_count(), leased = call('ZCARD', LEASES), forming = 0, size = policy.batch_groups}
-  if state.gathered then
-    found.forming = state.gathered[2]
-  end
   if state.rounds > 0 then
     local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
-    found.size, found.forming = math.max(found.size, open.target), found.forming + open.groups
+    found.size, found.forming = math.max(found.size, open.target), open.groups
   end
   return found
 end

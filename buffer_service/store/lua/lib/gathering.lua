@@ -1,17 +1,17 @@
 -- A round of more groups than one script takes on is gathered in portions, and closed with the last one
--- (lib/rounds.lua). Gathered groups have left the queue and are forming in the ledger. Where the round is not to be any
--- more, they go back into the queue, the last portion first, and no environment has had a turn.
+-- (lib/rounds.lua). Gathered groups are queued by every rule and count, and only cannot be found in the queue. Where
+-- the round is not to be any more, they go back there, the last portion first, and no environment has had a turn.
 --
 -- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.
 -- hash `gathered`: form (what the round was to be), stride (of the queue before it, '' for none), and for each portion,
 -- counted from 1, a msgpack array {ids, sequences, tokens, packed records, sums}: the first four of each group, in
 -- order of pick; sums as sum_groups returns them, in an array.
 
--- @include batches
+-- @include groups
 
 local GATHERED = key('gathered')
 
--- Groups, and their tokens, that are gathered already for a round of this form; nil where what is gathered is for
+-- How many groups are gathered already for a round of this form, and their tokens; nil where what is gathered is for
 -- another one.
 local function gathered_for(form)
   if not state.gathered then
@@ -45,8 +45,9 @@ local function keep_gathered(form, stride, groups, sums)
     call('HSET', GATHERED, 'form', form, 'stride', stride)
   end
   count_gathered(1, sums[2])
-  move_step({environments = sums[1]}, 'queued', 'forming')
   call('HSET', GATHERED, format('%d', state.gathered[1]), pack({ids, sequences, tokens, records, sums}))
+  -- They leave room when the round is closed.
+  topics.space, topics.tasks = nil, nil
 end
 
 -- What is gathered, in order of pick: records with the fields that a round is split and stored by, and the portions'
@@ -65,6 +66,7 @@ local function take_gathered()
   end
   call('UNLINK', GATHERED)
   state.gathered = nil
+  topics.space, topics.tasks = true, true
   return groups, sums
 end
 
@@ -73,13 +75,13 @@ local function give_back_gathered()
   local field = format('%d', state.gathered[1])
   local _, _, _, records, sums = unpack(unpack_msg(call('HGET', GATHERED, field)))
   for _, raw in ipairs(records) do
-    queue_group(unpack_record(raw), 'forming')
+    index_group(unpack_record(raw))
   end
   call('HDEL', GATHERED, field)
   count_gathered(-1, sums[2])
   if state.gathered[1] == 0 then
     local stride = call('HGET', GATHERED, 'stride')
-    if stride ~= '' then
+    if stride ~= '' and shares_on() then
       call('HSET', RUN, 'queue_stride', stride)
     else
       call('HDEL', RUN, 'queue_stride')

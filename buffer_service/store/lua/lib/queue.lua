@@ -17,6 +17,7 @@ local CLASSES = key('classes')
 local class_list, all_loaded = {}, false
 -- By environment, then priority.
 local class_by = {}
+-- Groups of all classes.
 local queued_now
 
 local function class_of(environment, priority)
@@ -51,7 +52,7 @@ local function load_classes()
   return class_list
 end
 
--- Queued groups, counted from what exists.
+-- Queued groups, counted from what exists, with those that are gathered for a round (lib/gathering.lua).
 local function queued_count()
   if not queued_now then
     queued_now = 0
@@ -60,7 +61,7 @@ local function queued_count()
       queued_now = queued_now + class.count
     end
   end
-  return queued_now
+  return queued_now + (state.gathered and state.gathered[2] or 0)
 end
 
 before_close[#before_close + 1] = function()

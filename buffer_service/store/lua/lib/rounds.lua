@@ -1,12 +1,12 @@
 -- Closing a round of a step.
 
+-- @include batches
 -- @include gathering
 -- @include totals
 
--- Moves groups that left the queue just now, of these sizes, into the step that is forming, or with the whole step to
--- its delivery; `at_once`: there are no others in it.
-local function settle_round(header, environments, final, at_once)
-  if final and at_once then
+-- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
+local function settle_round(header, environments, final)
+  if header.micro == 0 then
     move_step(header, 'queued', 'delivered')
     return
   end
@@ -63,10 +63,6 @@ end
 local function close_round(header, taken, world_size)
   local step, round = state.next_step, header.rounds
   local sums = {sum_groups(taken, header.train_version)}
-  local of_taken = {}
-  for environment, amounts in pairs(sums[1]) do
-    of_taken[environment] = {unpack(amounts, 1, 4)}
-  end
   local groups, gathered = take_gathered()
   for _, group in ipairs(taken) do
     groups[#groups + 1] = group
@@ -90,7 +86,7 @@ local function close_round(header, taken, world_size)
 
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
-  settle_round(header, of_taken, final, round == 0 and #gathered == 0)
+  settle_round(header, environments, final)
   count_assembled(environments, own, others, by_staleness)
   header.rounds = round + 1
   save_step(step, header)
