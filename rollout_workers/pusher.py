@@ -16,8 +16,9 @@ import structlog
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.errors import AccessRefused, RolloutBufferError
 from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
-from buffer_wire.retry import Backoff, rpc_error
+from buffer_wire.retry import Backoff
 from buffer_wire.status import from_detail
+from buffer_wire.stream_end import StreamEnd
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import Counters
@@ -115,12 +116,13 @@ class Pusher:
     async def _stream(self) -> RolloutBufferError | None:
         """Use one stream until it ends; returns its error, None when the service ended it in order."""
         stream = self._service.push()
+        end = StreamEnd(stream)
         sender = asyncio.create_task(self._send(stream), name="push sender")
         try:
             async for reply in stream:
                 self._take(reply)
-        except grpc.RpcError as raised:
-            return rpc_error(raised)
+        except grpc.RpcError:
+            return await end.error()
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)

@@ -18,7 +18,7 @@ from buffer_service.security.gate import Gate, caller
 from buffer_service.security.shares import Shares
 from buffer_wire.channel import client_options, server_options
 from buffer_wire.errors import NotReady
-from buffer_wire.retry import rpc_error
+from buffer_wire.stream_end import StreamEnd
 from tests.security.serving import serving
 from tests.support.mortal import mortal
 
@@ -78,12 +78,13 @@ async def client(address: str, after: str = "") -> AsyncIterator[asyncio.subproc
 async def is_served(channel: grpc.aio.Channel) -> bool:
     """Whether there is a slot for a stream."""
     call = channel.stream_stream(METHOD, None, None)(None, timeout=SOON_S)
+    end = StreamEnd(call)
     try:
         await call.write(b"hello")
         reply = await call.read()
         await call.done_writing()
-    except grpc.RpcError as error:
-        if not isinstance(rpc_error(error), NotReady):
+    except grpc.RpcError:
+        if not isinstance(await end.error(), NotReady):
             raise
         return False
     return bool(reply == b"ok")

@@ -56,10 +56,11 @@ async def test_after_the_end_calls_that_wait_are_not_made_and_threads_are_gone()
     threads, release, made = RewardThreads(1), threading.Event(), list[str]()
     hanging = asyncio.create_task(threads.run(partial(hang, release)))
     later = asyncio.create_task(threads.run(lambda: made.append("later")))
-    await eventually(lambda: set(threading.enumerate()) > before)
+    await eventually(lambda: threads._started == 1)
+    [thread] = [one for one in threading.enumerate() if one not in before and one.name.startswith("reward_")]
     later.cancel()
     threads.close()
     release.set()
     await asyncio.wait_for(hanging, 10)
-    await eventually(lambda: before.issuperset(threading.enumerate()))
+    await eventually(lambda: not thread.is_alive())
     assert made == []

@@ -1,0 +1,54 @@
+"""Why a stream of grpc.aio that is written to has ended: what the server said, not what a failed write says over it.
+
+In grpcio, 1.85 included, a write that fails because the stream has just ended puts "INTERNAL: Internal error from
+Core" over the status that the server gave (grpc/grpc#36066); under steady writes nine ends in ten. The server's status
+is there first, when the call's done callbacks run, and is kept from then.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.status import ServiceUnreachable, error_of
+
+T = TypeVar("T")
+
+_FAILED_WRITE = "Internal error from Core"
+
+
+class StreamEnd:
+    """The end of one call; made before the first write."""
+
+    def __init__(self, call: "grpc.aio.Call") -> None:
+        self._call = call
+        self._status: tuple[grpc.StatusCode, str | None, Any] | None = None
+        call.add_done_callback(self._keep)
+
+    async def error(self) -> RolloutBufferError:
+        """The error that the ended call carries; a write that failed before any status came is ServiceUnreachable."""
+        call = self._call
+        code, details, trailing = self._status or (
+            await call.code(),
+            await call.details(),
+            await call.trailing_metadata(),
+        )
+        if code is grpc.StatusCode.INTERNAL and details == _FAILED_WRITE:
+            return ServiceUnreachable("the stream ended while a message was sent", status=code.name)
+        return error_of(code, details, trailing)
+
+    def _keep(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio gives the call, its types another thing
+        self._status = (_at_once(call.code()), _at_once(call.details()), _at_once(call.trailing_metadata()))
+
+
+def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coroutine.close()
+    raise RuntimeError("a call that is done has its status")
