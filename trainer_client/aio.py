@@ -116,15 +116,20 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         return (await self.run(run_id)).ledger
 
     async def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
-        """Change the policy of a live run: to `policy`, or the present one with the fields that `changes` names.
+        """Change the policy of a live run: to `policy`, or only the fields that `changes` names.
 
             client.update_policy("math", environments={"easy": 1, "hard": 3})
 
-        Returns the effective policy.
+        A field of None takes the value of the run's preset, or its default. Others may change other fields at the same
+        time. Returns the effective policy.
         """
-        if changes or policy is None:
-            policy = changed(policy or (await self.run(run_id)).policy, changes)
-        return await self._call(requests.update_policy(run_id, policy))
+        if policy is not None:
+            return await self._call(requests.update_policy(run_id, changed(policy, changes)))
+        present = (await self.run(run_id)).policy
+        if not changes:
+            return present
+        # The whole policy goes along for a service that does not know of single fields yet.
+        return await self._call(requests.update_policy(run_id, changed(present, changes), changes))
 
     async def pause_run(self, run_id: str) -> None:
         """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""

@@ -5,7 +5,7 @@ identity (request id, manifest bytes) is fixed when it is made; only the seen re
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
@@ -111,14 +111,17 @@ def list_runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
     )
 
 
-def update_policy(run_id: str, policy: Policy) -> Call[runs_pb2.UpdatePolicyResponse, Policy]:
-    """UpdatePolicy; replaces the whole policy."""
+def update_policy(
+    run_id: str, policy: Policy, names: Iterable[str] = ()
+) -> Call[runs_pb2.UpdatePolicyResponse, Policy]:
+    """UpdatePolicy; replaces the named fields, or the whole policy where none is named."""
+    fields = sorted(names)
     wire = policy.to_wire()
     return Call(
         "/rollout_buffer.v1.RunService/UpdatePolicy",
         run_id,
         f"changing the policy of run {run_id!r}",
-        lambda ref: runs_pb2.UpdatePolicyRequest(run=ref, policy=wire),
+        lambda ref: runs_pb2.UpdatePolicyRequest(run=ref, policy=wire, fields=fields),
         runs_pb2.UpdatePolicyResponse,
         lambda reply: Policy.from_wire(reply.policy),
     )

@@ -253,7 +253,8 @@ class TrainerSession:
     def update_policy(self, **changes: object) -> Policy:
         """Change fields of the run's policy while it goes on, as a curriculum does; returns the effective policy.
 
-        Other ranks do not hear of it: for batches_per_publish, start them again. Raises InvalidPolicy, InvalidField.
+        Others may change other fields at the same time. Other ranks do not hear of it: for batches_per_publish, start
+        them again. Raises InvalidPolicy, InvalidField.
         """
         self.policy = self.client.update_policy(self.run_id, None, **changes)
         self._publishing.retained_steps = self.policy.retained_steps

@@ -73,8 +73,12 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """The whole state of a run, taken at one moment."""
         ...
 
-    async def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
-        """Replace the policy; returns the revision."""
+    async def update_policy(
+        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
+    ) -> int:
+        """Replace the policy; returns the revision. Raises PolicyChanged when it is another than `expected`, which None
+        does not ask; InvalidPolicy for a measure that cannot change now.
+        """
         ...
 
     async def pause_run(self, run_id: str) -> int:

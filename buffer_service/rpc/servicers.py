@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 
 from buffer_service.domain import ops
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc import export_stream
 from buffer_service.rpc.budget import StreamSlots
@@ -23,7 +24,7 @@ from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push_one
-from buffer_wire.errors import InvalidField
+from buffer_wire.errors import InvalidField, PolicyChanged
 from rollout_buffer.v1 import (
     batches_pb2,
     groups_pb2,
@@ -43,6 +44,9 @@ _POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
 
 _STOPPED = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.DRAINING})
 """Reasons that end a wait as they arise: the worker is told at once. One that finds the run so waits like any other."""
+
+POLICY_TRIES = 8
+"""How often fields of a policy are tried to be changed while others change it; then the caller has to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,28 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
         return runs_pb2.ListRunsResponse(run_ids=caller().visible(await self.store.list_runs()))
 
     async def UpdatePolicy(self, request: runs_pb2.UpdatePolicyRequest, _: Context) -> runs_pb2.UpdatePolicyResponse:
-        """Replace the policy."""
+        """Replace the policy, or some fields of it."""
         run_id, seen = fields.run_ref(request.run)
-        policy = policies.policy(request.policy, self.bounds)
-        revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
+        if request.fields:
+            revision, policy = await self._change_policy(run_id, request, seen)
+        else:
+            policy = policies.policy(request.policy, self.bounds)
+            revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
         return runs_pb2.UpdatePolicyResponse(revision=revision, policy=policies.to_policy(policy))
+
+    async def _change_policy(
+        self, run_id: str, request: runs_pb2.UpdatePolicyRequest, seen: int
+    ) -> tuple[int, RunPolicy]:
+        tries_left = POLICY_TRIES
+        while True:
+            present = (await self.store.view(run_id)).policy
+            policy = policies.policy(policies.merged(present, request.policy, request.fields), self.bounds)
+            tries_left -= 1
+            try:
+                return await self.store.update_policy(run_id, policy, present, seen_revision=seen), policy
+            except PolicyChanged:
+                if not tries_left:
+                    raise
 
     async def PauseRun(self, request: runs_pb2.PauseRunRequest, _: Context) -> runs_pb2.PauseRunResponse:
         """Hold a run."""

@@ -90,6 +90,7 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
         f"at most {most} ranks: a round of world_size * micro_batch_groups groups must fit max_queued_groups",
     ),
     "invalid_policy": lambda _run_id, field, why: errors.InvalidPolicy(field, why),
+    "policy_changed": errors.PolicyChanged,
     "environments": lambda _run_id, index, environment: errors.InvalidField(
         f"tasks[{index}].environment", environment, f"one of the run's {MAX_ENVIRONMENTS} environments"
     ),

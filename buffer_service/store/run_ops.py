@@ -47,9 +47,12 @@ class RunOps(GroupOps):
         _, fields = await self._call("view", run_id, pack())
         return _view(run_id, fields)
 
-    async def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
+    async def update_policy(
+        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
+    ) -> int:
         """See domain.ports.RunStore.update_policy."""
-        _, (revision,) = await self._call("update_policy", run_id, pack(seen_revision, policy.to_store()))
+        packed = pack(seen_revision, policy.to_store(), expected and expected.to_store())
+        _, (revision,) = await self._call("update_policy", run_id, packed)
         return int(revision)
 
     async def report_engine(

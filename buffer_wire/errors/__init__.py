@@ -14,7 +14,7 @@
     │   └── StaleEpoch
     ├── NotReady                           the same request can succeed later
     │   ├── BatchNotReady / EvaluationNotReady
-    │   └── PendingFull / CollectiveFailed
+    │   └── PendingFull / PolicyChanged / CollectiveFailed
     ├── RunPaused                          needs an operator or a resume
     │   └── StoreRolledBack / FailureBudgetExceeded
     ├── ReplayGap                          replay data is gone
@@ -61,6 +61,7 @@ from buffer_wire.errors.runs import (
     Fenced,
     NotReady,
     PendingFull,
+    PolicyChanged,
     ReplayGap,
     RunPaused,
     StaleEpoch,
@@ -94,6 +95,7 @@ __all__ = [
     "NotReplicated",
     "PendingFull",
     "PermissionDenied",
+    "PolicyChanged",
     "ReplayGap",
     "RolloutBufferError",
     "RunExists",

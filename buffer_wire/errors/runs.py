@@ -84,6 +84,18 @@ class PendingFull(NotReady):
         )
 
 
+class PolicyChanged(NotReady):
+    """Others changed the policy while some fields of it were being changed. Attributes: run_id."""
+
+    reason = "policy_changed"
+    code = "ABORTED"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"the policy of run {run_id!r} was changed by somebody else meanwhile; ask again", run_id=run_id
+        )
+
+
 class CollectiveFailed(NotReady):
     """No engine received a broadcast version; raised by the trainer's client. Attributes: version, engines."""
 

@@ -21,7 +21,9 @@ class OperatorActions(WeightActions):
     def update_policy(self, draw: Draw) -> None:
         """One rule of the present policy changes, or all do."""
         new = policy(draw, self.features) if draw.rarely(6) else changed(draw, self.view.policy, self.features)
-        self.pair.both("update_policy", new)
+        # Mostly by a caller who has seen what is replaced, or who does not ask.
+        expected = (None, self.view.policy, changed(draw, self.view.policy, self.features))[draw.integer(0, 2)]
+        self.pair.both("update_policy", new, expected)
 
     def change_shares(self, draw: Draw) -> None:
         """Other shares, sometimes after none."""

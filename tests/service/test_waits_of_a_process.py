@@ -96,7 +96,7 @@ async def test_a_hint_between_the_try_and_the_wait_is_not_missed() -> None:
             notes.notify()
         return found
 
-    async with asyncio.timeout(0.4):
+    async with asyncio.timeout(0.9):  # Shorter than the second after which it looks again without a hint.
         assert await lines.until("r", Topic.TASKS, attempt, bool, 30) == "late"
 
 
@@ -104,22 +104,24 @@ async def test_whoever_is_not_at_the_head_when_its_time_is_up_tries_once_more() 
     shelf = Shelf()
     lines = Lines(Notes(), Drain())
     async with asyncio.TaskGroup() as tasks:
-        head = tasks.create_task(lines.until("r", Topic.TASKS, lambda: shelf.take("head"), bool, 0.3))
+        head = tasks.create_task(lines.until("r", Topic.TASKS, lambda: shelf.take("head"), bool, 30))
         await settled()
         assert await lines.until("r", Topic.TASKS, lambda: shelf.take("other"), bool, 0.05) == ""
         assert shelf.tries.count("other") == 2
         assert not head.done()
+        head.cancel()
 
 
 async def test_lines_of_different_runs_do_not_wait_for_each_other() -> None:
     shelf = Shelf()
     lines = Lines(Notes(), Drain())
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(lines.until("slow", Topic.TASKS, lambda: shelf.take("a"), bool, 0.2))
+        waiting = tasks.create_task(lines.until("slow", Topic.TASKS, lambda: shelf.take("a"), bool, 30))
         await settled()
         shelf.things = ["thing"]
         assert await lines.until("fast", Topic.TASKS, lambda: shelf.take("b"), bool, 5) == "thing"
         assert not waiting.done()
+        waiting.cancel()
 
 
 async def test_a_drain_ends_waits_at_once_but_no_try() -> None:

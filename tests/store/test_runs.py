@@ -1,5 +1,6 @@
 """Creating, viewing and changing runs."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -16,7 +17,7 @@ from buffer_service.domain.policy import (
 )
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import InvalidPolicy, RunExists, StoreFault, UnknownRun
+from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StoreFault, UnknownRun
 from tests.store.driver import Run, weights
 
 if TYPE_CHECKING:
@@ -143,6 +144,32 @@ async def test_a_changed_policy_raises_the_revision_once(run: Run) -> None:
     changed = RunPolicy(batch_groups=3, failure_budget=2)
     assert await run.store.update_policy(run.run_id, changed) == 2
     assert await run.store.update_policy(run.run_id, changed) == 2
+    assert (await run.view()).policy == changed
+
+
+async def test_a_policy_that_others_have_changed_is_not_replaced(run: Run) -> None:
+    await run.create()
+    first = (await run.view()).policy
+    second = replace(first, failure_budget=2, environments=(EnvironmentRule(environment="a", share=2),))
+    await run.store.update_policy(run.run_id, second, first)
+    before = await run.view()
+    for expected in (first, replace(second, environments=())):
+        with pytest.raises(PolicyChanged, match=run.run_id):
+            await run.store.update_policy(run.run_id, first, expected)
+    assert await run.view() == before
+    await run.store.update_policy(run.run_id, first, second)
+    assert (await run.view()).policy == first
+
+
+async def test_a_field_that_an_older_service_did_not_store_is_not_taken_for_changed(run: Run) -> None:
+    await run.create()
+    first = (await run.view()).policy
+    record = index_key(run.run_id, "run")
+    stored = msgpack.unpackb(await run.command("HGET", record, "policy"))
+    del stored["max_unavailable_engines"]
+    await run.command("HSET", record, "policy", msgpack.packb(stored))
+    changed = replace(first, max_unavailable_engines=2)
+    await run.store.update_policy(run.run_id, changed, first)
     assert (await run.view()).policy == changed
 
 

@@ -159,7 +159,10 @@ def test_a_field_of_the_policy_is_changed_and_the_others_stay(service: FakeServi
     do("update_policy", "r", Policy(batch_groups=8), order="lifo")
     with pytest.raises(InvalidField, match="one of the policy's fields"):
         do("update_policy", "r", batch_group=8)
-    first, second, third = (request.policy for request in service.requests["RunService/UpdatePolicy"])
+    assert do("update_policy", "r").batch_groups == 4
+    requests = service.requests["RunService/UpdatePolicy"]
+    assert [list(request.fields) for request in requests] == [["environments"], [], []]
+    first, second, third = (request.policy for request in requests)
     assert Policy.from_wire(first) == Policy(batch_groups=4, max_attempts=5, environments={"easy": 1, "hard": 3})
     assert Policy.from_wire(second) == Policy(batch_groups=8)
     assert Policy.from_wire(third) == Policy(batch_groups=8, order="lifo")

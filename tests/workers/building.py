@@ -71,7 +71,7 @@ def weight_files(directory: Path, content: dict[str, bytes]) -> weights_pb2.File
     return manifest
 
 
-async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for a condition over state that tells nobody of its changes."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not holds():

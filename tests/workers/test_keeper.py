@@ -41,19 +41,19 @@ async def test_heartbeats_come_every_third_of_the_time_to_live(fake: FakeService
         began = time.monotonic()
         keeper.hold(held(fake, "t1"), began, never)  # type: ignore[arg-type]
         await fake.until(lambda: len(fake.extends) >= 3)
-        spent = time.monotonic() - began
-        assert 0.55 < spent < 2
-        assert keeper.expires_in_s("t1/0/1") > 0.2
+        assert 0.55 < time.monotonic() - began < 10
+        await eventually(lambda: keeper.expires_in_s("t1/0/1") > 0.4)
     assert fake.extends[0] == ["t1/0/1"]
 
 
 async def test_time_to_live_counts_from_before_the_request(fake: FakeService) -> None:
     async with keeping(fake) as keeper:
-        keeper.hold(held(fake, "t1"), time.monotonic() - 0.5, never)  # type: ignore[arg-type]
-        assert keeper.expires_in_s("t1/0/1") < 0.15
-        began = time.monotonic()
-        await fake.until(lambda: bool(fake.extends))
-        assert time.monotonic() - began < 0.19
+        old = held(fake, "t1")
+        old.ttl_ms = fake.ttl_ms = 60_000  # type: ignore[attr-defined]
+        keeper.hold(old, time.monotonic() - 50, never)  # type: ignore[arg-type]
+        assert keeper.expires_in_s("t1/0/1") <= 10
+        # Due 30 s ago; counted from now, it would be due in 20 s.
+        await fake.until(lambda: bool(fake.extends), timeout_s=10)
 
 
 async def test_late_lease_is_extended_before_the_ones_that_were_there(fake: FakeService) -> None:

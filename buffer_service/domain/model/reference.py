@@ -17,7 +17,7 @@ from buffer_service.domain.model import (
 from buffer_service.domain.model.evaluation_operations import EvaluationOperations
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.policy import RunPolicy
-from buffer_wire.errors import InvalidPolicy, RunExists, RunPaused, StoreRolledBack, UnknownRun
+from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, RunPaused, StoreRolledBack, UnknownRun
 
 
 class ReferenceModel(EvaluationOperations):
@@ -50,9 +50,13 @@ class ReferenceModel(EvaluationOperations):
         run = self._known(run_id)
         return view.view(run, max(run.now, self._now_ms()))
 
-    def update_policy(self, run_id: str, policy: RunPolicy, *, seen_revision: int = 0) -> int:
-        """Replace the policy; returns the revision."""
+    def update_policy(
+        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
+    ) -> int:
+        """Replace the policy, if it is `expected` where that is given; returns the revision."""
         run = self._begin(run_id, seen_revision)
+        if expected not in (None, run.policy):
+            raise PolicyChanged(run_id)
         if run.policy != policy:
             queued = len(run.queue)
             if queued and policy.staleness_measure is not run.policy.staleness_measure:

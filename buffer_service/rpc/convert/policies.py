@@ -3,7 +3,7 @@
 A policy's own bounds are the domain's; here only what the wire and the service's settings add is checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -48,6 +48,8 @@ _ENUMS: Mapping[str, Mapping[int, StrEnum]] = {
 _TO_ENUMS = {field: {value: number for number, value in names.items()} for field, names in _ENUMS.items()}
 
 _OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
+_CHANGEABLE = frozenset(pb.RunPolicy.DESCRIPTOR.fields_by_name) - {"preset"}
+"""What can be changed by itself: a preset is the name of a whole policy."""
 _NO_BOUND = {
     "max_staleness": UNSET,
     "max_lookahead": UNSET,
@@ -94,6 +96,21 @@ def policy(message: pb.RunPolicy, bounds: QuotaBounds = UNBOUNDED) -> RunPolicy:
         if field in imposed:
             raise InvalidPolicy(field, f"{error.attributes['why']}; it is the service's {imposed[field]}") from None
         raise
+
+
+def merged(effective: RunPolicy, message: pb.RunPolicy, names: Sequence[str]) -> pb.RunPolicy:
+    """`effective` with the named fields of `message`. Raises InvalidField for a name that cannot stand here."""
+    for i, name in enumerate(names):
+        if name not in _CHANGEABLE:
+            raise InvalidField(f"fields[{i}]", name, "the name of a field of RunPolicy other than preset")
+    if len(names) > len(_CHANGEABLE):
+        raise InvalidField("fields", len(names), f"at most {len(_CHANGEABLE)} names")
+    kept, taken = to_policy(effective), pb.RunPolicy()
+    taken.CopyFrom(message)
+    for name in pb.RunPolicy.DESCRIPTOR.fields_by_name:
+        (kept if name in names else taken).ClearField(name)  # type: ignore[arg-type]
+    kept.MergeFrom(taken)
+    return kept
 
 
 def _rule(i: int, rule: pb.EnvironmentRule) -> EnvironmentRule:

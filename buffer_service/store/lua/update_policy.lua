@@ -1,8 +1,8 @@
 -- Replaces the policy of a run; a higher failure budget releases it.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, policy}
--- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'invalid_policy', ...}
+-- ARGV[1] {seen_revision, policy, expected policy or nil}
+-- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'policy_changed' | 'invalid_policy', ...}
 -- Complexity O(classes)
 
 -- @include ledger
@@ -16,6 +16,12 @@ relieve()
 local refusal = open_run(request[1])
 if refusal then
   return refusal
+end
+for name, value in pairs(request[3] or {}) do
+  -- A field that is not stored was not known when the run was made, and nobody has changed it.
+  if policy[name] ~= nil and pack(policy[name]) ~= pack(value) then
+    return refuse('policy_changed')
+  end
 end
 -- The queued groups are indexed by the ages of the present measure.
 local queued = queued_count()

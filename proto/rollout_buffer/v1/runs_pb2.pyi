@@ -1636,22 +1636,31 @@ class UpdatePolicyRequest(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    FIELDS_FIELD_NUMBER: builtins.int
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
 
     @property
     def policy(self) -> Global___RunPolicy:
-        """Replaces the whole policy."""
+        """Replaces the whole policy, or the fields of it that `fields` names."""
+
+    @property
+    def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of fields of RunPolicy: these are taken from `policy` (unset: the value of the run's preset, or the default), all
+        others stay as they are by then, whoever changes them meanwhile. Any field but `preset`. Empty: the whole policy is
+        replaced.
+        """
 
     def __init__(
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
         policy: Global___RunPolicy | None = ...,
+        fields: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["policy", b"policy", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fields", b"fields", "policy", b"policy", "run", b"run"]) -> None: ...
 
 Global___UpdatePolicyRequest: typing_extensions.TypeAlias = UpdatePolicyRequest
 
