@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 
@@ -282,18 +283,31 @@ async def test_a_live_policy_change_applies_to_the_next_push(run: Run) -> None:
     assert await run.push_kinds(run.group("c")) == ["queued"]
 
 
-async def test_what_must_be_dropped_for_a_group_is_dropped_in_portions_within_one_push(run: Run) -> None:
+async def test_what_must_be_dropped_for_a_group_is_dropped_in_portions_within_one_push(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run.create(batch_groups=1, max_queued_groups=1_000, overflow_action=DROP)
     for first in range(0, 1_000, 250):
         await run.push(*(run.group(f"t{index}") for index in range(first, first + 250)))
     revision = await run.store.update_policy(run.run_id, RunPolicy(batch_groups=1, max_queued_groups=2))
     await run.command("CONFIG", "RESETSTAT")
+    call, between = run.store._call, []
+
+    async def observed(script: str, run_id: str, arguments: bytes, **kwargs: Any) -> Any:
+        if script == "push":
+            between.append((await run.view()).revision)
+        return await call(script, run_id, arguments, **kwargs)
+
+    monkeypatch.setattr(run.store, "_call", observed)
     pushed = await run.store.push(run.run_id, [run.group("a"), run.group("t999"), run.group("b"), run.group("c")])
+    monkeypatch.undo()
+    # Only the last call of a push is acknowledged: a store that has lost it must be behind.
+    assert between == [revision] * 7
     stats = text(await run.command("INFO", "commandstats"))
     assert [outcome.kind.value for outcome in pushed.outcomes] == ["queued", "duplicate", "queued", "queued"]
     assert pushed.revision == revision + 1
     assert await run.queue() == ["b/0", "c/0"]
     assert await run.ledger() == {"accepted": 1_003, "queued": 2, "dropped_overflow": 1_001}
-    # 1,001 groups by at most 128 a call.
-    assert re.search(r"cmdstat_evalsha:calls=(\d+)", stats)[1] == "8"  # type: ignore[index]
+    # 1,001 groups by at most 128 a call, and a view between any two.
+    assert re.search(r"cmdstat_evalsha:calls=(\d+)", stats)[1] == "15"  # type: ignore[index]
     await run.check()

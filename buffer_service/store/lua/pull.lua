@@ -43,6 +43,17 @@ if step > state.next_step then
   return refuse('step_ahead', step, state.next_step)
 end
 
+-- Ends a try that has its answer: earlier calls of it left the revision to this one.
+local function end_run()
+  changed = changed or again
+  return close_run()
+end
+
+local function go_on()
+  close_run(true)
+  return reply('more')
+end
+
 local function answer(header, stored, replayed)
   if state.world_size == 0 then
     state.world_size = world_size
@@ -51,7 +62,7 @@ local function answer(header, stored, replayed)
   local chunks = rank_chunks(step, round, stored, rank)
   local final = step < state.next_step and round == header.rounds - 1
   local total = stored.total
-  return reply('batch', close_run(again), step, round, final and 1 or 0, header.train_version, total.groups,
+  return reply('batch', end_run(), step, round, final and 1 or 0, header.train_version, total.groups,
     total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
     stored.ranks[rank + 1][1], replayed, queued_count(), state.forks, chunks)
 end
@@ -94,6 +105,17 @@ refusal = check_paused()
 if refusal then
   return refusal
 end
+-- Whoever began to gather the round has decided what it is, as if the round were closed.
+local terms = {}
+if state.gathered then
+  terms = {gathered_terms()}
+  if not terms[1] or not is_open and terms[1] < state.version then
+    give_back_gathered()
+    return go_on()
+  elseif terms[3] ~= world_size then
+    return refuse('world_size_mismatch', world_size, terms[3])
+  end
+end
 if is_open then
   if train_version ~= -1 and train_version ~= header.train_version then
     return refuse('step_train_version', train_version, header.train_version)
@@ -110,6 +132,7 @@ else
   elseif batch_groups < 1 or batch_groups > most then
     return refuse('batch_groups', batch_groups, most)
   end
+  train_version, batch_groups = terms[1] or train_version, terms[2] or batch_groups
   header = new_step(train_version, batch_groups)
 end
 train_version = header.train_version
@@ -131,11 +154,6 @@ local function evict()
   return #stale == portion
 end
 
-local function go_on()
-  close_run(again)
-  return reply('more')
-end
-
 -- Closes the next round, or gathers a portion of it, if enough is queued for it.
 local function next_round()
   -- How many groups the round takes: at most `size`, in a multiple of `multiple`.
@@ -154,42 +172,43 @@ local function next_round()
     end
   end
 
-  local form = pack({step, round, train_version, size, budget, multiple, world_size})
-  local gathered, gathered_tokens = gathered_for(form)
-  if not gathered then
-    -- Of a try that ended in the middle, and was for something else.
-    give_back_gathered()
-    return go_on()
-  elseif evict() then
+  if evict() then
     return go_on()
   end
 
+  local gathered, gathered_tokens = 0, 0
+  if state.gathered then
+    gathered, gathered_tokens = state.gathered[2], state.gathered[4]
+  end
   local queued = queued_count()
   local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
   if is_enough and queued >= multiple then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
     local is_last = gathered + count == size
     local stride = not is_last and call('HGET', RUN, 'queue_stride') or ''
+    local space, tasks = topics.space, topics.tasks
     local groups = take(count, budget > 0 and budget - gathered_tokens, multiple, gathered == 0 and multiple or 0)
     if #groups == count and not is_last then
-      keep_gathered(form, stride, groups, {sum_groups(groups, train_version)})
+      keep_gathered({train_version, batch_groups, world_size}, stride, groups, {sum_groups(groups, train_version)})
+      -- They leave room when the round is closed.
+      topics.space, topics.tasks = space, tasks
       return go_on()
     end
     return answer(header, close_round(header, groups, world_size), 0)
   elseif gathered > 0 then
-    -- Some of what is queued is gone, by a policy that was changed meanwhile: a pull that waits holds nothing.
+    -- Some of what was queued was dropped meanwhile: a pull that waits holds nothing.
     give_back_gathered()
     return go_on()
   end
 
   local leased = call('ZCARD', LEASES)
   if state.draining and leased == 0 and not head_of_line() then
-    close_run(again)
+    end_run()
     return refuse('run_paused', 'drained')
   end
   -- With enough tokens it waits for a group for each rank.
   want_groups(is_enough and multiple or size)
-  return reply('short', close_run(again), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))
+  return reply('short', end_run(), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))
 end
 
 return next_round()

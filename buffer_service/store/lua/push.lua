@@ -294,4 +294,6 @@ if somebody_left() and somebody_waits() then
   topics.space = true
 end
 unstage(settled)
-return reply('pushed', close_run(again), state.epoch, state.version, outcomes)
+-- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
+changed = changed or again
+return reply('pushed', close_run(outcome == 'more'), state.epoch, state.version, outcomes)

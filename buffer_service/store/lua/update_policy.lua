@@ -7,6 +7,7 @@
 
 -- @include ledger
 -- @include queue
+-- @include gathering
 -- @include totals
 
 local request = unpack_msg(ARGV[1])
@@ -37,6 +38,7 @@ end
 if changed then
   call('HSET', RUN, 'policy', pack(policy))
   forget_snapshots()
+  void_gathered()
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
   if not shares_on() then
     call('HDEL', RUN, 'queue_stride', 'lease_stride')

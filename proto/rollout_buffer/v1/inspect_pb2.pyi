@@ -111,7 +111,9 @@ class _GroupPlace:
 class _GroupPlaceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GroupPlace.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GROUP_PLACE_UNSPECIFIED: _GroupPlace.ValueType  # 0
-    """Not known: the group was accepted by a service that did not note its position."""
+    """Not known: the group is perhaps being gathered for a large round, or a service accepted it that did not note its
+    position.
+    """
     GROUP_PLACE_QUEUED: _GroupPlace.ValueType  # 1
     """In the queue."""
     GROUP_PLACE_FORMING: _GroupPlace.ValueType  # 2
@@ -129,7 +131,9 @@ class GroupPlace(_GroupPlace, metaclass=_GroupPlaceEnumTypeWrapper):
     """Where a group is."""
 
 GROUP_PLACE_UNSPECIFIED: GroupPlace.ValueType  # 0
-"""Not known: the group was accepted by a service that did not note its position."""
+"""Not known: the group is perhaps being gathered for a large round, or a service accepted it that did not note its
+position.
+"""
 GROUP_PLACE_QUEUED: GroupPlace.ValueType  # 1
 """In the queue."""
 GROUP_PLACE_FORMING: GroupPlace.ValueType  # 2

@@ -3,23 +3,31 @@
 -- the round is not to be any more, they go back there, the last portion first, and no environment has had a turn.
 --
 -- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.
--- hash `gathered`: form (what the round was to be), stride (of the queue before it, '' for none), and for each portion,
--- counted from 1, a msgpack array {ids, sequences, tokens, packed records, sums}: the first four of each group, in
--- order of pick; sums as sum_groups returns them, in an array.
+-- hash `gathered`: terms (msgpack, {train_version, batch_groups, world_size} of the pull that began; '' when all has to
+-- go back), stride (of the queue before it, '' for none), and for each portion, counted from 1, a msgpack array {ids,
+-- sequences, tokens, packed records, sums}: the first four of each group, in order of pick; sums as sum_groups returns
+-- them, in an array.
 
 -- @include groups
 
 local GATHERED = key('gathered')
 
--- How many groups are gathered already for a round of this form, and their tokens; nil where what is gathered is for
--- another one.
-local function gathered_for(form)
-  if not state.gathered then
-    return 0, 0
-  elseif call('HGET', GATHERED, 'form') == form then
-    return state.gathered[2], state.gathered[4]
+-- The terms of what is gathered, three values; none when all has to go back.
+local function gathered_terms()
+  local raw = call('HGET', GATHERED, 'terms')
+  if raw ~= '' then
+    return unpack(unpack_msg(raw))
   end
-  return nil
+end
+
+-- What is gathered was picked by rules that no longer hold: all of it has to go back.
+local function void_gathered()
+  if state.gathered then
+    call('HSET', GATHERED, 'terms', '')
+    if not shares_on() then
+      call('HSET', GATHERED, 'stride', '')
+    end
+  end
 end
 
 -- Counts a portion with these sums in (sign 1) or out of (-1) what is gathered.
@@ -33,21 +41,19 @@ local function count_gathered(sign, own)
   changed = true
 end
 
--- Keeps groups that were just taken out of the queue for a round of this form; `stride` as it was before the first of
--- them was taken.
-local function keep_gathered(form, stride, groups, sums)
+-- Keeps groups that were just taken out of the queue; `terms` and `stride` count with the first of them, `stride` as it
+-- was before.
+local function keep_gathered(terms, stride, groups, sums)
   local ids, sequences, tokens, records = {}, {}, {}, {}
   for index, group in ipairs(groups) do
     ids[index], sequences[index], tokens[index] = group[G_ID], group[G_SEQUENCE], group[G_TOKENS]
     records[index] = pack_record(group)
   end
   if not state.gathered then
-    call('HSET', GATHERED, 'form', form, 'stride', stride)
+    call('HSET', GATHERED, 'terms', pack(terms), 'stride', stride)
   end
   count_gathered(1, sums[2])
   call('HSET', GATHERED, format('%d', state.gathered[1]), pack({ids, sequences, tokens, records, sums}))
-  -- They leave room when the round is closed.
-  topics.space, topics.tasks = nil, nil
 end
 
 -- What is gathered, in order of pick: records with the fields that a round is split and stored by, and the portions'
@@ -70,8 +76,9 @@ local function take_gathered()
   return groups, sums
 end
 
--- Puts the last portion back into the queue.
+-- Puts the last portion back into the queue; the others have to follow, for the turns are those of all of them.
 local function give_back_gathered()
+  void_gathered()
   local field = format('%d', state.gathered[1])
   local _, _, _, records, sums = unpack(unpack_msg(call('HGET', GATHERED, field)))
   for _, raw in ipairs(records) do
@@ -81,7 +88,7 @@ local function give_back_gathered()
   count_gathered(-1, sums[2])
   if state.gathered[1] == 0 then
     local stride = call('HGET', GATHERED, 'stride')
-    if stride ~= '' and shares_on() then
+    if stride ~= '' then
       call('HSET', RUN, 'queue_stride', stride)
     else
       call('HDEL', RUN, 'queue_stride')

@@ -3,7 +3,7 @@
 
 -- @include batches
 
--- Where a group of a task is: '' when its position was not noted.
+-- Where a group of a task is: '' when its position was not noted, or it may be gathered (lib/gathering.lua).
 local function place_of(task_id, task)
   if task.accepted < 0 then
     return ''
@@ -13,7 +13,10 @@ local function place_of(task_id, task)
     return ''
   end
   local member = member_of(task.group)
-  return call('HEXISTS', block_key(block_of(member)), member) == 1 and 'queued' or 'in_step'
+  if call('HEXISTS', block_key(block_of(member)), member) == 1 then
+    return 'queued'
+  end
+  return state.gathered and '' or 'in_step'
 end
 
 -- A task as lists show it; `not_before` and `expiry` are ms, -1 for none.

@@ -167,14 +167,15 @@ local function check_rolled_back()
   return nil
 end
 
--- Ends the script: raises the revision if anything changed (not for a later call of the same operation), writes what
--- was kept back, publishes hints. Called once.
-local function close_run(again)
+-- Ends the script: raises the revision if anything changed, writes what was kept back, publishes hints. Called once.
+-- `goes_on`: the operation has further calls, and leaves the revision to the last one. Only what that one answers is
+-- acknowledged, and a store that has lost it must be found out by its revision.
+local function close_run(goes_on)
   for _, finish in ipairs(before_close) do
     finish()
   end
   if changed then
-    if not again then
+    if not goes_on then
       state.revision = state.revision + 1
     end
     write_run()
