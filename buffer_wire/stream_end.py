@@ -27,14 +27,19 @@ class StreamEnd:
         self._status: tuple[grpc.StatusCode, str | None, Any] | None = None
         call.add_done_callback(self._keep)
 
-    async def error(self) -> RolloutBufferError:
-        """The error that the ended call carries; a write that failed before any status came is ServiceUnreachable."""
+    async def error(self) -> RolloutBufferError | None:
+        """The error that the ended call carries, None when it ended in order.
+
+        A write that failed before any status came is ServiceUnreachable.
+        """
         call = self._call
         code, details, trailing = self._status or (
             await call.code(),
             await call.details(),
             await call.trailing_metadata(),
         )
+        if code is grpc.StatusCode.OK:
+            return None
         if code is grpc.StatusCode.INTERNAL and details == _FAILED_WRITE:
             return ServiceUnreachable("the stream ended while a message was sent", status=code.name)
         return error_of(code, details, trailing)

@@ -172,12 +172,16 @@ class Policy:
         return cls(**values)  # type: ignore[arg-type]
 
 
+_UNSET: Mapping[str, object] = {"environments": {}}
+"""What stands for "not set" in the fields where it is not None."""
+
+
 def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
-    """`policy` with some fields replaced. Raises InvalidField for a name that is none of its fields."""
+    """`policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its fields."""
     for name in changes:
         if name not in Policy.__dataclass_fields__:
             raise InvalidField(f"policy.{name}", changes[name], "one of the policy's fields")
-    return replace(policy, **changes)  # type: ignore[arg-type]
+    return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]
 
 
 _NAMES = {

@@ -114,8 +114,10 @@ def list_runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
 def update_policy(
     run_id: str, policy: Policy, names: Iterable[str] = ()
 ) -> Call[runs_pb2.UpdatePolicyResponse, Policy]:
-    """UpdatePolicy; replaces the named fields, or the whole policy where none is named."""
+    """UpdatePolicy; replaces the named fields, or the whole policy where none is named. Raises InvalidField."""
     fields = sorted(names)
+    if "preset" in fields:
+        raise InvalidField("policy.preset", policy.preset, "part of a whole policy: Policy(preset=...)")
     wire = policy.to_wire()
     return Call(
         "/rollout_buffer.v1.RunService/UpdatePolicy",

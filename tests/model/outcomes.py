@@ -120,6 +120,7 @@ EXPECTED = frozenset(
         "error:invalid_field:round of a new step",
         "error:invalid_field:train_version of a later round",
         "error:invalid_policy:staleness_measure",
+        "error:policy_changed",
         "error:stale_epoch",
         "error:cursor_conflict",
         "error:pending_full",

@@ -160,8 +160,18 @@ def test_a_field_of_the_policy_is_changed_and_the_others_stay(service: FakeServi
     with pytest.raises(InvalidField, match="one of the policy's fields"):
         do("update_policy", "r", batch_group=8)
     assert do("update_policy", "r").batch_groups == 4
+    with pytest.raises(InvalidField, match="part of a whole policy"):
+        do("update_policy", "r", preset="miles")
+    assert do("update_policy", "r", environments=None, max_staleness=None).batch_groups == 4
     requests = service.requests["RunService/UpdatePolicy"]
-    assert [list(request.fields) for request in requests] == [["environments"], [], []]
+    assert [list(request.fields) for request in requests] == [
+        ["environments"],
+        [],
+        [],
+        ["environments", "max_staleness"],
+    ]
+    last = requests.pop().policy
+    assert (list(last.environments), last.HasField("max_staleness")) == ([], False)
     first, second, third = (request.policy for request in requests)
     assert Policy.from_wire(first) == Policy(batch_groups=4, max_attempts=5, environments={"easy": 1, "hard": 3})
     assert Policy.from_wire(second) == Policy(batch_groups=8)

@@ -52,7 +52,8 @@ async def test_a_refusal_is_told_however_the_write_met_it(channel: grpc.aio.Chan
         end, code = await ended(channel)
         met.add(code)
         error = await end.error()
-        assert (type(error), str(error), error.attributes) == (PendingFull, str(REFUSAL), REFUSAL.attributes)
+        assert isinstance(error, PendingFull)
+        assert (str(error), error.attributes) == (str(REFUSAL), REFUSAL.attributes)
     assert grpc.StatusCode.INTERNAL in met, "gRPC keeps the status itself by now: StreamEnd can go"
 
 
@@ -89,5 +90,12 @@ async def test_a_write_that_failed_without_any_status_may_be_repeated(
     code: grpc.StatusCode, details: str, kind: type[RolloutBufferError], tells: bool
 ) -> None:
     error = await StreamEnd(Ended(code, details, tells=tells)).error()  # type: ignore[arg-type]
+    assert error is not None
     assert type(error) is kind
     assert error.attributes["status"] == code.name
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_an_end_in_order_is_no_error(tells: bool) -> None:
+    end = StreamEnd(Ended(grpc.StatusCode.OK, "", tells=tells))  # type: ignore[arg-type]
+    assert await end.error() is None

@@ -7,7 +7,8 @@
                 session.publish(model)
 
 Each publish asks the run which engines live, has them join and pause (`update`), sends, and is published once they have
-all received. Engines that fail are left out, and asked again at the next publish. With `files`, every `files_every`-th
+all received. Engines that fail are left out, and asked again at the next publish, or at once in a new group if all
+failed in one that existed before. With `files`, every `files_every`-th
 version is written as files too, and so is any that an engine will have to load that is not in the group; without, such
 an engine waits for the next version. If every engine is replaced after a version without files, they wait for the next
 publish and the trainer for their groups. With `keep_copy` the session of a trainer of one rank ends that: it repeats
@@ -138,14 +139,20 @@ class CollectivePublisher:
         why = "every engine failed"
         fallback: FilesManifest | None = None
         attempts = 1 + self._regroups
+        all_in_old_group = True
         for attempt in range(1, 1 + attempts):
             run, engines = self._candidates(publication, failed)
+            if not engines and failed and all_in_old_group and self._files is None:
+                # Engines that left it, with a worker that was started anew, say, have had no other way.
+                failed, all_in_old_group = {}, False
+                run, engines = self._candidates(publication, failed)
             due = self._without_files + 1 >= self._files_every
             if self._files is not None and fallback is None and (due or not engines or others(run, engines)):
                 fallback = self._written(tensors, specs, publication)
             if not engines:
                 break
             began = time.monotonic()
+            all_in_old_group = all_in_old_group and self._is_group_of(engines)
             try:
                 sent = copy_into.copying(tensors) if copy_into is not None and fallback is None else tensors
                 self._attempt(publication, run, engines, sent, specs)
@@ -276,15 +283,23 @@ class CollectivePublisher:
             self._leave()
             raise
 
+    def _is_group_of(self, engines: tuple[Engine, ...]) -> bool:
+        """Whether the present group is one of these engines, for the present kind of tensors."""
+        return (
+            self._group is not None
+            and self._group.backend == self._used
+            and self._inside == tuple(engine.engine_id for engine in engines)
+            and all(engine.membership == self._membership for engine in engines)
+        )
+
     def _group_of(
         self, publication: Publication, run: RunState, engines: tuple[Engine, ...]
     ) -> tuple[TrainerGroup, bool]:
         """The group of these engines, and whether it exists already with all of them in it."""
-        ids = tuple(engine.engine_id for engine in engines)
-        all_inside = all(engine.membership == self._membership for engine in engines)
-        if self._group is not None and ids == self._inside and all_inside:
+        if self._group is not None and self._is_group_of(engines):
             return self._group, True
         self._leave()
+        ids = tuple(engine.engine_id for engine in engines)
         self._membership = 1 + max(self._membership, *(engine.membership for engine in run.engines))
         # No engine can have been in a group of that name, not even in one of an earlier trainer.
         name = f"{publication.run_id[:_NAME_CHARS]}.{self._membership}.{secrets.token_hex(4)}"

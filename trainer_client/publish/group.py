@@ -42,7 +42,7 @@ class TrainerGroup:
 
         self.name = name
         self.world_size = world_size
-        self._backend_name = backend
+        self.backend = backend
         self._timeout_s = timeout_s
         self._device: torch.device | None = None
         try:
@@ -77,7 +77,7 @@ class TrainerGroup:
         limit = timedelta(seconds=self._timeout_s)
 
         def join() -> None:
-            if self._backend_name == "gloo":
+            if self.backend == "gloo":
                 from torch._C._distributed_c10d import ProcessGroupGloo
 
                 self._group = ProcessGroupGloo(store, 0, self.world_size, timeout=limit)
@@ -94,7 +94,7 @@ class TrainerGroup:
     def arrived(self, ranks: range) -> frozenset[int] | None:
         """Which ranks have come to the meeting point; None where that cannot be seen (nccl, another torch)."""
         # gloo: each rank leaves its addresses under its number, below the number of the context.
-        if self._backend_name != "gloo" or self._looked_at is None:
+        if self.backend != "gloo" or self._looked_at is None:
             return None
         try:
             if not self._looked_at.check(["0/0"]):
@@ -107,7 +107,7 @@ class TrainerGroup:
         """The tensor as it can be sent: contiguous, on the backend's device."""
         import torch
 
-        if self._device is None and self._backend_name == "gloo":
+        if self._device is None and self.backend == "gloo":
             self._device = torch.device("cpu")
         elif self._device is None:
             on_gpu = tensor.device.type == "cuda"
@@ -133,7 +133,7 @@ class TrainerGroup:
         """Leave, without waiting: at once when no call is under way, else when that call's limit is reached."""
         if self._server is None:
             return
-        abort = self._group if self._backend_name == "nccl" else None
+        abort = self._group if self.backend == "nccl" else None
         self._server = self._looked_at = self._store = None
         if abort is not None:
             abort.abort()
