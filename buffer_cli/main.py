@@ -23,6 +23,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(metadata.version("rollout-buffer"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
 app.add_typer(config_app, name="config")
 app.add_typer(run_app, name="run")

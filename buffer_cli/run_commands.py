@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from buffer_cli.access import with_access
+from buffer_cli.exits import EXIT_OPTIONS
 
 run_app = typer.Typer(
     help="Create, watch, change, hold and end the runs of a service.\n\nA run is one training job: a policy, a queue, "
@@ -127,7 +128,13 @@ def record(
 
     The run's policy must say record_groups=true. Needs the extra rollout-buffer[record]. See docs/recording.md.
     """
-    from buffer_cli.record import record
+    try:
+        from buffer_cli.record import record
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        sys.stderr.write("run record writes Parquet, for which pyarrow has to be installed: the extra `record`\n")
+        raise typer.Exit(EXIT_OPTIONS) from None
 
     raise typer.Exit(record(address, name, folder, whole=groups, follow=follow, timeout_s=timeout_s))
 

@@ -6,6 +6,7 @@ token from a file is read again when the file changes, so it can be replaced whi
 
 import ipaddress
 import os
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,10 @@ _INSECURE = "RB_INSECURE"
 
 ENVIRONMENT = frozenset(_VARIABLES.values())
 """Variables that a program has to take out for a child that talks to something else than the service."""
+
+
+_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|xds|vsock):\S+|(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
+"""What gRPC connects to: a target with one of its schemes, or host:port. It takes a name alone for port 443 of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,9 @@ class Access:
             raise InvalidField(name, str(path), f"a file that can be read ({error.strerror})") from None
 
     def check_target(self, target: str) -> None:
-        """Raises InvalidField when the token would travel in plain text to another machine."""
+        """Raises InvalidField for what is no address, and when a token would go to another machine in plain text."""
+        if not _TARGET.fullmatch(target):
+            raise InvalidField("address", target, "host:port of the service's gRPC, such as 127.0.0.1:50051")
         if (self.token or self.token_file) and not (self.over_tls or self.insecure or stays_here(target)):
             raise InvalidField(
                 "tls_ca", "", f"set, for the token would go to {target} in plain text; or say insecure (RB_INSECURE=1)"

@@ -272,7 +272,11 @@ class WorkerOptions:
             _check("engine_urls", url, lambda u: u.startswith(("http://", "https://")), "http://host:port")
         sources = [bool(self.engine_urls), bool(self.router), self.launch is not None, self.simulated is not None]
         if sum(sources) != 1:
-            raise InvalidField("engines", f"{sum(sources)} sources", "one of engine_urls, router, launch and simulated")
+            raise InvalidField(
+                "engines",
+                f"{sum(sources)} sources",
+                "one of engine_urls (--engine), router, launch and simulated (--simulate)",
+            )
 
     def _check_functions(self) -> None:
         if self.rollout and self.environment:

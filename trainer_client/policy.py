@@ -6,6 +6,7 @@ Invariant: a field that is None is not sent, so that the service's default, or t
 every field filled in with what is in force.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, get_args
@@ -136,6 +137,8 @@ class Policy:
     """Engines that may be out of service at once to load weights from files; 0 (default) is no limit."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.environments, Mapping):
+            raise InvalidField("policy.environments", repr(self.environments), "a share or an Environment by each name")
         rules = {
             name: rule if isinstance(rule, Environment) else Environment(share=rule)
             for name, rule in self.environments.items()
@@ -180,7 +183,9 @@ def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
     """`policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its fields."""
     for name in changes:
         if name not in Policy.__dataclass_fields__:
-            raise InvalidField(f"policy.{name}", changes[name], "one of the policy's fields")
+            close = difflib.get_close_matches(name, Policy.__dataclass_fields__, n=1)
+            hint = f"; {close[0]} is close" if close else ""
+            raise InvalidField(f"policy.{name}", changes[name], f"one of the policy's fields{hint}")
     return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]
 
 

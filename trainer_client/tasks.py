@@ -71,6 +71,9 @@ class Task:
     def to_wire(self) -> pb.Task:
         """The message."""
         ids = self.prompt_token_ids
+        given: object = ids
+        if isinstance(given, str):
+            raise TypeError("prompt_token_ids is text; it must be token ids, or the text a message of `messages`")
         return pb.Task(
             task_id=self.task_id,
             prompt_token_ids=ids.tolist() if hasattr(ids, "tolist") else ids,
@@ -86,7 +89,10 @@ class Task:
 def _json(metadata: Mapping[str, object]) -> str:
     if not metadata:
         return ""
-    return json.dumps(metadata, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(metadata, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metadata: {error}") from error
 
 
 def tasks_to_wire(tasks: Sequence[Task]) -> list[pb.Task]:

@@ -37,7 +37,9 @@ class UnknownRun(InvalidRequest):
     code = "NOT_FOUND"
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {run_id!r}; create it first (RunService.CreateRun)", run_id=run_id)
+        super().__init__(
+            f"there is no run {run_id!r}; create it first: create_run, or a session with a policy", run_id=run_id
+        )
 
 
 class RunExists(InvalidRequest):
@@ -48,7 +50,8 @@ class RunExists(InvalidRequest):
 
     def __init__(self, run_id: str, differs: str) -> None:
         super().__init__(
-            f"run {run_id!r} exists with another policy (differs in {differs}); use UpdatePolicy to change it",
+            f"run {run_id!r} exists with another policy (differs in {differs}); leave the policy out to go on with the "
+            "run's, or change the run's (update_policy, rollout-buffer run policy)",
             run_id=run_id,
             differs=differs,
         )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import metadata
 
 import pytest
 
@@ -27,6 +28,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 
 # ── help and configuration ───────────────────────────────────────────────────
+
+
+def test_it_says_which_version_it_is() -> None:
+    assert command("--version").stdout == f"{metadata.version('rollout-buffer')}\n"
 
 
 @pytest.mark.parametrize(

@@ -161,3 +161,13 @@ def test_an_unknown_run_is_an_error(rpc: Rpc, address: str, tmp_path: Path) -> N
     assert process.returncode == 1
     assert "nobody" in told
     assert run.get().run_id == run.run_id
+
+
+def test_without_pyarrow_it_says_what_to_install(address: str, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['pyarrow'] = None; from buffer_cli.main import app; app()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "run", "record", "r", str(tmp_path), "--address", address],
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "run record writes Parquet, for which pyarrow has to be installed: the extra `record`\n"

@@ -43,6 +43,15 @@ def test_what_contradicts_itself_is_refused(access: Access, field: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "target", ["127.0.0.1", "http://127.0.0.1:50051", "host:", ":50051", "host:port", "a b:1", "::1:50051", "[::1]", ""]
+)
+def test_what_is_no_address_is_refused_at_once(target: str) -> None:
+    with pytest.raises(InvalidField, match="host:port") as refused:
+        Connector(target, Access())
+    assert refused.value.attributes["field"] == "address"
+
+
+@pytest.mark.parametrize(
     "target", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/s", "dns:///localhost:1", "ipv4:127.0.0.2:1"]
 )
 def test_this_machine_is_told_the_token_in_plain_text(target: str) -> None:

@@ -109,6 +109,12 @@ def test_a_policy_that_no_message_can_hold_is_refused_by_field(policy: Policy, f
     assert raised.value.attributes["field"] == field
 
 
+def test_environments_without_names_are_refused() -> None:
+    with pytest.raises(InvalidField, match="by each name") as raised:
+        Policy(environments=["math"])  # type: ignore[arg-type]
+    assert raised.value.attributes["field"] == "policy.environments"
+
+
 def test_a_task_becomes_a_message() -> None:
     task = Task(
         group_size=4,
@@ -139,17 +145,18 @@ SAMPLING = SamplingParams(max_new_tokens=1)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "why"),
     [
-        Task(group_size=-1, sampling=SAMPLING),
-        Task(group_size=1, sampling=SAMPLING, metadata={"x": float("nan")}),
-        Task(group_size=1, sampling=SAMPLING, metadata={"x": object()}),
-        Task(group_size=1, sampling=SAMPLING, messages=[{"role": "user"}]),
-        {"prompt": "hi"},
+        (Task(group_size=-1, sampling=SAMPLING), "out of range"),
+        (Task(group_size=1, sampling=SAMPLING, metadata={"x": float("nan")}), "metadata: "),
+        (Task(group_size=1, sampling=SAMPLING, metadata={"x": object()}), "metadata: "),
+        (Task(group_size=1, sampling=SAMPLING, messages=[{"role": "user"}]), "content"),
+        (Task(group_size=1, sampling=SAMPLING, prompt_token_ids="hi"), "prompt_token_ids is text"),  # type: ignore[arg-type]
+        ({"prompt": "hi"}, "a trainer_client.Task"),
     ],
 )
-def test_a_task_that_no_message_can_hold_is_refused_by_position(bad: Task) -> None:
-    with pytest.raises(InvalidField) as raised:
+def test_a_task_that_no_message_can_hold_is_refused_by_position(bad: Task, why: str) -> None:
+    with pytest.raises(InvalidField, match=why) as raised:
         tasks_to_wire([Task(group_size=1, sampling=SAMPLING), bad])
     assert raised.value.attributes["field"] == "tasks[1]"
 
