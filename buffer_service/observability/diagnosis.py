@@ -109,7 +109,7 @@ def _without_leases(standing: Standing, hint: str) -> str:
         return f"weights: {weights}"
     if standing.silent and not standing.engines:
         return f"workers: {_counted(standing.silent, 'engine')} not heard of any more, and there is no other"
-    return f"workers: {hint or 'no worker has leased a task'}"
+    return f"workers: {hint or 'no worker holds a lease'}"
 
 
 def _needed(view: RunView) -> int:

@@ -149,7 +149,7 @@ def test_status_shows_where_a_run_stands(service: ServiceProcess) -> None:
     assert shown.returncode == 0, shown.stderr
     for words in (
         run.run_id,
-        "workers: no worker has leased a task",
+        "workers: no worker holds a lease",
         "1 of 2 groups",
         "at most 3",
         "groups, balanced",
@@ -160,7 +160,7 @@ def test_status_shows_where_a_run_stands(service: ServiceProcess) -> None:
     assert values["run_id"] == run.run_id
     assert values["groups"]["balanced"] is True
     assert values["groups"]["queued"]["groups"] == "1"
-    assert values["waits_on"] == "workers: no worker has leased a task"
+    assert values["waits_on"] == "workers: no worker holds a lease"
     client.create()
     assert run.run_id in command("status", "--address", service.address).stdout
     client.channel.close()

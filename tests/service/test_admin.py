@@ -143,7 +143,7 @@ def test_the_index_and_the_runs_are_json(service: ServiceProcess, rpc: Rpc) -> N
     assert f"/api/runs/{run.run_id}" in index["runs"]
     listed = {item["run_id"]: item for item in json.loads(fetched(service, "/api/runs")[1])}
     assert listed[run.run_id]["pending_tasks"] == 1
-    assert listed[run.run_id]["waits_on"] == "workers: no worker has leased a task"
+    assert listed[run.run_id]["waits_on"] == "workers: no worker holds a lease"
     whole = json.loads(fetched(service, f"/api/runs/{run.run_id}")[1])
     assert whole["policy"]["batch_groups"] == 2
     assert whole["groups_balanced"]

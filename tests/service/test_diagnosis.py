@@ -35,10 +35,10 @@ IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
         ({"leased": 2, "filter": "the filter: too strict"}, "the filter: too strict"),
         ({"leased": 2, "room": "the trainer's commits: full"}, "the trainer's commits: full"),
         ({"leased": 1, "pending": 3}, "generation: 1 task is being generated"),
-        ({"pending": 3}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("a", "stopped", 7)]}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("a", "ready", 0)]}, "workers: no worker has leased a task"),
-        ({"pending": 3, "engines": [("a", "ready", 0)], "silent": 1}, "workers: no worker has leased a task"),
+        ({"pending": 3}, "workers: no worker holds a lease"),
+        ({"pending": 3, "engines": [("a", "stopped", 7)]}, "workers: no worker holds a lease"),
+        ({"pending": 3, "engines": [("a", "ready", 0)]}, "workers: no worker holds a lease"),
+        ({"pending": 3, "engines": [("a", "ready", 0)], "silent": 1}, "workers: no worker holds a lease"),
         ({"pending": 3, "silent": 2}, "workers: 2 engines are not heard of any more, and there is no other"),
         ({"pending": 3, "engines": [("a", "quarantined", 7)]}, "weights: 1 engine is quarantined, none is left"),
         (
@@ -55,7 +55,7 @@ IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
             + ", ".join(f"{name} has 3" for name in "bcde")
             + ", and 2 more",
         ),
-        ({"pending": 3, "engines": [("a", "ready", 5)], "required_version": 5}, "workers: no worker has leased a task"),
+        ({"pending": 3, "engines": [("a", "ready", 5)], "required_version": 5}, "workers: no worker holds a lease"),
     ],
     ids=str,
 )
