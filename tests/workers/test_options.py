@@ -17,7 +17,7 @@ def test_every_source_of_engines_knows_its_count() -> None:
 
 @pytest.mark.parametrize("sources", [{}, {"simulated": SimulatedOptions(), "engine_urls": ("http://a:1",)}])
 def test_exactly_one_source_of_engines_is_named(sources: dict[str, Any]) -> None:
-    with pytest.raises(InvalidField, match=r"one of engine_urls \(--engine\), router, launch and simulated \(--simulate\)"):
+    with pytest.raises(InvalidField, match=r"engine_urls \(--engine\), router, launch and simulated \(--simulate\)"):
         WorkerOptions(**NEEDED, **sources)
 
 
