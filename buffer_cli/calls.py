@@ -1,6 +1,6 @@
 """Calls of RunService for commands."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,9 +60,12 @@ class RunCalls(Calls):
         reply: runs_pb2.CreateRunResponse = self._call(self._stub.CreateRun, request)
         return reply
 
-    def update(self, run_id: str, policy: runs_pb2.RunPolicy, seen_revision: int) -> runs_pb2.RunPolicy:
-        """Replace the policy; returns the effective one."""
-        request = runs_pb2.UpdatePolicyRequest(run=run_ref(run_id, seen_revision), policy=policy)
+    def update(
+        self, run_id: str, policy: runs_pb2.RunPolicy, names: Collection[str], seen_revision: int
+    ) -> runs_pb2.RunPolicy:
+        """Replace the named fields of the policy, or all where none is named; returns the effective one."""
+        run = run_ref(run_id, seen_revision)
+        request = runs_pb2.UpdatePolicyRequest(run=run, policy=policy, fields=sorted(names))
         reply: runs_pb2.UpdatePolicyResponse = self._call(self._stub.UpdatePolicy, request)
         return reply.policy
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
-from buffer_service.domain.presets import fields_of
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.rpc.convert.policies import merged, to_policy
 from buffer_service.rpc.convert.policies import policy as effective_policy
-from buffer_service.rpc.convert.policies import to_policy
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2
 
@@ -17,13 +17,15 @@ _PLAIN = [name for name in _FIELDS if name not in (_ENVIRONMENTS, "preset")]
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def assign(policy: runs_pb2.RunPolicy, assignments: Sequence[str]) -> None:
-    """Set fields of a policy as `--set` says. Raises InvalidField naming the option."""
+def assign(policy: runs_pb2.RunPolicy, assignments: Sequence[str]) -> frozenset[str]:
+    """Set fields of a policy as `--set` says; returns their names. Raises InvalidField naming the option."""
+    names = set()
     for assignment in assignments:
         name, equals, text = (part.strip() for part in assignment.partition("="))
         at = f"--set {name}"
         if not equals:
             raise InvalidField("--set", assignment, "field=value")
+        names.add(name.partition(".")[0])
         if name.startswith(f"{_ENVIRONMENTS}."):
             _assign_environment(policy, name, text)
         elif name not in _PLAIN:
@@ -33,6 +35,7 @@ def assign(policy: runs_pb2.RunPolicy, assignments: Sequence[str]) -> None:
             policy.ClearField(name)  # type: ignore[arg-type]
         else:
             setattr(policy, name, _value(at, _FIELDS[name], text))
+    return frozenset(names)
 
 
 def _assign_environment(policy: runs_pb2.RunPolicy, name: str, text: str) -> None:
@@ -124,8 +127,10 @@ def default_policy(preset: str = "", assignments: Sequence[str] = ()) -> runs_pb
     return to_policy(effective_policy(message))
 
 
-def changed(present: runs_pb2.RunPolicy, preset: str, assignments: Sequence[str]) -> runs_pb2.RunPolicy:
-    """The policy to send so that `present` changes as said and in nothing else.
+def changed(
+    present: runs_pb2.RunPolicy, preset: str, assignments: Sequence[str]
+) -> tuple[runs_pb2.RunPolicy, frozenset[str]]:
+    """The policy to send so that `present` changes as said and in nothing else, and the fields to name; none: all.
 
     A new preset starts anew but for N and the environments. Raises InvalidField.
     """
@@ -134,15 +139,13 @@ def changed(present: runs_pb2.RunPolicy, preset: str, assignments: Sequence[str]
         message.preset = preset
         message.batch_groups = present.batch_groups
         message.environments.extend(present.environments)
-    else:
-        message.CopyFrom(present)
-    assign(message, assignments)
-    if not preset and message.preset and _refilled(message):
-        message.preset = ""
-    return message
+        assign(message, assignments)
+        return message, frozenset()
+    message.CopyFrom(present)
+    return message, assign(message, assignments)
 
 
-def _refilled(message: runs_pb2.RunPolicy) -> bool:
-    """True when the preset would set a field that is unset on purpose."""
-    named = fields_of(message.preset, message.batch_groups).keys() - {"preset"}
-    return any(_text(message, name) == "none" for name in named if name in _PLAIN)
+def applied(present: RunPolicy, preset: str, assignments: Sequence[str]) -> RunPolicy:
+    """What a change makes of a policy, as the service does it. Raises InvalidField, InvalidPolicy."""
+    message, names = changed(to_policy(present), preset, assignments)
+    return effective_policy(merged(present, message, names) if names else message)

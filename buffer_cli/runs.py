@@ -99,8 +99,8 @@ def policy(runs: RunCalls, run_id: str, preset: str, assignments: Sequence[str],
     reply = runs.get(run_id)
     before = after = reply.run.policy
     if preset or assignments:
-        message = policies.changed(before, preset, assignments)
-        after = runs.update(run_id, message, reply.revision)
+        message, names = policies.changed(before, preset, assignments)
+        after = runs.update(run_id, message, names, reply.revision)
     if as_json:
         print(json.dumps(_policy_values(after), indent=2))
     elif preset or assignments:

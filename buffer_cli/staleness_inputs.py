@@ -30,11 +30,9 @@ def policy_of(name: str, groups_per_batch: int, assignments: Sequence[str] | Non
     policy = queue_policy(name, groups_per_batch, **words)
     if not assignments:
         return policy
-    from buffer_cli.policies import changed
-    from buffer_service.rpc.convert.policies import policy as effective
-    from buffer_service.rpc.convert.policies import to_policy
+    from buffer_cli.policies import applied
 
-    return effective(changed(to_policy(policy), "", list(assignments)))
+    return applied(policy, "", assignments)
 
 
 def _lengths(given: Mapping[str, Any]) -> Lengths:

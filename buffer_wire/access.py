@@ -89,8 +89,7 @@ class Access:
 
     def check_target(self, target: str) -> None:
         """Raises InvalidField for what is no address, and when a token would go to another machine in plain text."""
-        if not _TARGET.fullmatch(target):
-            raise InvalidField("address", target, "host:port of the service's gRPC, such as 127.0.0.1:50051")
+        check_address(target)
         if (self.token or self.token_file) and not (self.over_tls or self.insecure or stays_here(target)):
             raise InvalidField(
                 "tls_ca", "", f"set, for the token would go to {target} in plain text; or say insecure (RB_INSECURE=1)"
@@ -107,6 +106,12 @@ class Access:
                 raise InvalidField("tls_ca", "", f'set, to a file or "{SYSTEM}", where {name} is')
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise InvalidField("token", "***", "printable ASCII without spaces")
+
+
+def check_address(target: str) -> None:
+    """Raises InvalidField for what is neither host:port nor another target of gRPC's."""
+    if not _TARGET.fullmatch(target):
+        raise InvalidField("address", target, "host:port of the service's gRPC, such as 127.0.0.1:50051")
 
 
 def stays_here(target: str) -> bool:

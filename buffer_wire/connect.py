@@ -19,7 +19,10 @@ _HANDSHAKE_OPTION = "grpc.min_reconnect_backoff_ms"
 
 
 class Connector:
-    """Makes channels to `target`. Raises InvalidField for unreadable files and tokens that would be exposed."""
+    """Makes channels to `target`.
+
+    Raises InvalidField for what is no address, for unreadable files and for tokens that would be exposed.
+    """
 
     def __init__(self, target: str, access: Access, options: Options | None = None) -> None:
         access = access.effective()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buffer_wire import limits
-from buffer_wire.access import Access
+from buffer_wire.access import Access, check_address
 from buffer_wire.errors import InvalidField
 
 PAUSE_MODES = ("retract", "in_place", "abort")
@@ -239,7 +239,7 @@ class WorkerOptions:
     """... or when its first group has waited so long."""
 
     def __post_init__(self) -> None:
-        _check("address", self.address, lambda a: ":" in a or "/" in a, "host:port")
+        check_address(self.address)
         _check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
         self._check_functions()
         _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")

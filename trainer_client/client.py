@@ -138,8 +138,8 @@ class BufferClient(EvaluationCalls):
 
             client.update_policy("math", environments={"easy": 1, "hard": 3})
 
-        A field of None takes the value of the run's preset, or its default. Others may change other fields at the same
-        time. Returns the effective policy. Raises InvalidPolicy, InvalidField.
+        A field of None takes its default. Others may change other fields meanwhile. Returns the effective policy.
+        Raises InvalidPolicy, InvalidField.
         """
         if policy is not None:
             return self._call(requests.update_policy(run_id, changed(policy, changes)))

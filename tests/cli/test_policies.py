@@ -2,8 +2,9 @@
 
 import pytest
 
-from buffer_cli.policies import assign, changed, changes, default_policy, shown
+from buffer_cli.policies import applied, assign, changed, changes, default_policy, shown
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.presets import PRESETS
 from buffer_service.rpc.convert.policies import policy as effective
 from buffer_service.rpc.convert.policies import to_policy
 from buffer_wire.errors import InvalidField
@@ -95,9 +96,30 @@ def test_what_is_shown_can_be_set_again() -> None:
     assert again == message
 
 
+def sent(present: pb.RunPolicy, preset: str, *assignments: str) -> pb.RunPolicy:
+    return to_policy(applied(effective(present), preset, assignments))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_change_of_what_a_preset_does_not_set_leaves_it(name: str) -> None:
+    preset = PRESETS[name]
+    needed = [str(max(number.least, 1)) for number in preset.numbers if not number.optional]
+    present = default_policy(f"{name}({','.join(needed)})" if needed else name)
+    after = sent(present, "", "retry_backoff_ms=none", "max_attempts=9", "environments.math.share=1")
+    assert [name for name, _, _ in changes(present, after)] == ["max_attempts", "environments.math.share"]
+
+
+def test_a_change_names_the_fields_that_it_is_about() -> None:
+    present = default_policy("", ["environments.a.b.share=3"])
+    message, names = changed(present, "", ["environments.a.b.priority=5", "max_staleness=none", "order=lifo"])
+    assert names == {"environments", "max_staleness", "order"}
+    assert [(rule.environment, rule.share, rule.priority) for rule in message.environments] == [("a.b", 3, 5)]
+    assert changed(present, "areal(2)", ["order=lifo"])[1] == frozenset()
+
+
 def test_a_change_leaves_everything_else() -> None:
     present = default_policy("areal(2)", ["batch_groups=8", "retained_steps=9", "environments.math.share=3"])
-    after = to_policy(effective(changed(present, "", ["environments.math.share=5", "max_staleness=1"])))
+    after = sent(present, "", "environments.math.share=5", "max_staleness=1")
     assert list(changes(present, after)) == [
         ("max_staleness", "2", "1"),
         ("environments.math.share", "3", "5"),
@@ -107,13 +129,13 @@ def test_a_change_leaves_everything_else() -> None:
 
 def test_a_bound_of_the_preset_can_be_taken_away_which_ends_the_preset() -> None:
     present = default_policy("areal(2)")
-    after = to_policy(effective(changed(present, "", ["max_staleness=none"])))
+    after = sent(present, "", "max_staleness=none")
     assert list(changes(present, after)) == [("preset", "areal(2)", "none"), ("max_staleness", "2", "none")]
 
 
 def test_a_new_preset_starts_anew_but_for_the_batch_and_the_environments() -> None:
     present = default_policy("areal(2)", ["batch_groups=8", "retained_steps=9", "environments.math.share=3"])
-    after = to_policy(effective(changed(present, "queue_drop(2)", ["min_acceptance_milli=5"])))
+    after = sent(present, "queue_drop(2)", "min_acceptance_milli=5")
     assert after.preset == "queue_drop(2)"
     assert (after.batch_groups, after.max_queued_groups) == (8, 16)
     assert not after.HasField("max_staleness")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from buffer_cli import runs
+from buffer_cli.calls import calls
 from rollout_buffer.v1 import groups_pb2, runs_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
@@ -87,6 +89,25 @@ def test_a_policy_is_read_and_changed_field_by_field(run: Command, rpc: Rpc) -> 
     assert run("policy", name, "--set", "environments.math.share=3") == "nothing changes\n"
     values = json.loads(run("policy", name, "--preset", "queue_drop(3)", "--json"))
     assert (values["preset"], values["max_queued_groups"]) == ("queue_drop(3)", "12")
+
+
+def test_what_somebody_else_changes_meanwhile_stays(
+    service: ServiceProcess, rpc: Rpc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = rpc.create(batch_groups=4)
+    with calls(service.address, 20) as client:
+        read = client.get
+
+        def read_and_lose_time(run_id: str) -> runs_pb2.GetRunResponse:
+            reply = read(run_id)
+            made.update_policy(batch_groups=4, max_attempts=9)
+            return reply
+
+        monkeypatch.setattr(client, "get", read_and_lose_time)
+        assert runs.policy(client, made.run_id, "", ["retry_backoff_ms=70"], as_json=False) == 0
+    policy = made.get().policy
+    assert (policy.max_attempts, policy.retry_backoff_ms) == (9, 70)
+    assert "retry_backoff_ms: 500 -> 70" in capsys.readouterr().out
 
 
 def test_a_policy_that_is_refused_says_why_and_stays(run: Command, rpc: Rpc) -> None:

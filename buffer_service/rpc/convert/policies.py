@@ -3,7 +3,7 @@
 A policy's own bounds are the domain's; here only what the wire and the service's settings add is checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -98,8 +98,11 @@ def policy(message: pb.RunPolicy, bounds: QuotaBounds = UNBOUNDED) -> RunPolicy:
         raise
 
 
-def merged(effective: RunPolicy, message: pb.RunPolicy, names: Sequence[str]) -> pb.RunPolicy:
-    """`effective` with the named fields of `message`. Raises InvalidField for a name that cannot stand here."""
+def merged(effective: RunPolicy, message: pb.RunPolicy, names: Collection[str]) -> pb.RunPolicy:
+    """`effective` with the named fields of `message`; what is unset there has its default.
+
+    A preset that would set it otherwise is no longer the policy's. Raises InvalidField for a name that it cannot be.
+    """
     for i, name in enumerate(names):
         if name not in _CHANGEABLE:
             raise InvalidField(f"fields[{i}]", name, "the name of a field of RunPolicy other than preset")
@@ -110,6 +113,10 @@ def merged(effective: RunPolicy, message: pb.RunPolicy, names: Sequence[str]) ->
     for name in pb.RunPolicy.DESCRIPTOR.fields_by_name:
         (kept if name in names else taken).ClearField(name)  # type: ignore[arg-type]
     kept.MergeFrom(taken)
+    if kept.preset and fields_of(kept.preset, kept.batch_groups).keys() - {
+        field.name for field, _ in kept.ListFields()
+    }:
+        kept.preset = ""
     return kept
 
 

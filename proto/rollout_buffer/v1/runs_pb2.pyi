@@ -1647,9 +1647,9 @@ class UpdatePolicyRequest(google.protobuf.message.Message):
 
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of fields of RunPolicy: these are taken from `policy` (unset: the value of the run's preset, or the default), all
-        others stay as they are by then, whoever changes them meanwhile. Any field but `preset`. Empty: the whole policy is
-        replaced.
+        """Names of fields of RunPolicy: these are taken from `policy` (unset: their default, and a preset that says otherwise is
+        no longer the run's), all others stay as they are by then, whoever changes them meanwhile. Any field but `preset`.
+        Empty: the whole policy is replaced.
         """
 
     def __init__(
