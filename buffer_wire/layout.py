@@ -24,6 +24,11 @@ ALIGNMENT = 8
 TOKEN_IDS = "token_ids"  # noqa: S105 - a column name, not a password
 LOGPROBS = "logprobs"
 LOSS_MASK = "loss_mask"
+SAMPLING_MASK = "sampling_mask"
+
+ENGINE_COLUMNS = (SAMPLING_MASK,)
+"""Columns that a task can ask the engine for. Each has a number of rows for every token, and beside it a column
+`counts_of` that says how many."""
 
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     pb.D_TYPE_UINT8: np.dtype("<u1"),

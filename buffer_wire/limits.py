@@ -24,6 +24,8 @@ MAX_COUNTER = (1 << 48) - 1
 """Of tokens or milliseconds that a worker or trainer counts from its beginning; the store adds them up in doubles."""
 MAX_VERSION = (1 << 43) - 1
 """Of weights: a thousand times it is still an exact integer in a double, which the store computes with."""
+MAX_SEED = (1 << 53) - 1
+"""Of sampling. The sum with a sample's index still fits everywhere where numbers are doubles or signed."""
 
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -125,21 +125,29 @@ class Episode:
     # ── acting ───────────────────────────────────────────────────────────────
 
     async def generate(
-        self, max_new_tokens: int | None = None, *, stop: Sequence[str] = (), stop_token_ids: Sequence[int] = ()
+        self,
+        max_new_tokens: int | None = None,
+        *,
+        min_new_tokens: int = 0,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
     ) -> Turn:
         """Let the model write a turn.
 
         It ends at a stop string or token (the task's, and these), or after `max_new_tokens`, or when the task's
-        max_new_tokens, which count for all turns of a sample together, or the context are used up. Raises EpisodeFull
-        when not one token fits.
+        max_new_tokens, which count for all turns of a sample together, or the context are used up. No stop token comes
+        before it has `min_new_tokens`, nor before the sample has the task's. Raises EpisodeFull when not one token
+        fits.
         """
         self._check_open("generate")
         if max_new_tokens is not None and max_new_tokens < 1:
             raise InvalidField("max_new_tokens", max_new_tokens, "at least 1")
+        if not 0 <= min_new_tokens <= (most := max_new_tokens or self.task.sampling.max_new_tokens):
+            raise InvalidField("min_new_tokens", min_new_tokens, f"0 to {most}")
         self._busy = True
         try:
             await self._say_pending()
-            finish = await self._write(max_new_tokens or self.task.sampling.max_new_tokens, stop, stop_token_ids)
+            finish = await self._write(most, min_new_tokens, stop, stop_token_ids)
         finally:
             self._busy = False
         return self._turn(self._sample.note_turn("assistant", finish))
@@ -269,7 +277,9 @@ class Episode:
         self._pending = []
         self._interject(role, self._checked(ids))
 
-    async def _write(self, most: int, stop: Sequence[str], stop_token_ids: Sequence[int]) -> FinishReason:
+    async def _write(
+        self, most: int, fewest: int, stop: Sequence[str], stop_token_ids: Sequence[int]
+    ) -> FinishReason:
         """Generate until the turn is complete."""
         calls, sample, index = self._calls, self._sample, self.sample_index
         empty_calls = 0
@@ -288,7 +298,14 @@ class Episode:
             before = len(sample)
             input_ids = np.concatenate([self.prompt_ids, sample.output_ids])
             request = request_of(
-                self.task.sampling, index, input_ids, left, stop=tuple(stop), stop_token_ids=tuple(stop_token_ids)
+                self.task.sampling,
+                index,
+                input_ids,
+                left,
+                generated=sample.generated,
+                stop=tuple(stop),
+                stop_token_ids=tuple(stop_token_ids),
+                min_new_tokens=fewest - (len(sample) - began),
             )
             failed = await calls.make([request], left_s)
             finish, sample.finish = sample.finish, None

@@ -99,5 +99,6 @@ class SingleTurn:
                 sample.finish = "length"
                 continue
             input_ids = np.concatenate([prompt, sample.output_ids]) if len(sample) else prompt
-            requests.append(request_of(self.progress.task.sampling, i, input_ids, self._limit - len(sample)))
+            most = self._limit - len(sample)
+            requests.append(request_of(self.progress.task.sampling, i, input_ids, most, generated=len(sample)))
         return requests

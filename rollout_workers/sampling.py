@@ -11,10 +11,15 @@ def request_of(
     input_ids: TokenIds,
     max_new_tokens: int,
     *,
+    generated: int,
     stop: tuple[str, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
+    min_new_tokens: int = 0,
 ) -> SampleRequest:
-    """A request to go on from `input_ids`, int32 [n]; `stop` and `stop_token_ids` on top of the task's."""
+    """A request to go on from `input_ids`, int32 [n], where `generated` tokens of the sample are the model's already.
+
+    `stop`, `stop_token_ids` and `min_new_tokens`, of this request, are on top of the task's.
+    """
     return SampleRequest(
         sample_index=sample_index,
         input_ids=input_ids,
@@ -22,6 +27,12 @@ def request_of(
         temperature=_given(sampling.HasField("temperature"), sampling.temperature, 1.0),
         top_p=_given(sampling.HasField("top_p"), sampling.top_p, 1.0),
         top_k=sampling.top_k if sampling.HasField("top_k") else 0,
+        min_p=_given(sampling.HasField("min_p"), sampling.min_p, 0.0),
+        repetition_penalty=_given(sampling.HasField("repetition_penalty"), sampling.repetition_penalty, 1.0),
+        # Where the context leaves less, that is all there can be.
+        min_new_tokens=min(max(sampling.min_new_tokens - generated, min_new_tokens, 0), max_new_tokens),
+        # The engine's randomness goes by the seed and a token's position: a continuation draws what would have come.
+        seed=sampling.seed + sample_index if sampling.HasField("seed") else None,
         stop_token_ids=(*sampling.stop_token_ids, *stop_token_ids),
         stop=(*sampling.stop, *stop),
     )

@@ -35,6 +35,14 @@ class SamplingParams:
     """Strings that end a sample, at most 16."""
     stop_token_ids: Sequence[int] = ()
     """Token ids that end a sample, at most 64."""
+    seed: int | None = None
+    """0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
+    min_p: float | None = None
+    """In [0, 1]; default 0, which is off."""
+    repetition_penalty: float | None = None
+    """Above 0, at most 2; default 1.0, which is off."""
+    min_new_tokens: int = 0
+    """No stop token before a sample has so many generated tokens, of all its turns; at most max_new_tokens."""
 
     def to_wire(self) -> pb.SamplingParams:
         """The message."""
@@ -45,6 +53,10 @@ class SamplingParams:
             top_k=self.top_k,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
+            seed=self.seed,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            min_new_tokens=self.min_new_tokens,
         )
 
 
@@ -67,6 +79,8 @@ class Task:
     """0 to 255; higher is leased first."""
     metadata: Mapping[str, object] = field(default_factory=dict)
     """Whatever the reward function and the trainer need, as JSON at most 256 KiB; the service never reads it."""
+    columns: Sequence[str] = ()
+    """Columns that the engine is to make, which come as `sample.extras`: "sampling_mask"."""
 
     def to_wire(self) -> pb.Task:
         """The message."""
@@ -74,6 +88,8 @@ class Task:
         given: object = ids
         if isinstance(given, str):
             raise TypeError("prompt_token_ids is text; it must be token ids, or the text a message of `messages`")
+        if isinstance(self.columns, str):
+            raise TypeError("columns is one name; it must be a list of names")
         return pb.Task(
             task_id=self.task_id,
             prompt_token_ids=ids.tolist() if hasattr(ids, "tolist") else ids,
@@ -83,6 +99,7 @@ class Task:
             environment=self.environment,
             priority=self.priority,
             metadata_json=_json(self.metadata),
+            columns=self.columns,
         )
 
 

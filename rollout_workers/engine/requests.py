@@ -51,6 +51,10 @@ def _check_sampling(request: SampleRequest) -> None:
         raise InvalidField("top_k", request.top_k, "at least 0 (0 is off)")
     if not 0 <= request.min_p <= 1:
         raise InvalidField("min_p", request.min_p, "0 to 1")
+    if not 0 < request.repetition_penalty <= 2:
+        raise InvalidField("repetition_penalty", request.repetition_penalty, "above 0 and at most 2")
+    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+        raise InvalidField("min_new_tokens", request.min_new_tokens, f"0 to {request.max_new_tokens}")
 
 
 def never_ran(request: SampleRequest) -> GeneratedSample:

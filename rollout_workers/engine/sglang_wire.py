@@ -78,6 +78,12 @@ def generate_body(
             "min_p": request.min_p,
             "ignore_eos": request.ignore_eos,
         }
+        if request.repetition_penalty != 1:
+            parameters["repetition_penalty"] = request.repetition_penalty
+        if request.min_new_tokens:
+            parameters["min_new_tokens"] = request.min_new_tokens
+        if request.seed is not None:
+            parameters["sampling_seed"] = request.seed
         if request.stop:
             parameters["stop"] = list(request.stop)
         if request.stop_token_ids:

@@ -44,18 +44,21 @@ class Answer:
 
 
 def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
-    """The answer to `request`: a function of (seed, input_ids, sample_index, max_new_tokens, stop_token_ids).
+    """The answer to `request`: a function of the options' seed, input_ids, seed or else sample_index, the bounds of the length, and
+    stop_token_ids. The other sampling parameters mean nothing without a model.
 
     A continuation is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
     remaining length is drawn anew.
     """
     digest = zlib.crc32(request.input_ids.tobytes())
-    rng = np.random.default_rng([options.seed, digest, request.sample_index])
+    own = [request.sample_index] if request.seed is None else [request.seed, 1]
+    rng = np.random.default_rng([options.seed, digest, *own])
     drawn = round(options.length_median * float(np.exp(options.length_sigma * rng.standard_normal())))
-    length = min(max(1, drawn), request.max_new_tokens)
+    length = min(max(1, request.min_new_tokens, drawn), request.max_new_tokens)
     tokens = rng.integers(options.vocab_size, size=length, dtype=np.int32)
     logprobs = np.log1p(-rng.random(length)).astype(np.float32)
-    if request.stop_token_ids and len(stops := np.flatnonzero(np.isin(tokens, request.stop_token_ids))):
-        end = int(stops[0]) + 1
+    may_stop = tokens[request.min_new_tokens :]
+    if request.stop_token_ids and len(stops := np.flatnonzero(np.isin(may_stop, request.stop_token_ids))):
+        end = request.min_new_tokens + int(stops[0]) + 1
         return Answer(tokens[:end], logprobs[:end], "stop")
     return Answer(tokens, logprobs, "length" if drawn > request.max_new_tokens else "stop")

@@ -6,8 +6,8 @@ engine's wire format shows here, and nothing here needs an engine to be imported
 Invariants of every engine's answers:
 - spans partition the generated tokens: the first starts at 0, each next one starts where the last ended, the last
   ends at len(output_ids), none is empty, and neighbours differ in their label;
-- logprobs[i] is the log-probability with which output_ids[i] was really drawn: after temperature, top-k, top-p and
-  min-p, under the weights that its span names;
+- logprobs[i] is the log-probability with which output_ids[i] was really drawn: after penalties, temperature, top-k,
+  top-p and min-p, under the weights that its span names;
 - every call ends within its deadline: with a result or with an error of rollout_workers.engine.errors.
 """
 
@@ -69,6 +69,13 @@ class SampleRequest:
     """>= 0; 0 is off."""
     min_p: float = 0.0
     """In [0, 1]; 0 is off."""
+    repetition_penalty: float = 1.0
+    """In (0, 2]; 1 is off."""
+    min_new_tokens: int = 0
+    """No stop token comes before so many new tokens; at most max_new_tokens."""
+    seed: int | None = None
+    """Of the engine's randomness, which goes by it and a token's position; None: the engine's own. Engines may have to
+    be started for it."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the sample, besides the model's own end-of-sequence token. The token itself is kept."""
     stop: tuple[str, ...] = ()

@@ -61,6 +61,9 @@ async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncItera
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 2.1}, "repetition_penalty"),
+        ({"min_new_tokens": 97}, "min_new_tokens"),
         ({"rid": "short"}, "rid"),
     ],
 )

@@ -1,6 +1,7 @@
 """Bad tasks, lease requests and returns: each is refused with a reason and the facts behind it, and nothing is
 written."""
 
+from math import nan
 from typing import Any
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from rollout_buffer.v1 import tasks_pb2, weights_pb2
 from tests.service.refusals import engine_report, refused
 from tests.support.rpc import TIMEOUT_S, Rpc, make_group, make_task
+
+
+def sampled(**fields: Any) -> tasks_pb2.Task:
+    return make_task(sampling=tasks_pb2.SamplingParams(max_new_tokens=9, **fields))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,15 @@ from tests.support.rpc import TIMEOUT_S, Rpc, make_group, make_task
         (make_task(sampling=tasks_pb2.SamplingParams(max_new_tokens=1, top_p=1.5)), "tasks[0].sampling.top_p"),
         (make_task(sampling=tasks_pb2.SamplingParams(max_new_tokens=1, top_k=0)), "tasks[0].sampling.top_k"),
         (make_task(sampling=tasks_pb2.SamplingParams(max_new_tokens=1, stop=["a"] * 17)), "tasks[0].sampling.stop"),
+        (sampled(seed=1 << 53), "tasks[0].sampling.seed"),
+        (sampled(min_p=-0.5), "tasks[0].sampling.min_p"),
+        (sampled(min_p=1.5), "tasks[0].sampling.min_p"),
+        (sampled(min_p=nan), "tasks[0].sampling.min_p"),
+        (sampled(repetition_penalty=0.0), "tasks[0].sampling.repetition_penalty"),
+        (sampled(repetition_penalty=2.5), "tasks[0].sampling.repetition_penalty"),
+        (sampled(min_new_tokens=10), "tasks[0].sampling.min_new_tokens"),
+        (make_task(columns=["entropy"]), "tasks[0].columns"),
+        (make_task(columns=["sampling_mask", "sampling_mask"]), "tasks[0].columns[1]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -132,6 +132,17 @@ def test_a_task_becomes_a_message() -> None:
     assert wire.sampling.HasField("temperature")
     assert not wire.sampling.HasField("top_p")
     assert not wire.sampling.HasField("top_k")
+    assert not wire.sampling.HasField("seed")
+
+
+def test_every_sampling_parameter_and_the_columns_travel() -> None:
+    sampling = SamplingParams(max_new_tokens=9, seed=0, min_p=0.0, repetition_penalty=1.5, min_new_tokens=3)
+    (wire,) = tasks_to_wire([Task(group_size=1, sampling=sampling, prompt_token_ids=[1], columns=["sampling_mask"])])
+    asked = wire.sampling
+    assert asked.HasField("seed")  # 0 is a seed
+    assert asked.HasField("min_p")
+    assert (asked.seed, asked.min_p, asked.repetition_penalty, asked.min_new_tokens) == (0, 0.0, 1.5, 3)
+    assert list(wire.columns) == ["sampling_mask"]
 
 
 def test_a_chat_task_becomes_a_message() -> None:

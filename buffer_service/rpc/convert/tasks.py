@@ -1,11 +1,12 @@
 """Tasks and leases. A task is kept as its serialized message, with the id it was given."""
 
+from collections.abc import Sequence
 from math import isfinite
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import continuation_facts
-from buffer_wire import limits
+from buffer_wire import layout, limits
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import tasks_pb2 as pb
@@ -60,6 +61,7 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
         raise InvalidField(f"{at}.task_id", task.task_id, "empty, or 1 to 128 characters of [A-Za-z0-9._:-]")
     _check_prompt(at, task)
     _check_sampling(f"{at}.sampling", task.sampling)
+    _check_columns(at, task.columns)
     if len(task.metadata_json) > limits.MAX_METADATA_BYTES or (
         len(task.metadata_json.encode()) > limits.MAX_METADATA_BYTES
     ):
@@ -100,6 +102,19 @@ def _check_sampling(at: str, sampling: pb.SamplingParams) -> None:
         fields.number(sampling.top_k, f"{at}.top_k", 1, (1 << 32) - 1)
     fields.count(sampling.stop, f"{at}.stop", 0, 16)
     fields.count(sampling.stop_token_ids, f"{at}.stop_token_ids", 0, 64)
+    fields.number(sampling.seed, f"{at}.seed", 0, limits.MAX_SEED)
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidField(f"{at}.min_p", sampling.min_p, "0 to 1")
+    if sampling.HasField("repetition_penalty") and not 0 < sampling.repetition_penalty <= 2:
+        raise InvalidField(f"{at}.repetition_penalty", sampling.repetition_penalty, "above 0 and at most 2")
+    fields.number(sampling.min_new_tokens, f"{at}.min_new_tokens", 0, sampling.max_new_tokens)
+
+
+def _check_columns(at: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in layout.ENGINE_COLUMNS:
+            raise InvalidField(f"{at}.columns", name, f"of {', '.join(layout.ENGINE_COLUMNS)}")
+    fields.unique(names, f"{at}.columns")
 
 
 def to_submitted(result: ops.Submitted) -> pb.SubmitTasksResponse:

@@ -183,6 +183,10 @@ class SamplingParams(google.protobuf.message.Message):
     TOP_K_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
     """Most tokens to generate for one sample, 1 to 1,048,576. Required."""
     temperature: builtins.float
@@ -191,6 +195,14 @@ class SamplingParams(google.protobuf.message.Message):
     """In (0, 1]; default 1.0."""
     top_k: builtins.int
     """At least 1; default: off."""
+    seed: builtins.int
+    """0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
+    min_p: builtins.float
+    """In [0, 1]; default 0, which is off."""
+    repetition_penalty: builtins.float
+    """Above 0, at most 2; default 1.0, which is off."""
+    min_new_tokens: builtins.int
+    """No stop token before a sample has so many generated tokens, of all its turns; at most max_new_tokens. Default 0."""
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Strings that end a sample, at most 16."""
@@ -208,9 +220,19 @@ class SamplingParams(google.protobuf.message.Message):
         top_k: builtins.int | None = ...,
         stop: collections.abc.Iterable[builtins.str] | None = ...,
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        seed: builtins.int | None = ...,
+        min_p: builtins.float | None = ...,
+        repetition_penalty: builtins.float | None = ...,
+        min_new_tokens: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_tokens", b"max_new_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
     @typing.overload
@@ -234,6 +256,7 @@ class Task(google.protobuf.message.Message):
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """1 to 128 characters of [A-Za-z0-9._:-]; empty: the run's sequence supplies one."""
     group_size: builtins.int
@@ -256,6 +279,10 @@ class Task(google.protobuf.message.Message):
     def sampling(self) -> Global___SamplingParams:
         """How to sample; required."""
 
+    @property
+    def columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Columns that the engine is to make beside the required ones, each once. There is one now: "sampling_mask"."""
+
     def __init__(
         self,
         *,
@@ -267,9 +294,10 @@ class Task(google.protobuf.message.Message):
         environment: builtins.str = ...,
         priority: builtins.int = ...,
         metadata_json: builtins.str = ...,
+        columns: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["environment", b"environment", "group_size", b"group_size", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "group_size", b"group_size", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 
