@@ -165,8 +165,10 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Stored bodies, None where one is gone."""
         ...
 
-    async def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
-        """Payloads of a delivered step are gone: settle those groups as lost and reopen their tasks."""
+    async def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
+        """A pull of that epoch found payloads gone: settle these groups, (group id, payload key), as lost and
+        reopen their tasks. A group of that name with another payload stays. Raises StaleEpoch.
+        """
         ...
 
     async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:

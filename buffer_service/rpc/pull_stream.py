@@ -46,12 +46,12 @@ class PullStream:
         reported: set[str] = set()
         while True:
             batch = await self._assembled(run_id, pull, request.run.seen_revision, deadline - loop.time())
-            if reported.intersection(group.group_id for group in batch.shard):
+            if reported.intersection(group.payload_key for group in batch.shard):
                 raise StoreFault(
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
                     "it was; resume at it to have them settled as lost"
                 )
-            if await self._send(run_id, batch, int((loop.time() - started) * 1000), context, reported):
+            if await self._send(run_id, pull.epoch, batch, int((loop.time() - started) * 1000), context, reported):
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen_revision: int, wait_s: float) -> ops.Batch:
@@ -79,7 +79,7 @@ class PullStream:
         )
 
     async def _send(
-        self, run_id: str, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
+        self, run_id: str, epoch: int, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
     ) -> bool:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         chunks = _Chunks(batch)
@@ -88,7 +88,7 @@ class PullStream:
             ahead = tasks.create_task(self._store.fetch(run_id, keys))
             opened = False
             while True:
-                found = await self._settle_lost(run_id, batch, chunks.groups(keys), await ahead, reported)
+                found = await self._settle_lost(run_id, epoch, batch, chunks.groups(keys), await ahead, reported)
                 if found is None:
                     if not opened:
                         return False
@@ -110,16 +110,17 @@ class PullStream:
     async def _settle_lost(
         self,
         run_id: str,
+        epoch: int,
         batch: ops.Batch,
         groups: Sequence[ops.ShardGroup],
         bodies: Sequence[ops.Buffer | None],
         reported: set[str],
     ) -> list[Delivered] | None:
         """The groups with their bodies, or None after those without one were reported lost."""
-        lost = [group.group_id for group, body in zip(groups, bodies, strict=True) if body is None]
+        lost = [(group.group_id, group.payload_key) for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
-            await self._store.report_lost(run_id, batch.step, lost)
-            reported.update(lost)
+            await self._store.report_lost(run_id, epoch, batch.step, lost)
+            reported.update(key for _, key in lost)
             return None
         return [
             Delivered(body, group.sequence, group.head_version, group.tail_version)

@@ -30,9 +30,9 @@ class BatchOps(StoreBase):
             again = 1
         return _short(pull.step, fields) if tag == "short" else _batch(fields)
 
-    async def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
+    async def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
         """See domain.ports.RunStore.report_lost."""
-        await self._call("report_lost", run_id, pack(step, list(group_ids)))
+        await self._call("report_lost", run_id, pack(epoch, step, list(lost)))
 
     async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
         """See domain.ports.RunStore.commit."""

@@ -227,7 +227,7 @@ def test_a_lost_group_leaves_its_step_and_its_task_starts_anew() -> None:
     for grant in world.lease(2).grants:
         world.push(grant, head=int(grant.task_id == "b"))
     world.batch(train_version=3)
-    world.do(world.model.report_lost, 0, ["a/0", "unknown/0"])
+    world.lose(0, "a/0", "unknown/0")
     batch = world.batch(0)
     assert [group.group_id for group in batch.shard] == ["b/0"]
     assert (batch.total_groups, batch.total_tokens, batch.shard_tokens) == (1, 10, 10)
@@ -242,8 +242,8 @@ def test_a_trained_group_cannot_be_lost_any_more() -> None:
     (name,) = world.names()
     world.commit(0)
     before = world.view
-    world.do(world.model.report_lost, 0, [name])
-    world.do(world.model.report_lost, 7, [name])
+    world.lose(0, name)
+    world.lose(7, name)
     assert world.view == before
 
 
@@ -251,7 +251,7 @@ def test_a_lost_group_of_a_task_without_leases_is_not_replaced() -> None:
     world = World(batch_groups=1)
     world.queue(1)
     (name,) = world.names()
-    world.do(world.model.report_lost, 0, [name])
+    world.lose(0, name)
     assert (world.groups("lost"), world.tasks("completed")) == (1, 1)
     assert world.batch(0).total_groups == 0
 

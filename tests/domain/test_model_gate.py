@@ -89,7 +89,7 @@ def test_a_lost_group_starts_anew_whatever_the_cap() -> None:
     world = World(batch_groups=1, max_generations=1)
     world.submit("a")
     world.push(world.lease_one())
-    world.do(world.model.report_lost, 0, world.names())
+    world.lose(0, *world.names())
     assert world.lease_one().lease_id == "a/1/1"
 
 

@@ -64,7 +64,7 @@ def test_bytes_of_lost_groups_are_not_counted() -> None:
     for step in range(2):
         lost = world.queue(2)[0]
         world.batch()
-        world.do(world.model.report_lost, step, [lost] if step == 0 else [])
+        world.lose(step, *([lost] if step == 0 else []))
     world.commit(1)
     assert len(retained(world)) == 2
 

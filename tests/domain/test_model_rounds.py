@@ -245,7 +245,7 @@ def test_a_lost_group_of_an_open_step_is_made_up_for_by_a_later_round() -> None:
     world.push(world.lease_one())
     first = close(world, 0, 1)
     assert [group.group_id for group in first.shard] == ["a/0"]
-    world.do(world.model.report_lost, 0, ["a/0"])
+    world.lose(0, "a/0")
     assert (states(world), world.groups("lost"), world.tasks("pending")) == ((0, 1, 0), 1, 1)
     again = world.batch(round_=0, world_size=2)
     assert (again.shard, again.total_groups, again.staleness_sum) == ([], 1, 0)
@@ -262,7 +262,7 @@ def test_a_lost_group_of_an_open_step_frees_lookahead() -> None:
     world.push(first)
     world.batch()
     assert world.lease().wait is ops.LeaseWait.AT_CAPACITY
-    world.do(world.model.report_lost, 0, ["a/0"])
+    world.lose(0, "a/0")
     assert world.lease_one().lease_id == "a/1/1"
 
 
@@ -281,7 +281,7 @@ def test_a_lost_group_of_a_complete_step_is_out_of_all_later_totals() -> None:
     world = streaming(batch_groups=4)
     lost = close(world, 0, 2).shard[0].group_id
     close(world, 1, 2)
-    world.do(world.model.report_lost, 0, [lost])
+    world.lose(0, lost)
     assert [world.batch(0, round_=round_, world_size=2).total_groups for round_ in (0, 1)] == [1, 3]
     assert world.view.next_step == 1
     world.commit(0)
@@ -291,6 +291,6 @@ def test_a_lost_group_of_a_complete_step_is_out_of_all_later_totals() -> None:
 def test_equal_numbers_after_a_loss_are_as_equal_as_they_can_be() -> None:
     world = streaming(batch_groups=4, equal_shards=True)
     lost = close(world, 0, 2).shard[0].group_id
-    world.do(world.model.report_lost, 0, [lost])
+    world.lose(0, lost)
     close(world, 1, 2)
     assert close(world, 2, 1).final

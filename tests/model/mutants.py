@@ -3,7 +3,7 @@
 A mutant is a function, or a constant, in place of another, and the mood in whose histories the difference shows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -284,6 +284,19 @@ def only_queued_groups_are_clamped(group: Group, version: int) -> None:
         _clamp_group(group, version)
 
 
+_report_lost = batches.report_lost
+
+
+def lost_whoever_says_so(run: RunState, epoch: int, step: int, lost: Collection[tuple[str, str]]) -> None:
+    _report_lost(run, run.epoch, step, lost)
+
+
+def lost_by_name(run: RunState, epoch: int, step: int, lost: Collection[tuple[str, str]]) -> None:
+    groups = run.steps[step].groups if step in run.steps else ()
+    names = {name for name, _ in lost}
+    _report_lost(run, epoch, step, {(one.group_id, one.payload_key) for one in groups if one.group_id in names})
+
+
 def recycled_for_ever(run: RunState, group: Group) -> bool:
     return run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless
 
@@ -445,6 +458,10 @@ MUTANTS: dict[str, Defect] = {
     "a pull may ask for batches that cannot be": Defect("rationed", rounds, "most_batch_groups", lambda _, most: most),
     "rounds stay as they were split": Defect("streamed", Round, "split", lambda *_, **__: None),
     "lost groups count as stale": Defect("streamed", Round, "remove", lost_groups_stay_stale),
+    "a trainer that was superseded reports what is lost": Defect(
+        "resumed", batches, "report_lost", lost_whoever_says_so
+    ),
+    "what is lost is known by its name alone": Defect("resumed", batches, "report_lost", lost_by_name),
     "groups of steps are not clamped by a resume": Defect("resumed", Group, "clamp", only_queued_groups_are_clamped),
     "generations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
     "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),

@@ -79,6 +79,8 @@ class Pair:
         self.view: ops.RunView | None = None
         """The run as the model has it; None: there is none."""
         self.waiting: dict[str, Waiting] = {}
+        self.read: dict[str, list[tuple[str, str]]] = {}
+        """Payload keys on both sides of groups that batches had, by group id, the newest first; over deletions too."""
         self.disagreed = False
         subject.forget()
         subject.set_time(run_id, self.now)
@@ -174,6 +176,10 @@ class Pair:
 
     def _compare_bodies(self, mine: ops.Batch, other: Any) -> None:
         keys = [group.payload_key for group in mine.shard], [group.payload_key for group in other.shard]
+        for group, pair in zip(mine.shard, zip(*keys, strict=True), strict=True):
+            known = self.read.setdefault(group.group_id, [])
+            if pair not in known:
+                known.insert(0, pair)
         if keys[0]:
             self.seen["op:fetch"] += 1
             answer, _ = self._theirs("fetch", (keys[1],), {})
@@ -194,6 +200,10 @@ class Pair:
 
     def _arguments(self, entry: Entry) -> tuple[Sequence[Any], Sequence[Any]]:
         """The entry's arguments for the model and for the subject: each has payload keys of its own."""
+        if entry.operation == "report_lost":
+            *asked, lost = entry.args
+            mine, theirs = ([(name, self._key(name, which)[side]) for name, which in lost] for side in (0, 1))
+            return (*asked, mine), (*asked, theirs)
         if entry.operation not in {"retry_push", "abandon_push"}:
             return entry.args, entry.args
         meant = [self.waiting[name] for name in entry.names if name in self.waiting]
@@ -202,6 +212,10 @@ class Pair:
                 del self.waiting[one.name]
             return ([one.key for one in meant],), ([one.their_key for one in meant],)
         return ([(one.facts, one.key) for one in meant],), ([(one.facts, one.their_key) for one in meant],)
+
+    def _key(self, group_id: str, which: int) -> tuple[str, str]:
+        known = self.read.get(group_id, [])
+        return known[which] if which < len(known) else ("", "")
 
     def _remember_waiting(self, entry: Entry, mine: Any, other: Any) -> None:
         """Who is blocked now. A refusal ends the push, and nobody waits for a new run."""

@@ -236,5 +236,8 @@ class TrainerActions(WorkerActions):
         step = draw.integer(max(0, self.view.committed_steps - 1), self.view.next_step)
         if draw.rarely(2):
             step = self.view.next_step
-        names = self.pair.inside.groups_of(step) or ["nothing/0"]
-        self.pair.both("report_lost", step, [draw.pick(names) for _ in range(draw.integer(1, 2))])
+        # Most often groups of the step that were read, by the keys under which they were read last.
+        read = [name for name in self.pair.inside.groups_of(step) if name in self.pair.read]
+        names = [draw.pick(read or ["nothing/0"]) for _ in range(draw.integer(1, 2))]
+        epoch = self.epoch(draw)
+        self.pair.both("report_lost", epoch, step, [[name, 1 if draw.rarely(4) else 0] for name in names])

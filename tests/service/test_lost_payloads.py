@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from rollout_buffer.v1 import groups_pb2
+from rollout_buffer.v1 import groups_pb2, runs_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
 from tests.support.service import running_service
 from tests.support.store_server import StoreServer, store_server
@@ -77,6 +77,30 @@ def test_a_loss_found_in_the_middle_of_a_stream_ends_it_for_a_retry(rpc: Rpc, st
     assert (error.reason, error.retryable) == ("not_ready", True)
     assert "step 0" in error.message
     assert names(run, 0) == ["x0", "x1", "x2"]
+
+
+def test_a_slow_pull_of_a_deleted_run_takes_nothing_from_the_next_one_of_its_name(rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=10)
+    groups = [make_group(f"x{i}", lengths=(400_000,), seed=i) for i in range(10)]
+
+    def delivered() -> list[groups_pb2.Group]:
+        return [item.group for item in run.pull(0)[1]]
+
+    for group in groups:
+        run.push([group])
+    slow: Any = rpc.batches.PullBatch(run.pull_request(0), timeout=60)
+    assert next(slow).HasField("batch")
+    rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=run.ref), timeout=60)
+    rpc.runs.CreateRun(
+        runs_pb2.CreateRunRequest(run_id=run.run_id, policy=runs_pb2.RunPolicy(batch_groups=10)), timeout=60
+    )
+    for group in groups:
+        run.push([group])
+    assert delivered() == groups
+    # Read on, it finds payloads gone that are not the present run's.
+    assert failure(lambda: list(slow)).reason == "not_ready"
+    assert run.get().groups.lost.groups == 0
+    assert delivered() == groups
 
 
 def test_a_trained_step_with_lost_payloads_cannot_be_pulled_again(rpc: Rpc, store: StoreServer) -> None:

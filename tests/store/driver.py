@@ -191,6 +191,14 @@ class Run:
         fetched = await self.store.fetch(self.run_id, [g.payload_key for g in batch.shard])
         return [b"(gone)" if body is None else bytes(body) for body in fetched]
 
+    async def lose(self, step: int, *names: str) -> None:
+        """The present trainer finds the payloads of these groups of a step gone."""
+        keys: dict[str, str] = {}
+        for field, packed in (await self.hash("chunks")).items():
+            if field.startswith(f"{step}/"):
+                keys |= {text(group[0]): text(group[3]) for group in unpack(packed)}
+        await self.store.report_lost(self.run_id, self.epoch, step, [(name, keys.get(name, "")) for name in names])
+
     async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
         return await self.store.commit(self.run_id, self.epoch, through, seen_revision=seen)
 

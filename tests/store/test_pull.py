@@ -178,13 +178,42 @@ async def test_lost_payloads_are_settled_and_their_tasks_reopened(run: Run) -> N
     await run.command("UNLINK", lost)
     assert None in await run.store.fetch(run.run_id, [g.payload_key for g in batch.shard])
     for _ in range(2):
-        await run.store.report_lost(run.run_id, 0, ["a/0", "c/0", "unknown/0"])
+        await run.lose(0, "a/0", "c/0", "unknown/0")
     assert await run.ledger() == {"accepted": 3, "delivered": 1, "lost": 2}
     left = [await run.batch(0, rank=rank, world_size=2) for rank in range(2)]
     assert [[g.group_id for g in part.shard] for part in left] in ([["b/0"], []], [[], ["b/0"]])
     assert {(part.total_groups, part.total_tokens) for part in left} == {(1, 50)}
     assert (await run.one_lease()).lease_id == "a/1/1"
     await run.commit(0)
-    await run.store.report_lost(run.run_id, 0, ["b/0"])
+    await run.lose(0, "b/0")
     assert await run.ledger() == {"accepted": 3, "trained": 1, "lost": 2}
+    await run.check()
+
+
+async def test_a_trainer_that_was_superseded_reports_nothing_lost(run: Run) -> None:
+    await run.create()
+    await run.fill("a", "b")
+    read = [(group.group_id, group.payload_key) for group in (await run.batch(0)).shard]
+    before = run.epoch
+    await run.resume(0)
+    with pytest.raises(StaleEpoch):
+        await run.store.report_lost(run.run_id, before, 0, read)
+    assert [group.group_id for group in (await run.batch(0)).shard] == ["a/0", "b/0"]
+    await run.check()
+
+
+async def test_what_a_deleted_run_has_lost_is_not_lost_to_the_next_one_of_its_name(run: Run) -> None:
+    read = []
+    for _ in range(2):
+        await run.create()
+        await run.fill("a", "b")
+        read.append([(group.group_id, group.payload_key) for group in (await run.batch(0)).shard])
+        if len(read) == 1:
+            await run.store.delete_run(run.run_id)
+    # The same step, epoch, groups and bodies; keys of payloads never come again.
+    assert {key for _, key in read[0]}.isdisjoint(key for _, key in read[1])
+    await run.store.report_lost(run.run_id, run.epoch, 0, read[0])
+    assert await run.ledger() == {"accepted": 2, "delivered": 2}
+    await run.lose(0, "a/0")
+    assert await run.ledger() == {"accepted": 2, "delivered": 1, "lost": 1}
     await run.check()

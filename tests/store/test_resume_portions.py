@@ -101,8 +101,8 @@ async def test_nobody_trains_while_a_resume_is_under_way(run: Run) -> None:
     assert (await run.store.weights(run.run_id)).paused
     assert (await run.lease()).wait is ops.LeaseWait.PAUSED
     ledger = await run.ledger()
-    await run.store.report_lost(run.run_id, 1, ["t1-0/0"])
-    await run.store.report_lost(run.run_id, 0, ["t0-0/0"])
+    await run.lose(1, "t1-0/0")
+    await run.lose(0, "t0-0/0")
     assert await run.ledger() == ledger
     assert (await run.resume(1, REQUEUE, request_id="first")).next_step == 1
     assert len((await run.lease()).grants) == 1

@@ -74,7 +74,7 @@ async def test_lost_groups_count_no_more(run: Run) -> None:
     await run.create(batch_groups=2, max_retained_bytes=1000)
     await run.fill("a", "b", size=500)
     await run.batch(0)
-    await run.store.report_lost(run.run_id, 0, ["a/0"])
+    await run.lose(0, "a/0")
     await run.commit(0)
     await run.fill("c", "d", size=250)
     await run.batch(1)

@@ -212,7 +212,7 @@ async def test_lost_groups_of_an_open_step_are_filled_up_again(run: Run) -> None
     await fill(run, 2, 1)
     await run.batch(0)
     for _ in range(2):
-        await run.store.report_lost(run.run_id, 0, ["t0/0", "t2/0"])
+        await run.lose(0, "t0/0", "t2/0")
     assert await run.ledger() == {"accepted": 3, "queued": 1, "forming": 1, "lost": 1}
     left = await run.batch(0)
     assert (ids(left), left.total_groups, left.total_tokens) == (["t1/0"], 1, 10)
@@ -223,7 +223,7 @@ async def test_lost_groups_of_an_open_step_are_filled_up_again(run: Run) -> None
     last = await run.batch(0, 2)
     assert (ids(last), last.total_groups, last.final) == (["t4/0"], 4, True)
     # A group that is lost after the step is complete leaves its round, and the sums of all later ones.
-    await run.store.report_lost(run.run_id, 0, ["t3/0"])
+    await run.lose(0, "t3/0")
     assert [(await run.batch(0, round_)).total_groups for round_ in range(3)] == [1, 2, 3]
     assert await run.ledger() == {"accepted": 7, "queued": 2, "delivered": 3, "lost": 2}
     await run.check()

@@ -6,12 +6,15 @@ versions of groups, leases and continuations are those of the present timeline.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from buffer_service.domain.gate import MILLI, age_milli
 from buffer_service.domain.identity import LeaseId
 from buffer_service.domain.ops import Amount, Buffer, GroupFacts
 from buffer_service.domain.policy import StalenessMeasure
 from buffer_service.domain.transitions import NEW, TaskState
+
+_written = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +158,10 @@ class Payloads:
     """Bodies by key: written before they are indexed, deleted when nothing refers to them any more."""
 
     bodies: dict[str, Buffer] = field(default_factory=dict)
-    written: int = 0
 
     def put(self, body: Buffer) -> str:
-        """Store a body under a key of its own."""
-        self.written += 1
-        key = f"payload-{self.written}"
+        """Store a body under a key of its own, which no other run has or had either."""
+        key = f"payload-{next(_written)}"
         self.bodies[key] = body
         return key
 

@@ -164,9 +164,9 @@ class ReferenceModel(EvaluationOperations):
         bodies = self._known(run_id).payloads.bodies
         return [bodies.get(key) for key in payload_keys]
 
-    def report_lost(self, run_id: str, step: int, group_ids: Sequence[str]) -> None:
+    def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
         """Settle groups of a step as lost and reopen their tasks."""
-        batches.report_lost(self._begin(run_id), step, frozenset(group_ids))
+        batches.report_lost(self._begin(run_id), epoch, step, frozenset(lost))
 
     # ── progress ──
 

@@ -1,26 +1,31 @@
 -- Settles groups of a step that is delivered or still forming, whose payloads are gone, as lost, and starts their tasks
--- anew.
+-- anew. Steps and group ids come again, after a resume and in a run of the same name: whoever reads on with what an
+-- earlier trainer was given must not touch the present one's. Payload keys never come again.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {step, group_ids}
--- Replies {'ok', revision, lost} | {'error', 'unknown_run'}
+-- ARGV[1] {epoch, step, lost}: epoch of the pull that found them gone; {group_id, payload key} of each
+-- Replies {'ok', revision, lost} | {'error', 'unknown_run' | 'stale_epoch', ...}
 -- Complexity O(groups of the step)
 
 -- @include batches
 
 local request = unpack_msg(ARGV[1])
-local step = request[1]
+local epoch, step, reported = unpack(request, 1, 3)
 
 relieve()
 if not begin_run() then
   return refuse('unknown_run')
 end
+local refusal = check_epoch(epoch)
+if refusal then
+  return refusal
+end
 local is_delivered = step >= state.committed_steps and step < state.next_step
 local is_open = step == state.next_step and state.rounds > 0
 local header = not state.resuming and (is_delivered or is_open) and load_step(step)
-local lost_ids, lost = {}, 0
-for _, group_id in ipairs(request[2]) do
-  lost_ids[group_id] = true
+local gone, lost = {}, 0
+for _, one in ipairs(reported) do
+  gone[one[1]] = one[2]
 end
 
 -- Takes the lost groups out of a round; returns it and whether there were any.
@@ -31,7 +36,7 @@ local function settle_lost(round)
     local shard = {}
     for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
-        if lost_ids[group[G_ID]] then
+        if gone[group[G_ID]] == group[G_PAYLOAD] then
           lost = lost + 1
           count_in_step(header, -1, (sum_groups({group}, header.train_version)))
           replace_group(group, step_state(step), 'lost', 'lost')

@@ -88,7 +88,7 @@ async def test_a_large_step_is_listed_over_its_chunks_while_groups_of_it_are_los
     await run.batch(0)
     first = await groups(run, 0, (), 256)
     lost = ["g000/0", "g255/0", "g300/0"]
-    await run.store.report_lost(run.run_id, 0, lost)
+    await run.lose(0, *lost)
     seen = ids(first.items)
     page = first
     while page.following:
