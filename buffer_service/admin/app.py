@@ -62,7 +62,7 @@ class AdminPage:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/", self._files.index),
                 Route(f"{PAGE_FILES}{{name}}", self._files.file),
@@ -76,6 +76,9 @@ class AdminPage:
             ],
             exception_handlers={RolloutBufferError: _error},
         )
+        # A redirect would lead to whatever host the request names.
+        app.router.redirect_slashes = False
+        return app
 
     async def index(self, _: Request) -> Response:
         """Where everything is."""

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -20,7 +21,9 @@ REQUEST_S = 10.0
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, which waits without end for a first request, and for the rest of one that has begun."""
+    """uvicorn's waits without end for a first request, and for the rest of one that has begun; and it answers a body
+    that breaks HTTP's rules although its request is being answered, or has been.
+    """
 
     _timer: asyncio.TimerHandle
 
@@ -31,6 +34,16 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            # Whatever is still made for this connection is for nobody.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def _look(self, seen: object) -> None:
         """Abort when there is no request, and was none at the last look, since the response `seen` was complete."""

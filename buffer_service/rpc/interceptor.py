@@ -1,13 +1,14 @@
 """What every RPC goes through: the caller is let in, errors become status codes with details, the RPC is measured.
 
-Errors of the tree keep their reason; anything else becomes INTERNAL with an id under which the log has the traceback.
-A caller that is refused is refused before its request is read.
+Errors of the tree keep their reason; anything else becomes INTERNAL with an id under which the log has the traceback,
+but where the client has gone away, which leaves nothing to answer. A caller that is refused is refused before its
+request is read.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -15,6 +16,7 @@ import grpc.aio
 import structlog
 
 from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc.messages import parsing
 from buffer_service.security.gate import CALLER, Gate, caller
 from buffer_service.security.roles import REFLECTION, RULES, RunAt
 from buffer_service.security.shares import Shares
@@ -33,7 +35,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Lets in, translates errors and measures. A check of health passes untouched."""
+    """Lets in, parses, translates errors and measures. What is not of the contract (health, reflection) is only parsed;
+    a check of health is asked for no token.
+    """
 
     def __init__(self, metrics: RpcMetrics, gate: Gate, shares: Shares) -> None:
         self._metrics = metrics
@@ -50,7 +54,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         method = handler_call_details.method
         of_contract = method.startswith(PREFIX)
         if not of_contract and (method == HEALTH_CHECK or not self._gate.asks):
-            return await continuation(handler_call_details)
+            return await self._guarded_handler(method, continuation, handler_call_details)
         try:
             # Reflection, and watches of health, which are streams without end.
             rule = RULES.get(method) if of_contract else REFLECTION
@@ -60,11 +64,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             CALLER.set(entered)
         except (AccessRefused, NotReady) as refusal:
             return self._refusing(method, refusal)
-        if not of_contract:
-            return await continuation(handler_call_details)
+        return await self._guarded_handler(method, continuation, handler_call_details)
+
+    async def _guarded_handler(
+        self,
+        method: str,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
         guarded = self._guarded.get(method)
         if guarded is None:
-            handler: Handler | None = await continuation(handler_call_details)
+            handler: Handler | None = await continuation(details)
             if handler is None:
                 return None
             guarded = self._guarded[method] = self._guard(method, handler)
@@ -84,21 +94,25 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             told: RolloutBufferError = refusal
             if isinstance(refusal, Unauthenticated) and not self._gate.failed(_host(context.peer()), name, refusal):
                 told = Unauthenticated("too many calls from this address were refused")
-            await context.abort(*status_of(told))
+            await _abort(context, told)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _guard(self, method: str, handler: Handler) -> Handler:
-        codecs = (handler.request_deserializer, handler.response_serializer)
         for behavior, make in (
             (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
             (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
             (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
         ):
             if behavior is not None:
-                checked = _checked(behavior, RULES[method].run_at) if method in RULES else behavior
-                return make(self._behavior(method.rpartition("/")[2], checked), *codecs)
-        raise TypeError(f"{method} has no behavior that the contract uses")
+                name = method.rpartition("/")[2]
+                ours = method in RULES
+                checked = _checked(behavior, RULES[method].run_at) if ours else behavior
+                if handler.request_deserializer is not None:
+                    checked = parsing(f"request of {name}", handler.request_deserializer, checked)
+                guarded = self._behavior(name, checked) if ours else self._foreign(name, checked)
+                return make(guarded, None, handler.response_serializer)
+        raise TypeError(f"{method} has no behavior that the service uses")
 
     def _behavior(self, method: str, behavior: Behavior) -> Behavior:
         async def guarded(request: object, context: Context) -> object:
@@ -112,18 +126,40 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                     code = "CANCELLED"
                     raise
                 except Exception as error:
-                    failure = self._failure(method, error)
+                    cause = _cause(error)
+                    if _client_gone(cause):
+                        code = "CANCELLED"
+                        raise asyncio.CancelledError from cause
+                    failure = self._failure(method, cause)
                     code = failure.code
-                    await context.abort(*status_of(failure))
+                    await _abort(context, failure)
                     raise AssertionError from error  # abort raises
                 finally:
                     self._metrics.ended(method, code, time.perf_counter() - started)
 
         return guarded
 
+    def _foreign(self, method: str, behavior: Behavior) -> Behavior:
+        """Of a servicer that is not ours: it aborts by itself, and may be a generator."""
+
+        async def guarded(request: object, context: Context) -> object:
+            try:
+                answered = behavior(request, context)
+                if not isinstance(answered, AsyncIterable):
+                    return await answered
+                async for message in answered:
+                    await context.write(message)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                if _client_gone(error):
+                    raise asyncio.CancelledError from error
+                await _abort(context, self._failure(method, error))
+            return None
+
+        return guarded
+
     def _failure(self, method: str, error: Exception) -> RolloutBufferError:
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
         if isinstance(error, AccessRefused):
             self._metrics.refused(error.reason)
         if isinstance(error, RolloutBufferError):
@@ -133,6 +169,26 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return RolloutBufferError(
             f"{method} failed inside the service; its log has the cause under error id {error_id}", error_id=error_id
         )
+
+
+def _cause(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _client_gone(error: Exception) -> bool:
+    """True for what gRPC raises when a call is over before its handler, or its server."""
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, (grpc.aio.AbortError, grpc.aio.UsageError))
+
+
+async def _abort(context: Context, error: RolloutBufferError) -> None:
+    try:
+        await context.abort(*status_of(error))
+    except grpc.aio.BaseError as ended:
+        if _client_gone(ended):
+            raise asyncio.CancelledError from ended
+        raise
 
 
 def _checked(behavior: Behavior, run_at: RunAt) -> Behavior:

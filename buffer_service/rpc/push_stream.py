@@ -18,6 +18,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget
 from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pushes import Pushes
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push
@@ -114,7 +115,7 @@ class PushStream:
         self._held_bytes += size
         self._held += 1
         self._parts.metrics.received("PushGroups", size)
-        bundle = convert.parsed("PushGroupsRequest", split_push, message)
+        bundle = parsed("PushGroupsRequest", split_push, message)
         pusher = caller()
         pusher.check_live()
         pusher.check_run(bundle.run.run_id)

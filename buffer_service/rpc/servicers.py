@@ -18,6 +18,7 @@ from buffer_service.rpc import export_stream
 from buffer_service.rpc.budget import StreamSlots
 from buffer_service.rpc.convert import batches, fields, groups, plans, policies, runs, tasks, weights
 from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pull_stream import PullStream
 from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
 from buffer_service.rpc.waiting import Lines
@@ -192,7 +193,7 @@ class GroupServicer:
     async def PushGroup(self, request: bytes, _: RawContext) -> bytes:
         """One group."""
         self.parts.metrics.received("PushGroup", len(request))
-        bundle = groups.parsed("PushGroupRequest", split_push_one, request)
+        bundle = parsed("PushGroupRequest", split_push_one, request)
         caller().check_run(bundle.run.run_id)
         run_id, seen = fields.run_ref(bundle.run)
         if not bundle.groups:
@@ -214,7 +215,7 @@ class BatchServicer:
 
     async def PullBatch(self, message: bytes, context: RawContext) -> None:
         """One rank's shard of a step."""
-        request = groups.parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
+        request = parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
         caller().check_run(request.run.run_id)
         with self.slots.slot(caller().token_id):
             await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)

@@ -1,6 +1,7 @@
-"""Connections to the admin page that bring no request."""
+"""Connections to the admin page that bring no request, and requests that break off or break the rules."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 
@@ -54,3 +55,32 @@ async def test_requests_on_one_connection_are_answered_as_long_as_they_come(port
         writer.write(REQUEST + b"\r\n")
         assert await asyncio.wait_for(reader.readuntil(b"page"), 10)
     writer.close()
+
+
+# Its head is in order, so that it is answered; how far the answer is when the rest comes differs.
+BROKEN_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("answered_first", [False, True])
+async def test_a_body_that_breaks_the_rules_ends_its_connection_and_is_no_error(
+    port: int, caplog: pytest.LogCaptureFixture, answered_first: bool
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if answered_first:
+        writer.write(BROKEN_BODY)
+        assert await asyncio.wait_for(reader.readuntil(b"page"), 10)
+        writer.write(b"no size\r\n")
+    else:
+        writer.write(BROKEN_BODY + b"no size\r\n")
+    answer = await rest(reader) if not answered_first else await ended(reader)
+    assert answered_first or answer.startswith(b"HTTP/1.1 400 ")
+    writer.close()
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection is reset or ends."""
+    try:
+        return await rest(reader)
+    except ConnectionResetError:
+        return b""

@@ -1,11 +1,10 @@
 """Groups: only their headers are parsed. The body that is stored is the serialized Group as it came."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import floor
 from struct import Struct
-from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -21,8 +20,6 @@ from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
 
-T = TypeVar("T")
-
 _LEASE_ID_CHARS = 160
 _OUTCOMES = {
     ops.PushKind.QUEUED: pb.PUSH_OUTCOME_QUEUED,
@@ -31,14 +28,6 @@ _OUTCOMES = {
     ops.PushKind.REJECTED_FULL: pb.PUSH_OUTCOME_REJECTED_FULL,
     ops.PushKind.FILTERED: pb.PUSH_OUTCOME_FILTERED,
 }
-
-
-def parsed(what: str, parse: Callable[[bytes], T], message: bytes) -> T:
-    """A message that gRPC handed over as bytes. Raises InvalidField."""
-    try:
-        return parse(message)
-    except (MalformedMessage, DecodeError) as error:
-        raise InvalidField("message", f"{len(message)} bytes", f"a serialized {what} ({error})") from None
 
 
 def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:
