@@ -1,8 +1,10 @@
 """`rollout-buffer plan`: closed forms, with the simulator near balance, for one setting or for a budget of GPUs."""
 
 import json
+import math
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +14,7 @@ from buffer_cli.staleness_output import as_options, figures, progress, result_va
 from buffer_service.staleness import closed_forms, planner
 from buffer_service.staleness.closed_forms import Prediction
 from buffer_service.staleness.lengths import Empirical
-from buffer_service.staleness.planner import Budget, Choice, Setting
+from buffer_service.staleness.planner import Budget, Choice, Setting, Slots
 from buffer_service.staleness.simulator import SimulationResult
 from buffer_service.staleness.simulator.grid import simulate_all
 from buffer_wire.errors import InvalidField
@@ -142,21 +144,21 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
     if mean is None:
         raise InvalidField("length_mean", "unset", "given, or --lengths instead: it makes seconds of tokens")
     budget = Budget(mean_length=mean, **{name: given[name] for name in _BUDGET})
-    n, c = setting.groups_per_batch, setting.concurrency
-    batches = _numbers(given, "batches") or sorted({max(1, n // 2), n, 2 * n, 4 * n})
-    concurrencies = _numbers(given, "concurrencies") or sorted({max(1, c // 2), c, 2 * c})
-    front = _settled_frontier(given, planner.choices(budget, setting, batches, concurrencies), lengths)
+    batches = _batches(given, setting.groups_per_batch)
+    slots = _slots(given, budget)
+    front = _settled_frontier(given, planner.choices(budget, setting, batches, slots), lengths)
     best = planner.recommended(front, given["staleness_limit"])
-    side = planner.side_in_words(budget, 1.0 if setting.queue_factor is None else setting.queue_factor)
+    wins = planner.train_bound_wins(budget, setting, slots[len(slots) // 2])
+    side = planner.side_in_words(wins, slots[0])
     if given["plot"]:
         from buffer_cli.staleness_plot import plot_frontier
 
         plot_frontier(front, best, given["plot"])
     if given["as_json"]:
-        wins = closed_forms.train_bound_wins(budget.kappa, setting.queue_factor or 1.0)
         values = {
             "kappa": budget.kappa,
             "kappa_threshold": closed_forms.kappa_threshold(setting.queue_factor or 1.0),
+            "total_concurrency": not slots[0].per_gpu,
             "train_bound_wins": wins,
             "side": side,
             "tailness": setting.tailness,
@@ -167,21 +169,24 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
         return 0
     console = Console(highlight=False)
     table = Table(
-        *("", "GPUs rollout + train", "ρ", "N", "C", "PQS", "IQS", "staleness", "period s", "period/√B", ""),
-        title=f"splits of {budget.gpus} GPUs that none beats in staleness and in period/√B",
+        *("", "split", "ρ", "N", "C", "C/GPU", "PQS", "IQS", "stale", "period s", "/√B s", ""),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"splits of {budget.gpus} GPUs, rollout+train, that none beats in staleness and in period/√B",
     )
     for choice in front:
         at, predicted = choice.setting, choice.prediction
         table.add_row(
             "→" if choice is best else "",
-            f"{choice.rollout_gpus} + {choice.train_gpus}",
+            f"{choice.rollout_gpus}+{choice.train_gpus}",
             f"{at.rho:.2f}",
             str(at.groups_per_batch),
             str(at.concurrency),
+            f"{at.concurrency / choice.rollout_gpus:.3g}",
             *figures(predicted.pqs, predicted.iqs, predicted.staleness),
-            f"{choice.period_s:.4g}",
-            f"{choice.noise_adjusted_s:.4g}",
-            "simulated" if choice.simulated else "",
+            f"{choice.period_s:.3g}",
+            f"{choice.noise_adjusted_s:.3g}",
+            "sim." if choice.simulated else "",
         )
     console.print(table)
     console.print(
@@ -191,6 +196,8 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
         + ("" if best.prediction.staleness <= given["staleness_limit"] else ", which none keeps: the least stale one")
     )
     console.print(side)
+    if any(choice.simulated for choice in front):
+        console.print("sim.: simulated, since the closed form is rough there")
     console.print("throughputs per GPU are taken to be the same at every batch and concurrency")
     return 0
 
@@ -218,6 +225,7 @@ def _choice_values(choice: Choice) -> dict[str, Any]:
         "rho": setting.rho,
         "groups_per_batch": setting.groups_per_batch,
         "concurrency": setting.concurrency,
+        "concurrency_per_gpu": setting.concurrency / choice.rollout_gpus,
         **_values(choice.prediction),
         "period_s": choice.period_s,
         "noise_adjusted_s": choice.noise_adjusted_s,
@@ -225,11 +233,28 @@ def _choice_values(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _numbers(given: dict[str, Any], name: str) -> list[int]:
+def _slots(given: dict[str, Any], budget: Budget) -> list[Slots]:
+    total = given["total_concurrency"]
+    counts = _numbers(given, "concurrencies")
+    if not counts:
+        middle = given["concurrency"] if total else planner.slots_per_gpu(budget, given["concurrency"])
+        counts = [middle / 2, middle, 2 * middle]
+    return [Slots(count, per_gpu=not total) for count in counts]
+
+
+def _numbers(given: dict[str, Any], name: str) -> list[float]:
     try:
-        numbers = [int(number) for number in given[name].split(",") if number.strip()]
+        numbers = {float(number) for number in given[name].split(",") if number.strip()}
     except ValueError:
-        raise InvalidField(name, given[name], "whole numbers with commas between") from None
-    if any(number < 1 for number in numbers):
-        raise InvalidField(name, given[name], "numbers of at least 1")
-    return sorted(set(numbers))
+        raise InvalidField(name, given[name], "numbers with commas between") from None
+    if not all(0 < number < math.inf for number in numbers):
+        raise InvalidField(name, given[name], "numbers above 0")
+    return sorted(numbers)
+
+
+def _batches(given: dict[str, Any], groups_per_batch: int) -> list[int]:
+    numbers = _numbers(given, "batches")
+    if not all(number.is_integer() for number in numbers):
+        raise InvalidField("batches", given["batches"], "whole numbers of groups")
+    n = groups_per_batch
+    return [int(number) for number in numbers] or sorted({max(1, n // 2), n, 2 * n, 4 * n})

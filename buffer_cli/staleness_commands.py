@@ -137,8 +137,21 @@ def plan(
         str, typer.Option(metavar="N,N", help="Batches to try. Default: N/2, N, 2N, 4N.", rich_help_panel=_BUDGET)
     ] = "",
     concurrencies: Annotated[
-        str, typer.Option(metavar="C,C", help="Concurrencies to try. Default: C/2, C, 2C.", rich_help_panel=_BUDGET)
+        str,
+        typer.Option(
+            metavar="c,c",
+            help="Slots of a rollout GPU to try. Default: half, once and twice what makes C at the balanced split.",
+            rich_help_panel=_BUDGET,
+        ),
     ] = "",
+    total_concurrency: Annotated[
+        bool,
+        typer.Option(
+            "--total-concurrency",
+            help="Hold the slots in all over the splits: --concurrencies are totals, by default C/2, C and 2C.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False,
     staleness_limit: Annotated[
         float, typer.Option(help="Recommend the fastest split up to this staleness.", rich_help_panel=_BUDGET)
     ] = 2.0,
@@ -151,7 +164,8 @@ def plan(
     """Predict staleness before a run: what it will be, what each lever changes, how to split GPUs.
 
     Near balance (0.8 < ρ < 1.2) the closed form is rough, so the simulator runs too. With --gpus, and
-    --rollout-tps-per-gpu and --train-tps-per-gpu, prints the splits, batches and concurrencies that none beats.
+    --rollout-tps-per-gpu and --train-tps-per-gpu, prints the splits, batches and concurrencies that none beats;
+    every rollout GPU has the same slots, whatever the split.
 
     Example: rollout-buffer plan --concurrency 120 --groups-per-batch 15 --rho 0.67 --tailness 1.42
     """

@@ -251,20 +251,6 @@ def kappa_threshold(queue_factor: float) -> float:
     return ((3 * q - 2) - 2 * math.sqrt((q - 1) * (2 * q - 1))) / (2 * q * q)
 
 
-def train_bound_wins(kappa: float, queue_factor: float) -> tuple[float, float] | None:
-    """The utilizations below 1 whose train-bound twin is less stale, as an open interval; None when there are none.
-
-    The roots of (1 - κ)x² - (3/2 - qκ)x + 1/2 = 0, see `kappa_threshold`.
-    """
-    _positive(kappa=kappa)
-    if kappa >= kappa_threshold(queue_factor):
-        return None
-    a = 1 - kappa
-    b = 1.5 - queue_factor * kappa
-    root = math.sqrt(max(0.0, b * b - 2 * a))
-    return (b - root) / (2 * a), min(1.0, (b + root) / (2 * a))
-
-
 def noise_adjusted(period: float, batch_rollouts: float) -> float:
     """Update time over √B: a batch of B has 1/√B of the gradient's noise."""
     _positive(period=period, batch_rollouts=batch_rollouts)

@@ -24,7 +24,8 @@ DEFAULT_LOOKAHEAD = 1
 class Setting:
     """What staleness depends on."""
 
-    concurrency: int
+    concurrency: float
+    """Slots; whole but where splits are compared as if GPUs were divisible."""
     groups_per_batch: int
     group_size: int
     rho: float
@@ -79,7 +80,9 @@ def predict(setting: Setting) -> Prediction:
     if setting.policy == AREAL:
         lookahead = DEFAULT_LOOKAHEAD if setting.max_staleness is None else setting.max_staleness
         at_once = min(setting.batch_rollouts, setting.concurrency)
-        slowest = Lognormal.with_tailness(tailness, setting.group_size).tailness(at_once) if lookahead == 0 else 1.0
+        slowest = (
+            Lognormal.with_tailness(tailness, setting.group_size).tailness(round(at_once)) if lookahead == 0 else 1.0
+        )
         return closed_forms.admission_limited(ratio, lookahead, rho, tailness, slowest)
     raise InvalidField("policy", setting.policy, f"one of {', '.join(POLICIES)}; others can only be simulated")
 
@@ -105,7 +108,7 @@ def simulation_of(setting: Setting, lengths: Lengths | None, *, steps: int, warm
         micro_batch=setting.micro_batch,
     )
     drawn = lengths or Lognormal.with_tailness(setting.tailness, setting.group_size)
-    workload = Workload(setting.concurrency, setting.group_size, setting.rho, drawn)
+    workload = Workload(round(setting.concurrency), setting.group_size, setting.rho, drawn)
     return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
 
 
@@ -151,6 +154,10 @@ class Budget:
         """κ = t/r: rollout GPUs for each train GPU at ρ = 1."""
         return self.train_tps_per_gpu / self.rollout_tps_per_gpu
 
+    def rollout_gpus(self, rho: float) -> float:
+        """GPUs that generate at utilization ρ, n·κρ/(1 + κρ)."""
+        return self.gpus * self.kappa * rho / (1 + self.kappa * rho)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -175,14 +182,36 @@ class Choice:
         return self.setting.closed_form_is_rough and not self.simulated
 
 
-def choices(budget: Budget, setting: Setting, batches: Sequence[int], concurrencies: Sequence[int]) -> list[Choice]:
-    """Every split of the GPUs with every batch (groups) and concurrency; throughputs are taken to be the same."""
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Concurrency of a split: so many slots for each rollout GPU, or in all, whatever the split."""
+
+    count: float
+    per_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.count > 0:
+            raise InvalidField("concurrencies", self.count, "above 0")
+
+    def of(self, rollout_gpus: float) -> float:
+        """C of a split."""
+        return self.count * rollout_gpus if self.per_gpu else self.count
+
+
+def slots_per_gpu(budget: Budget, concurrency: int) -> float:
+    """Slots of each rollout GPU where the balanced split (ρ = 1) has `concurrency` in all."""
+    return concurrency / budget.rollout_gpus(1.0)
+
+
+def choices(budget: Budget, setting: Setting, batches: Sequence[int], slots: Sequence[Slots]) -> list[Choice]:
+    """Every split of the GPUs with every batch (groups) and concurrency; a GPU's throughputs are the same in all."""
     found = []
     for rollout_gpus in range(1, budget.gpus):
         train_gpus = budget.gpus - rollout_gpus
         rollout, train = rollout_gpus * budget.rollout_tps_per_gpu, train_gpus * budget.train_tps_per_gpu
         for groups in batches:
-            for concurrency in concurrencies:
+            for tried_slots in slots:
+                concurrency = max(1, round(tried_slots.of(rollout_gpus)))
                 tried = replace(setting, rho=rollout / train, groups_per_batch=groups, concurrency=concurrency)
                 prediction = predict(tried)
                 ideal = tried.batch_rollouts * budget.mean_length / min(rollout, train)
@@ -223,15 +252,35 @@ def recommended(front: Sequence[Choice], staleness_limit: float) -> Choice:
     return min(front, key=lambda choice: choice.prediction.staleness)
 
 
-def side_in_words(budget: Budget, queue_factor: float) -> str:
-    """Which side of balance is less stale at the same period, and when the train-bound one is."""
-    kappa, threshold = budget.kappa, closed_forms.kappa_threshold(queue_factor)
-    wins = closed_forms.train_bound_wins(kappa, queue_factor)
-    rule = f"κ = t/r = {kappa:.3g}, threshold {threshold:.3g} at q = {queue_factor:g}"
-    if wins is None:
-        return f"{rule}: rollout-bound splits (ρ < 1) are less stale than train-bound ones of the same period"
-    low, high = wins
-    return (
-        f"{rule}: below it the train-bound side wins: where the rollout-bound twin has ρ between {low:.2f} and "
-        f"{high:.2f}, the train-bound split of the same period is less stale"
-    )
+_RHO_STEPS = 200
+
+
+def train_bound_wins(budget: Budget, setting: Setting, slots: Slots) -> list[tuple[float, float]]:
+    """Where the train-bound split is predicted to be less stale than the rollout-bound one of the same ideal period.
+
+    Intervals of the latter's ρ, ends included, within 0.005 to 0.995 in steps of 0.005; GPUs are taken to be divisible.
+    """
+
+    def staleness(rho: float) -> float:
+        concurrency = max(1.0, slots.of(budget.rollout_gpus(rho)))
+        return predict(replace(setting, rho=rho, concurrency=concurrency)).staleness
+
+    wins: list[tuple[int, int]] = []
+    for step in range(1, _RHO_STEPS):
+        rho = step / _RHO_STEPS
+        if staleness(closed_forms.train_bound_twin(rho, budget.kappa)) < staleness(rho) - 1e-9:
+            begin = wins.pop()[0] if wins and wins[-1][1] == step - 1 else step
+            wins.append((begin, step))
+    return [(low / _RHO_STEPS, high / _RHO_STEPS) for low, high in wins]
+
+
+def side_in_words(wins: Sequence[tuple[float, float]], slots: Slots) -> str:
+    """Which side of balance is less stale, by `train_bound_wins`."""
+    held = "per rollout GPU" if slots.per_gpu else "in all"
+    same = f"of two splits of the same period with the same slots {held}"
+    if not wins:
+        return f"{same} the rollout-bound one (ρ < 1) is less stale"
+    if wins == [(1 / _RHO_STEPS, 1 - 1 / _RHO_STEPS)]:
+        return f"{same} the train-bound one (ρ > 1) is less stale"
+    where = " or ".join(f"between {low:.2f} and {high:.2f}" for low, high in wins)
+    return f"{same} the train-bound one (ρ > 1) is less stale where the rollout-bound one has ρ {where}"

@@ -104,16 +104,6 @@ def test_the_published_kappa_thresholds() -> None:
     assert cf.kappa_threshold(2) == pytest.approx(0.067, abs=5e-4)
 
 
-@pytest.mark.parametrize(("queue_factor", "kappa"), [(1, 0.2), (1, 0.45), (2, 0.03), (3, 0.01)])
-def test_where_the_train_bound_side_wins_is_an_interval(queue_factor: float, kappa: float) -> None:
-    wins = cf.train_bound_wins(kappa, queue_factor)
-    assert wins is not None
-    for rho in (0.0007 * i for i in range(1, 1_428)):
-        if min(abs(rho - wins[0]), abs(rho - wins[1])) > 1e-3:
-            assert (cf.train_bound_gain(rho, kappa, queue_factor) > 0) is (wins[0] < rho < wins[1])
-    assert cf.train_bound_wins(cf.kappa_threshold(queue_factor) * 1.01, queue_factor) is None
-
-
 # ── admission, tokens, refusals ─────────────────────────────────────────────
 
 

@@ -52,12 +52,18 @@ def test_a_budget_is_planned() -> None:
     plan = values(*words)
     assert plan["kappa"] == pytest.approx(3)
     assert plan["kappa_threshold"] == 0.5
-    assert plan["train_bound_wins"] is None
+    assert plan["train_bound_wins"] == []
     assert plan["recommended"] in plan["frontier"]
     assert all(choice["simulated"] for choice in plan["frontier"] if 0.8 < choice["rho"] < 1.2)
     shown = " ".join(typed(*words).stdout.split())
     assert "recommended" in shown
-    assert "κ = t/r = 3" in shown
+    assert plan["side"] in shown
+    # Half of C = 120 over the six GPUs of the balanced split, but for whole slots.
+    assert {round(choice["concurrency_per_gpu"]) for choice in plan["frontier"]} == {10}
+    in_all = values(*words, "--total-concurrency")
+    assert in_all["total_concurrency"]
+    assert {choice["concurrency"] for choice in in_all["frontier"]} <= {60, 120, 240}
+    assert in_all["train_bound_wins"]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from buffer_service.staleness import planner
-from buffer_service.staleness.closed_forms import Prediction, train_bound_twin
-from buffer_service.staleness.planner import Budget, Choice, Setting
+from buffer_service.staleness.closed_forms import Prediction, train_bound_gain, train_bound_twin
+from buffer_service.staleness.planner import Budget, Choice, Setting, Slots
 from buffer_service.staleness.simulator import simulate
 from buffer_wire.errors import InvalidField
 
 SETTING = Setting(concurrency=128, groups_per_batch=16, group_size=8, rho=0.7, tailness=1.44)
 BUDGET = Budget(gpus=16, rollout_tps_per_gpu=3_000, train_tps_per_gpu=9_000, mean_length=1_400)
+PER_GPU = Slots(planner.slots_per_gpu(BUDGET, 128))
+IN_ALL = Slots(128, per_gpu=False)
 
 
 @pytest.mark.parametrize("rho", [0.7, 1.4])
@@ -35,7 +37,7 @@ def test_levers_change_one_thing_and_say_what_it_does() -> None:
 
 
 def test_the_frontier_is_what_no_choice_beats() -> None:
-    found = planner.choices(BUDGET, SETTING, [8, 16, 32], [64, 128])
+    found = planner.choices(BUDGET, SETTING, [8, 16, 32], [PER_GPU, IN_ALL])
     front = planner.frontier(found)
     assert len(found) == 15 * 3 * 2
 
@@ -55,7 +57,7 @@ def test_the_frontier_is_what_no_choice_beats() -> None:
 
 
 def test_periods_of_a_budget_are_seconds() -> None:
-    (choice,) = planner.choices(replace(BUDGET, gpus=2), SETTING, [16], [128])
+    (choice,) = planner.choices(replace(BUDGET, gpus=2), SETTING, [16], [IN_ALL])
     assert (choice.rollout_gpus, choice.train_gpus) == (1, 1)
     assert choice.setting.rho == pytest.approx(1 / 3)
     assert choice.period_s == pytest.approx(128 * 1_400 / 3_000)
@@ -63,7 +65,7 @@ def test_periods_of_a_budget_are_seconds() -> None:
 
 
 def test_the_recommendation_is_the_fastest_within_the_limit() -> None:
-    front = planner.frontier(planner.choices(BUDGET, SETTING, [8, 16, 32], [64, 128]))
+    front = planner.frontier(planner.choices(BUDGET, SETTING, [8, 16, 32], [PER_GPU, IN_ALL]))
     best = planner.recommended(front, 1.5)
     assert best.prediction.staleness <= 1.5
     assert all(c.noise_adjusted_s >= best.noise_adjusted_s for c in front if c.prediction.staleness <= 1.5)
@@ -71,7 +73,7 @@ def test_the_recommendation_is_the_fastest_within_the_limit() -> None:
 
 
 def test_near_balance_a_choice_asks_to_be_simulated_once() -> None:
-    choices = planner.choices(BUDGET, SETTING, [16], [128])
+    choices = planner.choices(BUDGET, SETTING, [16], [IN_ALL])
     (balanced,) = [choice for choice in choices if choice.rollout_gpus == 12]
     assert balanced.needs_simulation
     settled = planner.settled(balanced, Prediction(1.0, 0.9, 1.25))
@@ -79,12 +81,56 @@ def test_near_balance_a_choice_asks_to_be_simulated_once() -> None:
     assert settled.period_s == pytest.approx(1.25 * balanced.period_s)
 
 
-def test_cheap_rollouts_make_the_train_bound_side_win_and_the_plan_says_where() -> None:
-    cheap = replace(BUDGET, train_tps_per_gpu=900)
-    assert "less stale than train-bound" in planner.side_in_words(BUDGET, 1)
-    assert "the train-bound side wins" in planner.side_in_words(cheap, 1)
-    # κ = 0.3: at the twin of ρ = 0.85 staleness is lower for the same period, as the simulator agrees.
-    twin = train_bound_twin(0.85, cheap.kappa)
+def test_every_rollout_gpu_has_the_same_slots_whatever_the_split() -> None:
+    """With 12 + 4 balanced, 128 slots there are 85 of 8 + 8, which has 1.29 versions at 7.47 s."""
+    splits = {choice.rollout_gpus: choice for choice in planner.choices(BUDGET, SETTING, [16], [PER_GPU])}
+    assert {gpus: split.setting.concurrency for gpus, split in splits.items() if gpus in {3, 8, 12}} == {
+        3: 32,
+        8: 85,
+        12: 128,
+    }
+    assert splits[8].prediction.staleness == pytest.approx(1.29, abs=0.005)
+    assert splits[8].period_s == pytest.approx(7.47, abs=0.005)
+    assert splits[14].prediction.staleness > splits[8].prediction.staleness
+
+
+@pytest.mark.parametrize("kappa", [0.05, 0.3, 0.6, 3.0])
+@pytest.mark.parametrize("queue_factor", [1.0, 2.0])
+@pytest.mark.parametrize("per_gpu", [True, False])
+def test_the_less_stale_side_is_that_of_the_splits_themselves(per_gpu: bool, queue_factor: float, kappa: float) -> None:
+    budget = replace(BUDGET, gpus=1_000, train_tps_per_gpu=3_000 * kappa)
+    slots = Slots(planner.slots_per_gpu(budget, 1_280) if per_gpu else 1_280, per_gpu)
+    setting = replace(SETTING, queue_factor=queue_factor, groups_per_batch=160)
+    wins = planner.train_bound_wins(budget, setting, slots)
+    if per_gpu:
+        # PQS is the same on both sides then, so the gain is that of IQS alone.
+        steps = [step / 200 for step in range(1, 200)]
+        gains = [rho for rho in steps if train_bound_gain(rho, kappa, queue_factor) > 1e-9]
+        assert wins == ([(min(gains), max(gains))] if gains else [])
+    splits = planner.choices(budget, setting, [160], [slots])
+    above = [split for split in splits if split.setting.rho > 1]
+    for split in splits:
+        rho = split.setting.rho
+        if rho > 1 or any(abs(rho - end) < 0.01 for ends in wins for end in ends):
+            continue
+        twin = min(above, key=lambda other: abs(other.period_s - split.period_s))
+        gain = split.prediction.staleness - twin.prediction.staleness
+        # Twins of whole GPUs have nearly the same period only, and whole slots.
+        if abs(twin.period_s / split.period_s - 1) < 0.003 and abs(gain) > 0.05:
+            assert (gain > 0) is any(low < rho < high for low, high in wins)
+
+
+def test_the_sentence_says_where_the_train_bound_side_is_less_stale() -> None:
+    assert "rollout-bound one (ρ < 1) is less stale" in planner.side_in_words([], PER_GPU)
+    assert planner.side_in_words([], PER_GPU) != planner.side_in_words([], IN_ALL)
+    assert "one (ρ > 1) is less stale where the rollout-bound one has ρ between 0.01 and 0.47" in (
+        planner.side_in_words([(0.005, 0.47)], IN_ALL)
+    )
+    assert planner.side_in_words([(0.005, 0.995)], IN_ALL).endswith("the train-bound one (ρ > 1) is less stale")
+
+
+def test_where_rollouts_are_cheap_the_simulator_too_has_the_train_bound_side_less_stale() -> None:
+    twin = train_bound_twin(0.85, 0.3)
     both = [replace(SETTING, rho=rho, concurrency=c) for rho, c in ((0.85, 128), (twin, round(128 * twin)))]
     ours, theirs = (simulate(planner.simulation_of(s, None, steps=150, warmup=40, seed=0)).staleness for s in both)
     assert theirs < ours
@@ -96,6 +142,7 @@ def test_cheap_rollouts_make_the_train_bound_side_win_and_the_plan_says_where() 
         ("policy", lambda: planner.predict(replace(SETTING, policy="queue_max"))),
         ("tailness", lambda: replace(SETTING, tailness=9.0)),
         ("concurrency", lambda: replace(SETTING, concurrency=0)),
+        ("concurrencies", lambda: Slots(0.0)),
         ("gpus", lambda: replace(BUDGET, gpus=1)),
         ("train_tps_per_gpu", lambda: replace(BUDGET, train_tps_per_gpu=0)),
         ("rho", lambda: planner.predict(replace(SETTING, rho=-1.0))),
