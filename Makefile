@@ -23,6 +23,10 @@ BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 1 2 3
 
+# Checkouts of the projects that adapters are for. Only test-upstreams has what they import, so only it is told of them.
+UPSTREAMS := AREAL_SRC MILES_SRC PRIME_RL_SRC SLIME_SRC
+unexport $(UPSTREAMS)
+
 .PHONY: help
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +100,20 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+# The engine's declared dependencies would bring CUDA; Miles and slime import a part that needs none of them. The newest
+# SGLang in which Miles finds every module that it imports. Torchvision's own library does not load beside a CPU torch.
+.venv-upstreams/.installed: pyproject.toml constraints.txt constraints/upstreams.txt
+	@$(call need_own,.venv-upstreams)
+	@$(need_python)
+	@echo "test-upstreams: what upstreams import into .venv-upstreams (2.8 GB, about 3 minutes)"; \
+	test -x .venv-upstreams/bin/python || $(PYTHON) -m venv .venv-upstreams; \
+	.venv-upstreams/bin/python $(PIP) -c constraints.txt -r constraints/upstreams.txt \
+		-e '.[torch,service,embedded,worker]' transformers pytest pytest-asyncio pytest-timeout; \
+	.venv-upstreams/bin/python $(PIP) --no-deps sglang==0.5.22 sglang-router==0.3.2 torchvision==0.28.0; \
+	cp deploy/sglang-cpu/shims/torchvision_schemas.* \
+		"$$(.venv-upstreams/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	pwd -P > $@
+
 # --- run ----------------------------------------------------------------------------------------------------
 
 .PHONY: run demo demo-seeds
@@ -129,8 +147,8 @@ ENGINE_UPDATES ?= 8
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-verifiers \
-	test-protobuf-matrix
+.PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-upstreams \
+	test-verifiers test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -169,6 +187,17 @@ test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers envi
 
 test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environment of its own
 	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
+
+# Tests that other people's code takes part in; it may warn.
+UPSTREAM_TESTS := tests/upstreams
+named_upstreams := $(foreach name,$(UPSTREAMS),$(if $($(name)),$(name)='$($(name))'))
+test-upstreams: ## adapters beside their upstreams' own code: MILES_SRC=… SLIME_SRC=… PRIME_RL_SRC=… AREAL_SRC=… (checkouts)
+ifeq ($(strip $(named_upstreams)),)
+	@echo "test-upstreams: left out, no checkout is named: set one or more of $(UPSTREAMS)"
+else
+	@$(MAKE) .venv-upstreams/.installed
+	@$(named_upstreams) .venv-upstreams/bin/python -m pytest -W ignore $(UPSTREAM_TESTS) $(PYTEST_ARGS)
+endif
 
 test-protobuf-matrix: ## the wheel with its core dependencies alone, under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
@@ -292,4 +321,5 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-trl .venv-verifiers
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-trl .venv-upstreams \
+		.venv-verifiers

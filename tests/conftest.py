@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import upstreams
+
+
+def pytest_report_header() -> list[str]:
+    return upstreams.described()
+
 
 @functools.cache
 def _group_of(file: Path) -> str:
