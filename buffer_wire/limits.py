@@ -30,3 +30,15 @@ MAX_SEED = (1 << 53) - 1
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COLUMN_NAME = re.compile(r"[a-z0-9_]{1,64}")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What no name, id, path or address holds: they become keys, labels, lines of logs, headers and names of files."""
+
+
+def is_file_name(name: str) -> bool:
+    """True for a relative path that leads nowhere but below its directory."""
+    return (
+        1 <= len(name) <= 256
+        and not CONTROL.search(name)
+        and "\\" not in name
+        and not any(part in ("", ".", "..") for part in name.split("/"))
+    )

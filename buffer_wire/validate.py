@@ -50,10 +50,10 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
     """
     if not limits.TASK_ID.fullmatch(header.task_id):
         raise InvalidField("task_id", header.task_id, "1 to 128 characters of [A-Za-z0-9._:-]")
-    if len(header.environment) > 64:
-        raise InvalidField("environment", header.environment, "at most 64 characters")
-    if len(header.worker_id) > 128:
-        raise InvalidField("worker_id", header.worker_id, "at most 128 characters")
+    if len(header.environment) > 64 or limits.CONTROL.search(header.environment):
+        raise InvalidField("environment", header.environment, "at most 64 characters, none of them a control character")
+    if len(header.worker_id) > 128 or limits.CONTROL.search(header.worker_id):
+        raise InvalidField("worker_id", header.worker_id, "at most 128 characters, none of them a control character")
     if len(header.metadata_json) > limits.MAX_METADATA_BYTES:
         raise InvalidField(
             "metadata_json", f"{len(header.metadata_json)} characters", f"at most {limits.MAX_METADATA_BYTES}"

@@ -33,6 +33,7 @@ from buffer_wire.errors import (
     StoreFault,
     UnknownRun,
 )
+from buffer_wire.limits import RUN_ID
 
 STORE_TIMEOUT_S = 5.0
 
@@ -113,7 +114,7 @@ class AdminPage:
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""
-        view = await self._store.view(request.path_params["run_id"])
+        view = await self._store.view(_run_id(request.path_params["run_id"]))
         _, evaluations = await self._store.evaluations(view.run_id, acknowledges=False)
         return JSONResponse(whole(view, evaluations))
 
@@ -124,6 +125,7 @@ class AdminPage:
         if not run_id:
             raise InvalidField("run", run_id, "the name of a run: /api/events?run=NAME")
         caller().check_run(run_id)
+        _run_id(run_id)
         return EventStream(self.feeds, run_id, caller(), request.headers.get("last-event-id", ""))
 
     async def _store_silent_because(self) -> str:
@@ -135,6 +137,13 @@ class AdminPage:
         except TimeoutError:
             return f"the store did not answer within {STORE_TIMEOUT_S:.0f} s"
         return ""
+
+
+def _run_id(name: str) -> str:
+    """The name, where it can be a run's: others would be keys of the store that nobody thought of."""
+    if not RUN_ID.fullmatch(name):
+        raise UnknownRun(name[:64])
+    return name
 
 
 async def _error(_: Request, error: Exception) -> Response:

@@ -5,14 +5,14 @@ Names come from the network and become paths: nothing outside the version's own 
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from buffer_wire.limits import is_file_name
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid
 
 MAX_FILES = 4_096
-MAX_NAME_CHARS = 256
 CHUNK_BYTES = 4 << 20
 
 
@@ -22,15 +22,7 @@ def check_manifest(label: str, manifest: weights_pb2.FilesManifest) -> None:
         raise WeightsInvalid(label, "manifest", f"{len(manifest.files)} files; it must be 1 to {MAX_FILES}")
     seen: set[str] = set()
     for file in manifest.files:
-        name = PurePosixPath(file.name)
-        if (
-            not file.name
-            or len(file.name) > MAX_NAME_CHARS
-            or name.is_absolute()
-            or "\\" in file.name
-            or "\0" in file.name
-            or any(part in ("", ".", "..") for part in file.name.split("/"))
-        ):
+        if not is_file_name(file.name):
             raise WeightsInvalid(label, repr(file.name), "the name must be a relative path without '..'")
         if file.name in seen:
             raise WeightsInvalid(label, file.name, "named twice")

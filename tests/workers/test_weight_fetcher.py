@@ -92,7 +92,9 @@ async def test_missing_source_is_unavailable_and_can_come_later(fetcher: WeightF
     assert read(await fetcher.fetch(V1, manifest, deadline_s=10)) == CONTENT
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\b", "x" * 257])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\b", "a\0b", "a\n", "x" * 257]
+)
 async def test_names_that_leave_the_directory_are_refused(fetcher: WeightFetcher, tmp_path: Path, name: str) -> None:
     manifest = weights_pb2.FilesManifest(base_url=str(tmp_path))
     manifest.files.add(name=name, size_bytes=1, sha256=bytes(32))

@@ -59,7 +59,7 @@ def resume(request: pb.ResumeRequest) -> ops.Resume:
     return ops.Resume(
         next_step=request.next_step if request.HasField("next_step") else None,
         mode=_MODES[request.mode],
-        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        request_id=fields.line(request.request_id, "request_id", 1, 64),
         allow_regenerate=request.allow_regenerate,
     )
 

@@ -10,7 +10,6 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 
-_LEASE_ID_CHARS = 160
 _OUTCOMES = {
     ev.EvaluationOutcome.ACCEPTED: pb.EVALUATION_OUTCOME_ACCEPTED,
     ev.EvaluationOutcome.DUPLICATE: pb.EVALUATION_OUTCOME_DUPLICATE,
@@ -100,7 +99,7 @@ def ask(request: pb.LeaseEvaluationRequest) -> ev.EvaluationAsk:
     return ev.EvaluationAsk(
         worker_id=worker_id,
         instance_id=instance_id,
-        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        request_id=fields.line(request.request_id, "request_id", 1, 64),
         engine_id=fields.name(request.engine_id, "engine_id"),
         loaded=fields.version(request.loaded, "loaded"),
         max_tasks=fields.number(request.max_tasks, "max_tasks", 0, limits.MAX_LEASES_PER_REQUEST),
@@ -111,7 +110,7 @@ def ask(request: pb.LeaseEvaluationRequest) -> ev.EvaluationAsk:
 def _worker(
     request: pb.LeaseEvaluationRequest | pb.ExtendEvaluationRequest | pb.FinishEvaluationRequest,
 ) -> tuple[str, str]:
-    return fields.name(request.worker_id, "worker_id"), fields.text(request.instance_id, "instance_id", 1, 64)
+    return fields.name(request.worker_id, "worker_id"), fields.line(request.instance_id, "instance_id", 1, 64)
 
 
 def to_leased(result: ev.EvaluationLeased) -> pb.LeaseEvaluationResponse:
@@ -144,7 +143,7 @@ def _to_wanted(wanted: ev.Wanted) -> pb.WantedWeights:
 def extend(request: pb.ExtendEvaluationRequest) -> tuple[str, str, list[str]]:
     """(worker_id, instance_id, lease_ids) of a checked heartbeat."""
     fields.count(request.lease_ids, "lease_ids", 1, 4_096)
-    return (*_worker(request), list(request.lease_ids))
+    return (*_worker(request), [fields.lease_id(value, f"lease_ids[{i}]") for i, value in enumerate(request.lease_ids)])
 
 
 def to_extended(result: ops.Extended) -> pb.ExtendEvaluationResponse:
@@ -159,7 +158,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendEvaluationResponse:
 def finish(request: pb.FinishEvaluationRequest, max_payload_bytes: int) -> ev.FinishEvaluation:
     """A checked end of a lease."""
     worker_id, instance_id = _worker(request)
-    lease_id = fields.text(request.lease_id, "lease_id", 1, _LEASE_ID_CHARS)
+    lease_id = fields.lease_id(request.lease_id)
     if request.WhichOneof("end") == "group":
         body = request.group.SerializeToString()
         facts = groups.new_group(memoryview(body), max_payload_bytes).facts

@@ -40,6 +40,18 @@ def text(value: str, field: str, low: int, high: int) -> str:
     return value
 
 
+def line(value: str, field: str, low: int, high: int) -> str:
+    """Text of `low` to `high` characters that is a name, an address or the like: without control characters."""
+    if limits.CONTROL.search(value):
+        raise InvalidField(field, value, "without control characters")
+    return text(value, field, low, high)
+
+
+def lease_id(value: str, field: str = "lease_id", low: int = 1) -> str:
+    """A lease's id as a worker says it."""
+    return line(value, field, low, 160)
+
+
 def number(value: int, field: str, low: int, high: int) -> int:
     """An integer of `low` to `high`."""
     if not low <= value <= high:

@@ -20,7 +20,6 @@ from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
 
-_LEASE_ID_CHARS = 160
 _OUTCOMES = {
     ops.PushKind.QUEUED: pb.PUSH_OUTCOME_QUEUED,
     ops.PushKind.DUPLICATE: pb.PUSH_OUTCOME_DUPLICATE,
@@ -50,7 +49,7 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
     if len(payload) > max_payload_bytes:
         raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
     summary = check_group(header, len(payload))
-    fields.text(header.lease_id, "lease_id", 0, _LEASE_ID_CHARS)
+    fields.lease_id(header.lease_id, low=0)
     return ops.NewGroup(_facts(header, summary, len(body)), body)
 
 

@@ -79,7 +79,7 @@ def worker_id(value: str) -> str:
 
 def environment(request: pb.ListTasksRequest | pb.ListGroupsRequest) -> str | None:
     """The environment to keep to, None for all."""
-    return fields.text(request.environment, "environment", 0, 64) if request.HasField("environment") else None
+    return fields.line(request.environment, "environment", 0, 64) if request.HasField("environment") else None
 
 
 def task_id(value: str) -> str:

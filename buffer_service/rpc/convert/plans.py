@@ -31,7 +31,7 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     if plan.phase not in _PHASES:
         raise InvalidField("plan.phase", plan.phase, f"one of {', '.join(_PHASES.values())}")
     fields.number(plan.membership, "plan.membership", 1, _U64)
-    fields.text(plan.master_address, "plan.master_address", 1, 256)
+    fields.line(plan.master_address, "plan.master_address", 1, 256)
     fields.number(plan.master_port, "plan.master_port", 1, 65_535)
     fields.name(plan.group_name, "plan.group_name")
     if plan.backend not in _BACKENDS:
@@ -64,7 +64,7 @@ def _check_tensors(plan: pb.CollectivePlan) -> None:
 
 
 def _refuse_tensor(tensor: pb.TensorSpec, at: str) -> None:
-    fields.text(tensor.name, f"{at}.name", 1, 512)
+    fields.line(tensor.name, f"{at}.name", 1, 512)
     if not _DTYPE.fullmatch(tensor.dtype):
         raise InvalidField(f"{at}.dtype", tensor.dtype[:64], "torch's name without its prefix, as in bfloat16")
     fields.count(tensor.shape, f"{at}.shape", 0, 8)

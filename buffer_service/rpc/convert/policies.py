@@ -122,7 +122,7 @@ def merged(effective: RunPolicy, message: pb.RunPolicy, names: Collection[str]) 
 
 def _rule(i: int, rule: pb.EnvironmentRule) -> EnvironmentRule:
     return EnvironmentRule(
-        environment=fields.text(rule.environment, f"policy.environments[{i}].environment", 0, 64),
+        environment=fields.line(rule.environment, f"policy.environments[{i}].environment", 0, 64),
         share=rule.share if rule.HasField("share") else UNSET,
         priority=rule.priority if rule.HasField("priority") else UNSET,
     )

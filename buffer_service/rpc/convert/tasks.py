@@ -47,7 +47,7 @@ def submit(request: pb.SubmitTasksRequest) -> ops.Submit:
     fields.count(request.tasks, "tasks", 1, limits.MAX_TASKS_PER_SUBMIT)
     return ops.Submit(
         epoch=fields.epoch(request.epoch),
-        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        request_id=fields.line(request.request_id, "request_id", 1, 64),
         expected_cursor=request.expected_cursor,
         cursor=request.cursor,
         feeder_state=fields.size(request.feeder_state, "feeder_state", limits.MAX_FEEDER_STATE_BYTES),
@@ -72,7 +72,7 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
         task_id=task.task_id,
         group_size=fields.number(task.group_size, f"{at}.group_size", 1, limits.MAX_SAMPLES),
         priority=fields.number(task.priority, f"{at}.priority", 0, 255),
-        environment=fields.text(task.environment, f"{at}.environment", 0, 64),
+        environment=fields.line(task.environment, f"{at}.environment", 0, 64),
         spec=task.SerializeToString(),
     )
 
@@ -134,7 +134,7 @@ def lease_ask(request: pb.LeaseTasksRequest, message_bytes: int) -> ops.LeaseAsk
     return ops.LeaseAsk(
         worker_id=worker_id,
         instance_id=instance_id,
-        request_id=fields.text(request.request_id, "request_id", 1, 64),
+        request_id=fields.line(request.request_id, "request_id", 1, 64),
         engine_id=fields.name(request.engine_id, "engine_id"),
         loaded=fields.version(request.loaded, "loaded"),
         max_tasks=fields.number(request.max_tasks, "max_tasks", 1, limits.MAX_LEASES_PER_REQUEST),
@@ -143,7 +143,7 @@ def lease_ask(request: pb.LeaseTasksRequest, message_bytes: int) -> ops.LeaseAsk
 
 
 def _worker(request: pb.LeaseTasksRequest | pb.ExtendLeasesRequest | pb.ReturnLeasesRequest) -> tuple[str, str]:
-    return fields.name(request.worker_id, "worker_id"), fields.text(request.instance_id, "instance_id", 1, 64)
+    return fields.name(request.worker_id, "worker_id"), fields.line(request.instance_id, "instance_id", 1, 64)
 
 
 def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
@@ -173,7 +173,7 @@ def _to_lease(grant: ops.LeaseGrant, ttl_ms: int) -> pb.Lease:
 def extend(request: pb.ExtendLeasesRequest) -> tuple[str, str, list[str]]:
     """(worker_id, instance_id, lease_ids) of a checked heartbeat."""
     fields.count(request.lease_ids, "lease_ids", 1, 4_096)
-    return (*_worker(request), list(request.lease_ids))
+    return (*_worker(request), [fields.lease_id(value, f"lease_ids[{i}]") for i, value in enumerate(request.lease_ids)])
 
 
 def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
@@ -202,7 +202,7 @@ def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
         # One that holds no token would replace what an earlier attempt left.
         continuation = message.continuation.SerializeToString() if tokens else b""
     return ops.LeaseReturn(
-        lease_id=message.lease_id,
+        lease_id=fields.lease_id(message.lease_id, f"{at}.lease_id"),
         kind=_KINDS[message.kind],
         error=fields.text(message.error, f"{at}.error", 0, limits.MAX_ERROR_CHARS),
         continuation=continuation,

@@ -20,6 +20,7 @@ _STATES = {
 _TO_STATES = {name: state for state, name in _STATES.items()}
 _HTTP = ("http://", "https://")
 _SCHEMES = ("/", "file:///", *_HTTP)
+_URL_CHARS = 4_096
 _SAFETENSORS = ".safetensors"
 _BESIDE_SAFETENSORS = (".index.json", "config.json")
 _U32 = (1 << 32) - 1
@@ -75,11 +76,15 @@ def _manifest(manifest: pb.WeightManifest) -> bytes:
 def _files(files: pb.FilesManifest, at: str) -> None:
     if not files.base_url.startswith(_SCHEMES):
         raise InvalidField(f"{at}.base_url", files.base_url, "an absolute path, file:///, http:// or https://")
+    fields.line(files.base_url, f"{at}.base_url", 1, _URL_CHARS)
     fields.count(files.files, f"{at}.files", 1, 4_096)
     for i, file in enumerate(files.files):
-        fields.text(file.name, f"{at}.files[{i}].name", 1, 256)
-        if file.name.startswith("/") or ".." in file.name.split("/") or "\\" in file.name:
-            raise InvalidField(f"{at}.files[{i}].name", file.name, 'a relative path without ".."')
+        if not limits.is_file_name(file.name):
+            raise InvalidField(
+                f"{at}.files[{i}].name",
+                file.name,
+                'a relative path of at most 256 characters without "..", "\\" and control characters',
+            )
         if len(file.sha256) != 32:
             raise InvalidField(f"{at}.files[{i}].sha256", f"{len(file.sha256)} bytes", "32 bytes")
     fields.unique((file.name for file in files.files), f"{at}.files")
@@ -112,7 +117,7 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
     message = request.report
     if message.state not in _STATES:
         raise InvalidField("report.state", message.state, "one of EngineState")
-    fields.text(message.weights_url, "report.weights_url", 0, 256)
+    fields.line(message.weights_url, "report.weights_url", 0, 256)
     if message.weights_url and not message.weights_url.startswith(_HTTP):
         raise InvalidField("report.weights_url", message.weights_url, "http:// or https://, or empty")
     return ops.EngineReport(

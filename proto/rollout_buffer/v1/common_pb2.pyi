@@ -4,8 +4,9 @@ isort:skip_file
 Words that every service of the wire contract shares.
 
 Units are in the field names (`_ms`, `_bytes`). Unless a field says otherwise, strings are UTF-8 and an
-unset field takes the default it names. A request that breaks a bound stated here is refused with
-INVALID_ARGUMENT and an ErrorDetail that names the field and the limit; nothing is written.
+unset field takes the default it names. Names, ids, paths and addresses hold no control characters. A request
+that breaks a bound stated here is refused with INVALID_ARGUMENT and an ErrorDetail that names the field and
+the limit; nothing is written.
 """
 
 import builtins

@@ -138,7 +138,7 @@ class WeightFile(google.protobuf.message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Relative path without "..", at most 256 characters."""
+    """Relative path without "." and ".." as parts, backslashes and control characters, at most 256 characters."""
     size_bytes: builtins.int
     """Length in bytes."""
     sha256: builtins.bytes
@@ -163,7 +163,9 @@ class FilesManifest(google.protobuf.message.Message):
     BASE_URL_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
     base_url: builtins.str
-    """A directory path (file:///... or absolute), or http(s)://... under which each file name is served, in ranges."""
+    """A directory path (file:///... or absolute), or http(s)://... under which each file name is served, in ranges.
+    At most 4,096 characters.
+    """
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WeightFile]:
         """1 to 4,096."""
