@@ -27,8 +27,13 @@ LOSS_MASK = "loss_mask"
 SAMPLING_MASK = "sampling_mask"
 
 ENGINE_COLUMNS = (SAMPLING_MASK,)
-"""Columns that a task can ask the engine for. Each has a number of rows for every token, and beside it a column
-`counts_of` that says how many."""
+"""Columns that a task can ask the engine for."""
+
+
+def counts_of(name: str) -> str:
+    """The column beside an engine's ragged one: how many of its rows belong to each token."""
+    return f"{name}_counts"
+
 
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     pb.D_TYPE_UINT8: np.dtype("<u1"),

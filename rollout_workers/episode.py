@@ -277,9 +277,7 @@ class Episode:
         self._pending = []
         self._interject(role, self._checked(ids))
 
-    async def _write(
-        self, most: int, fewest: int, stop: Sequence[str], stop_token_ids: Sequence[int]
-    ) -> FinishReason:
+    async def _write(self, most: int, fewest: int, stop: Sequence[str], stop_token_ids: Sequence[int]) -> FinishReason:
         """Generate until the turn is complete."""
         calls, sample, index = self._calls, self._sample, self.sample_index
         empty_calls = 0
@@ -298,7 +296,7 @@ class Episode:
             before = len(sample)
             input_ids = np.concatenate([self.prompt_ids, sample.output_ids])
             request = request_of(
-                self.task.sampling,
+                self.task,
                 index,
                 input_ids,
                 left,

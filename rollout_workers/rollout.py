@@ -100,5 +100,5 @@ class SingleTurn:
                 continue
             input_ids = np.concatenate([prompt, sample.output_ids]) if len(sample) else prompt
             most = self._limit - len(sample)
-            requests.append(request_of(self.progress.task.sampling, i, input_ids, most, generated=len(sample)))
+            requests.append(request_of(self.progress.task, i, input_ids, most, generated=len(sample)))
         return requests

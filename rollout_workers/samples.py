@@ -3,8 +3,9 @@ calls, to a finished group or to a continuation for somebody else.
 
 Invariants: a sample's spans tile its response tokens, versions not falling; every generated token has the
 log-probability with which it was drawn and mask 1, every token of an environment log-probability 0, mask 0 and the
-version of the token before it; a sample that has a finish reason is never changed again; generated tokens that leave a
-group are counted: `received` + `resumed` = those of the samples + the sum of `discarded`.
+version of the token before it; every column that the task asks of the engine has as many tokens as the response; a
+sample that has a finish reason is never changed again; generated tokens that leave a group are counted: `received` +
+`resumed` = those of the samples + the sum of `discarded`.
 
 Turns are noted of samples that a rollout function makes. A note covers a complete turn: what lies behind the last one
 is a turn that the engine has not finished. (Samples of a single turn need none.)
@@ -23,6 +24,8 @@ from buffer_wire import layout
 from buffer_wire.errors import InvalidField
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.columns import columns_of, rows_of
+from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import FinishReason, GeneratedSample
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.versions import Version
@@ -85,6 +88,8 @@ class SampleProgress:
     """int32 [p]: a prompt of this sample's own; None: the group's."""
     reward: float | None = None
     """What the rollout function returned; None: the reward function is asked."""
+    columns: dict[str, TokenRows] = field(default_factory=dict)
+    """Those that the task asks of the engine, each of t tokens."""
 
     def __len__(self) -> int:
         return len(self.output_ids)
@@ -107,6 +112,7 @@ class SampleProgress:
             else:
                 spans.append(Span(version, base + span.start, base + span.end))
         self.spans = spans
+        self.columns = {name: rows + new.columns[name] for name, rows in self.columns.items()}
         self.output_ids = np.concatenate([self.output_ids, new.output_ids])
         self.logprobs = np.concatenate([self.logprobs, new.logprobs])
         self.mask = np.concatenate([self.mask, np.ones(len(new.output_ids), np.uint8)])
@@ -119,6 +125,7 @@ class SampleProgress:
         self.output_ids = np.concatenate([self.output_ids, ids])
         self.logprobs = np.concatenate([self.logprobs, np.zeros(len(ids), np.float32)])
         self.mask = np.concatenate([self.mask, np.zeros(len(ids), np.uint8)])
+        self.columns = {name: rows + TokenRows.none_for(len(ids)) for name, rows in self.columns.items()}
 
     def note_turn(self, role: str, finish: FinishReason | None = None) -> TurnNote:
         """What lies behind the last turn is a complete one."""
@@ -135,6 +142,7 @@ class SampleProgress:
         """Forget the response, to start it anew."""
         self.output_ids, self.logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
         self.mask = np.empty(0, np.uint8)
+        self.columns = {name: TokenRows.none_for(0) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
 
 
@@ -145,7 +153,11 @@ class GroupProgress:
         self.lease = lease
         self.task = lease.task
         self.prompt_ids = prompt_ids
-        self.samples = [SampleProgress() for _ in range(lease.task.group_size)]
+        asked = list(lease.task.columns)
+        self.samples = [
+            SampleProgress(columns={name: TokenRows.none_for(0) for name in asked})
+            for _ in range(lease.task.group_size)
+        ]
         self.received = 0
         """Tokens that engines generated under this lease."""
         self.resumed = 0
@@ -203,10 +215,15 @@ class GroupProgress:
         wires = group.header.samples
         if len(wires) != len(self.samples):
             return f"it has {len(wires)} samples, the task asks for {len(self.samples)}"
+        try:
+            asked = {name: rows_of(name, columns, wires) for name in self.task.columns}
+        except ValueError as error:
+            return str(error)
         own_prompts = REWARD_COLUMN in columns
         at, turns_at, taken = 0, 0, []
         for i, wire in enumerate(wires):
             sample = _sample_of(wire, columns, at)
+            sample.columns = {name: rows[i] for name, rows in asked.items()}
             prompt = columns[layout.TOKEN_IDS][at : at + wire.prompt_len].astype(np.int32)
             at += wire.tokens
             if not np.array_equal(prompt, self.prompt_ids):
@@ -270,6 +287,12 @@ class GroupProgress:
         )
         mask = _interleave([np.zeros(len(p), np.uint8) for p in prompts], [sample.mask for sample in self.samples])
         columns = ((layout.TOKEN_IDS, ids), (layout.LOGPROBS, logprobs), (layout.LOSS_MASK, mask))
+        asked = [
+            column
+            for name in self.task.columns
+            for column in columns_of(name, [s.columns[name] for s in self.samples], [len(p) for p in prompts])
+        ]
+        more = [*asked, *more]
         header = groups_pb2.GroupHeader(
             task_id=self.task.task_id,
             generation=self.lease.generation,

@@ -6,7 +6,7 @@ from rollout_workers.samples import TokenIds
 
 
 def request_of(
-    sampling: tasks_pb2.SamplingParams,
+    task: tasks_pb2.Task,
     sample_index: int,
     input_ids: TokenIds,
     max_new_tokens: int,
@@ -20,6 +20,7 @@ def request_of(
 
     `stop`, `stop_token_ids` and `min_new_tokens`, of this request, are on top of the task's.
     """
+    sampling = task.sampling
     return SampleRequest(
         sample_index=sample_index,
         input_ids=input_ids,
@@ -35,6 +36,7 @@ def request_of(
         seed=sampling.seed + sample_index if sampling.HasField("seed") else None,
         stop_token_ids=(*sampling.stop_token_ids, *stop_token_ids),
         stop=(*sampling.stop, *stop),
+        columns=tuple(task.columns),
     )
 
 

@@ -254,8 +254,9 @@ class SglangLauncher:
         if options.threads is not None:
             environment.setdefault("OMP_NUM_THREADS", str(options.threads))
         if options.device == "cpu":
-            # Its models are files on this machine: nothing is looked up elsewhere, unless somebody wants it.
-            for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE"):
+            # Its models are files on this machine: nothing is looked up elsewhere, unless somebody wants it. Penalties
+            # are compiled at their first use, which needs more than a CPU's environment has, and ends the server.
+            for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE", "TORCHDYNAMO_DISABLE"):
                 environment.setdefault(name, "1")
         if options.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)

@@ -63,10 +63,7 @@ class BatchStream:
         label: str,
         on_decoding: DecodingListener = nobody_counts,
     ) -> None:
-        self._samples = [
-            _SampleStream(request, narrowed=sglang_wire.is_narrowed(request, vocab_size), incremental=incremental)
-            for request in requests
-        ]
+        self._samples = [_SampleStream(request, vocab_size=vocab_size, incremental=incremental) for request in requests]
         self._labels = [label]
         self._on_decoding = on_decoding
         self._rest = b""
@@ -127,14 +124,15 @@ class BatchStream:
 class _SampleStream:
     """One sample's events."""
 
-    def __init__(self, request: SampleRequest, *, narrowed: bool, incremental: bool) -> None:
+    def __init__(self, request: SampleRequest, *, vocab_size: int, incremental: bool) -> None:
         self.request = request
         self.decodes = False
         """True from the first event to the last."""
-        self._narrowed = narrowed
+        self._narrowed = sglang_wire.is_narrowed(request, vocab_size)
         self._incremental = incremental
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self._masks: list[list[int]] | None = [] if sglang_wire.wants_mask(request, vocab_size) else None
         self._meta: dict[str, Any] = {}
         """Of the newest event that was read."""
         self._unread: list[bytes] = []
@@ -177,18 +175,23 @@ class _SampleStream:
             raise Malformed(f"an answer to {meta['id']} in place of {self.request.rid}")
         self._meta = meta
         ids, logprobs = event["output_ids"], sglang_wire.drawn_logprobs(meta, narrowed=self._narrowed)
+        masks = sglang_wire.drawn_masks(meta) if self._masks is not None else []
         if self._incremental:
             new = meta.get("completion_tokens", len(self._ids) + len(ids)) - len(self._ids)
             if new > len(ids) or (0 < new < len(ids) and not self._repeats_last(ids, new)):
                 raise Malformed(f"{len(ids)} tokens where {new} were missing")
             self._ids += ids[: max(new, 0)]
             self._logprobs += logprobs[: max(new, 0)]
+            masks = masks[: max(new, 0)]
         else:
             # More than it says are in an event that was being written when the next ones came.
             if meta.get("completion_tokens", 0) > len(ids):
                 raise Malformed(f"{len(ids)} tokens where all {meta['completion_tokens']} were due")
             self._ids += ids[len(self._ids) :]
             self._logprobs += logprobs[len(self._logprobs) :]
+            masks = masks[len(self._masks or ()) :]
+        if self._masks is not None:
+            self._masks += masks
 
     def _repeats_last(self, ids: list[int], new: int) -> bool:
         """True for an abort outside the running batch that was sent in one event with the `new` tokens before it."""
@@ -238,7 +241,9 @@ class _SampleStream:
         if meta["finish_reason"].get("type") == "abort" and not meta.get("weight_versions"):
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
-            return sglang_wire.make_sample(self.request, self._ids, self._logprobs, meta, spans=spans)
+            return sglang_wire.make_sample(
+                self.request, self._ids, self._logprobs, meta, masks=self._masks, spans=spans
+            )
         except sglang_wire.ODD as error:
             return unusable(self.request, sglang_wire.fault_of(error), received=received)
 

@@ -5,7 +5,7 @@ What SGLang 0.5.23 does, and what follows for this file:
   a token was really drawn is in `output_token_sampling_logprobs`, which comes with `return_sampling_mask`; that in turn
   wants a finite top_k, at most the server's --sampling-mask-max-tokens.
 - Greedy (temperature 0) reports the model's log-probability at temperature 1, while its choice is certain: it is asked
-  for with the mask too, and reports 0.
+  for with the mask too, and reports 0. The mask itself, `output_token_sampling_mask`, is kept where a task wants it.
 - `weight_version` is the one at the request's end and would hide every older token; `weight_versions` has the exact
   spans.
 - The stop token is the last of `output_ids`, with its log-probability.
@@ -18,9 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.layout import SAMPLING_MASK
 from rollout_workers.engine.requests import unusable
+from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRequest, VersionSpan
 
 MASK_TOKENS_DEFAULT = 4096
@@ -127,6 +130,11 @@ def _top_k_for_mask(request: SampleRequest, top_k: int, vocab_size: int, mask_ma
     return top_k
 
 
+def wants_mask(request: SampleRequest, vocab_size: int) -> bool:
+    """True if the mask of every token is to be kept; where nothing is excluded there is none."""
+    return SAMPLING_MASK in request.columns and is_narrowed(request, vocab_size)
+
+
 def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size: int) -> list[GeneratedSample]:
     """The samples of a /generate reply to `generate_body(requests, ...)`.
 
@@ -139,7 +147,7 @@ def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size:
     samples: list[GeneratedSample] = []
     for entry, request in zip(reply, requests, strict=True):
         try:
-            samples.append(_parse_sample(entry, request, narrowed=is_narrowed(request, vocab_size)))
+            samples.append(_parse_sample(entry, request, vocab_size))
         except ODD as error:
             samples.append(unusable(request, fault_of(error), received=_tokens_in(entry)))
     if all(sample.fault for sample in samples):
@@ -152,11 +160,13 @@ def _tokens_in(entry: object) -> int:
     return len(ids) if isinstance(ids, list) else 0
 
 
-def _parse_sample(entry: dict[str, Any], request: SampleRequest, *, narrowed: bool) -> GeneratedSample:
+def _parse_sample(entry: dict[str, Any], request: SampleRequest, vocab_size: int) -> GeneratedSample:
     meta = entry["meta_info"]
     if meta["id"] != request.rid:
         raise Malformed(f"an answer to {meta['id']} in place of {request.rid}")
-    return make_sample(request, entry["output_ids"], drawn_logprobs(meta, narrowed=narrowed), meta)
+    drawn = drawn_logprobs(meta, narrowed=is_narrowed(request, vocab_size))
+    masks = drawn_masks(meta) if wants_mask(request, vocab_size) else None
+    return make_sample(request, entry["output_ids"], drawn, meta, masks=masks)
 
 
 def make_sample(
@@ -165,9 +175,11 @@ def make_sample(
     drawn: Sequence[float],
     meta: dict[str, Any],
     *,
+    masks: Sequence[Sequence[int]] | None = None,
     spans: tuple[VersionSpan, ...] | None = None,
 ) -> GeneratedSample:
-    """The sample of tokens, their log-probabilities and the meta_info of the end. `spans` where that has none.
+    """The sample of tokens, their log-probabilities and the meta_info of the end. `masks` where they are wanted,
+    `spans` where the meta_info has none.
 
     Raises one of ODD.
     """
@@ -178,8 +190,8 @@ def make_sample(
     output_ids, logprobs = np.asarray(ids, dtype=np.int32), np.asarray(drawn, dtype=np.float32)
     received = max(len(output_ids), len(logprobs))
     if reason == "abort":
-        # Tokens are never handed on without the log-probability that training needs.
-        kept = min(len(output_ids), len(logprobs))
+        # Tokens are never handed on without the log-probability that training needs, nor without their mask.
+        kept = min(len(output_ids), len(logprobs), *([] if masks is None else [len(masks)]))
         output_ids, logprobs = output_ids[:kept], logprobs[:kept]
     elif (said := meta.get("completion_tokens", len(output_ids))) != len(output_ids):
         raise Malformed(f"{len(output_ids)} tokens, and {said} by its own count")
@@ -194,6 +206,7 @@ def make_sample(
         logprobs=logprobs,
         spans=_spans(meta, len(output_ids)) if spans is None else spans,
         finish_reason=reason,
+        columns={SAMPLING_MASK: _mask_of(output_ids, masks)} if SAMPLING_MASK in request.columns else {},
         aborted_in_queue=reason == "abort" and finish.get("message") == ABORTED_IN_QUEUE,
         unusable_tokens=received - len(output_ids),
     )
@@ -204,6 +217,23 @@ def drawn_logprobs(meta: dict[str, Any], *, narrowed: bool) -> list[float]:
     if narrowed:
         return list(meta.get("output_token_sampling_logprobs", ()))
     return [entry[0] for entry in meta.get("output_token_logprobs", ())]
+
+
+def drawn_masks(meta: dict[str, Any]) -> list[list[int]]:
+    """For each token of an answer the ids that could have been drawn in its place."""
+    return list(meta.get("output_token_sampling_mask", ()))
+
+
+def _mask_of(output_ids: npt.NDArray[np.int32], masks: Sequence[Sequence[int]] | None) -> TokenRows:
+    if masks is None:
+        return TokenRows.none_for(len(output_ids))
+    kept = masks[: len(output_ids)]
+    if len(kept) != len(output_ids):
+        raise Malformed(f"{len(kept)} sampling masks for {len(output_ids)} tokens")
+    rows = TokenRows.of(kept)
+    if not rows.holds(output_ids):
+        raise Malformed("a token that its own sampling mask excludes")
+    return rows
 
 
 def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:

@@ -357,6 +357,7 @@ class SimulatedEngine:
         sample = Decoding(
             request,
             answer_to(request, self.options.answers),
+            self.options.answers.vocab_size,
             prefill_left_s=len(request.input_ids) / self.options.prefill_tokens_per_s,
         )
         self._decoding[request.rid] = sample

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import FinishReason, SampleRequest
 
 
@@ -43,9 +44,18 @@ class Answer:
     finish_reason: FinishReason
 
 
+def mask_of(request: SampleRequest, tokens: npt.NDArray[np.int32], vocab_size: int) -> TokenRows:
+    """The token ids that could be drawn in each token's place: itself and up to three next ones, where sampling is
+    narrowed.
+    """
+    if request.temperature > 0 and request.top_p == 1 and not request.top_k and not request.min_p:
+        return TokenRows.none_for(len(tokens))
+    return TokenRows.of([[(t + i) % vocab_size for i in range(min(1 + t % 4, vocab_size))] for t in tokens.tolist()])
+
+
 def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
-    """The answer to `request`: a function of the options' seed, input_ids, seed or else sample_index, the bounds of the length, and
-    stop_token_ids. The other sampling parameters mean nothing without a model.
+    """The answer to `request`: a function of the options' seed, input_ids, seed or else sample_index, the bounds of
+    the length, and stop_token_ids. The other sampling parameters mean nothing without a model.
 
     A continuation is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
     remaining length is drawn anew.

@@ -6,7 +6,7 @@ Invariant: a token's span names the version that was loaded when it was generate
 import asyncio
 from dataclasses import dataclass, field
 
-from rollout_workers.engine.simulated_answers import Answer
+from rollout_workers.engine.simulated_answers import Answer, mask_of
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
 
 
@@ -16,6 +16,7 @@ class Decoding:
 
     request: SampleRequest
     answer: Answer
+    vocab_size: int
     prefill_left_s: float
     done: int = 0
     spans: list[VersionSpan] = field(default_factory=list)
@@ -39,11 +40,13 @@ class Decoding:
 
     def result(self) -> GeneratedSample:
         """What there is of the answer."""
+        tokens = self.answer.tokens[: self.done]
         return GeneratedSample(
             rid=self.request.rid,
             sample_index=self.request.sample_index,
-            output_ids=self.answer.tokens[: self.done],
+            output_ids=tokens,
             logprobs=self.answer.logprobs[: self.done],
             spans=tuple(self.spans),
+            columns={name: mask_of(self.request, tokens, self.vocab_size) for name in self.request.columns},
             finish_reason=self.answer.finish_reason if self.complete else "abort",
         )

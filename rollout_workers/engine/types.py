@@ -13,13 +13,15 @@ Invariants of every engine's answers:
 
 import enum
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from rollout_workers.engine.token_rows import TokenRows
 
 RID_LENGTH = 32
 """Length of every request id, in characters. SGLang aborts by prefix, so no id may be the prefix of another."""
@@ -83,6 +85,8 @@ class SampleRequest:
     point where a sample was interrupted is not recognized."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
+    columns: tuple[str, ...] = ()
+    """What to record of every new token beside its log-probability; of layout.ENGINE_COLUMNS."""
     rid: str = field(default_factory=new_rid)
     """Request id, unique among live requests of the engine, RID_LENGTH characters."""
 
@@ -109,6 +113,9 @@ class GeneratedSample:
     spans: tuple[VersionSpan, ...]
     """Partition of [0, t); empty if t is 0."""
     finish_reason: FinishReason
+    columns: Mapping[str, TokenRows] = field(default_factory=dict)
+    """Those that were asked for, each of t tokens. `sampling_mask`: the token ids that could be drawn in a token's
+    place, itself among them; none where nothing was excluded."""
     aborted_in_queue: bool = False
     """True if the engine gave the request up before it ran, or while it was retracted: what came back, if
     anything, may be less than what was generated."""

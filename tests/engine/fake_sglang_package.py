@@ -21,7 +21,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def main() -> None:
     behaviour = os.environ.get("FAKE_SGLANG", "")
     print("fake sglang:", *sys.argv[1:], flush=True)
-    shown = ("SGLANG", "PYTHON", "OMP", "HF_", "TRANSFORMERS", "CUDA")
+    shown = ("SGLANG", "PYTHON", "OMP", "HF_", "TRANSFORMERS", "TORCH", "CUDA")
     print("environment:", {name: value for name, value in os.environ.items() if name.startswith(shown)}, flush=True)
     if behaviour == "fails":
         sys.exit("fake sglang: no such model")

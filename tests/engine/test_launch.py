@@ -99,6 +99,7 @@ async def test_the_command_line_and_the_environment_are_those_that_sglang_needs_
         assert flag in printed
     assert printed.endswith("--mem-fraction-static 0.5")
     assert "SGLANG_USE_CPU_ENGINE" in environment
+    assert "TORCHDYNAMO_DISABLE" in environment
     assert "OMP_NUM_THREADS" in environment
     assert "PYTHONPATH" not in environment
     assert "PYTHONDONTWRITEBYTECODE" not in environment

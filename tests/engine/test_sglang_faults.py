@@ -64,6 +64,7 @@ async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncItera
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": 2.1}, "repetition_penalty"),
         ({"min_new_tokens": 97}, "min_new_tokens"),
+        ({"columns": ("entropy",)}, "columns"),
         ({"rid": "short"}, "rid"),
     ],
 )
@@ -134,6 +135,37 @@ async def test_a_malformed_answer_is_not_used(engine: SglangEngine, fake: FakeSg
     assert (good.fault, good.output_ids.tolist(), good.sample_index) == ("", [7], 1)
     with pytest.raises(EngineMalformed):
         await engine.generate([asked])
+
+
+@pytest.mark.parametrize(
+    ("masks", "fault"),
+    [
+        ([[7], [9, 10]], "its own sampling mask excludes"),
+        ([[7], []], "its own sampling mask excludes"),
+        ([[7]], "1 sampling masks for 2 tokens"),
+        ([[7], ["eight"]], "ValueError"),
+        ([[7], 8], "TypeError"),
+    ],
+)
+async def test_a_token_without_its_mask_is_malformed(
+    engine: SglangEngine, fake: FakeSglang, masks: list[Any], fault: str
+) -> None:
+    async def reply(body: Any) -> web.StreamResponse:
+        drawn = {"output_token_sampling_logprobs": [-0.1, -0.2]}
+        good = answer(body["rid"][1], [7, 8], output_token_sampling_mask=[[7], [8, 9]], **drawn)
+        return ok([answer(body["rid"][0], [7, 8], output_token_sampling_mask=masks, **drawn), good])
+
+    fake.handlers["/generate"] = reply
+    asked = {"top_p": 0.9, "columns": ("sampling_mask",)}
+    bad, good = await engine.generate([request(**asked), request(sample_index=1, **asked)])
+    assert fault in bad.fault
+    assert (good.fault, good.columns["sampling_mask"].values.tolist()) == ("", [7, 8, 9])
+
+
+async def test_where_nothing_is_excluded_there_is_no_mask(engine: SglangEngine, fake: FakeSglang) -> None:
+    (sample,) = await engine.generate([request(columns=("sampling_mask",))])
+    assert fake.received["/generate"][0]["return_sampling_mask"] is False
+    assert sample.columns["sampling_mask"].counts.tolist() == [0, 0]
 
 
 async def test_a_request_without_an_answer_is_noticed(engine: SglangEngine, fake: FakeSglang) -> None:

@@ -105,13 +105,7 @@ def reference_logprobs(
     top_p: float = 1.0,
 ) -> npt.NDArray[np.float64]:
     """By definition, from transformers' logits: scale, cut off, renormalise."""
-    import torch
-    from transformers import Qwen3ForCausalLM
-
-    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32)
-    ids = torch.from_numpy(np.concatenate([prompt, output_ids])).long()[None]
-    with torch.no_grad():
-        logits = network(ids).logits[0, len(prompt) - 1 : -1].double().numpy()
+    logits = reference_logits(model, output_ids, prompt)
     if temperature == 0:
         return np.where(logits.argmax(-1) == output_ids, 0.0, -np.inf)
     expected = []
@@ -124,6 +118,68 @@ def reference_logprobs(
         kept = kept[before <= top_p]
         expected.append(np.log(p[token] / p[kept].sum()) if token in kept else -np.inf)
     return np.array(expected)
+
+
+def reference_logits(
+    model: Path, output_ids: npt.NDArray[np.int32], prompt: npt.NDArray[np.int32] = PROMPT
+) -> npt.NDArray[np.float64]:
+    """[t, vocabulary] in front of each of the tokens."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.from_numpy(np.concatenate([prompt, output_ids])).long()[None]
+    with torch.no_grad():
+        logits: npt.NDArray[np.float64] = network(ids).logits[0, len(prompt) - 1 : -1].double().numpy()
+    return logits
+
+
+async def test_masks_are_what_could_be_drawn_also_over_a_weight_update_and_an_abort(
+    engine: SglangEngine, models: Models
+) -> None:
+    await reload(engine, models.random[0], "12.0")
+    asked = group(3, 3000, top_p=0.6, columns=("sampling_mask",))
+    without = group(1, 3000, top_p=0.6)
+    work = asyncio.create_task(engine.generate([*asked, *without]))
+    await until_running(engine, 4)
+    await reload(engine, models.random[1], "12.1")
+    await until_running(engine, 4)
+    await engine.abort([request.rid for request in (*asked, *without)])
+    *samples, plain = await work
+    assert plain.columns == {}
+    for sample in samples:
+        assert [span.version_label for span in sample.spans] == ["12.0", "12.1"]
+        mask = sample.columns["sampling_mask"]
+        assert len(mask) == len(sample.output_ids)
+        assert mask.counts.min() >= 1
+        assert mask.holds(sample.output_ids)
+        assert mask.counts.max() < SHAPE.vocab_size
+        for span, model in zip(sample.spans, models.random, strict=True):
+            logits = reference_logits(model, sample.output_ids)
+            for at in range(span.start, span.end):
+                start = int(mask.counts[:at].sum())
+                kept = mask.values[start : start + mask.counts[at]]
+                p = np.exp(logits[at] - logits[at].max())
+                assert p[sample.output_ids[at]] / p[kept].sum() == pytest.approx(np.exp(sample.logprobs[at]), rel=1e-3)
+
+
+async def test_penalties_and_bounds_hold_and_logprobs_are_those_after_them(
+    engine: SglangEngine, models: Models
+) -> None:
+    await reload(engine, models.random[0], "13.0")
+    (sample,) = await engine.generate(group(1, 40, repetition_penalty=1.8, temperature=0.7))
+    logits = reference_logits(models.random[0], sample.output_ids)
+    for at, token in enumerate(sample.output_ids):
+        seen = list(set(sample.output_ids[:at].tolist()))
+        row = logits[at].copy()
+        row[seen] = np.where(row[seen] > 0, row[seen] / 1.8, row[seen] * 1.8)
+        row /= 0.7
+        expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert sample.logprobs[at] == pytest.approx(expected, abs=1e-3)
+    stops = tuple(range(SHAPE.vocab_size - 9))
+    for late in await engine.generate(group(4, 40, min_new_tokens=5, stop_token_ids=stops)):
+        assert late.finish_reason == "stop"
+        assert 6 <= len(late.output_ids) < 40
 
 
 async def test_a_stop_token_ends_the_sample_and_is_its_last_token(engine: SglangEngine, models: Models) -> None:

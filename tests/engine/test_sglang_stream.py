@@ -40,6 +40,7 @@ class Server:
             "weight_version": "1.0",
             "output_token_logprobs": [[-float(t), t, None] for t in tokens],
             "output_token_sampling_logprobs": [-2.0 * t for t in tokens],
+            "output_token_sampling_mask": [[t + 1, t] for t in tokens],
             "completion_tokens": upto,
             **meta,
         }
@@ -98,6 +99,28 @@ def test_the_draws_own_log_probabilities_are_kept_as_they_arrive(incremental: bo
     (sample,) = stream.samples()
     assert tokens(sample) == ([0, 1, 2, 3], [-0.0, -2.0, -4.0, -6.0])
     assert sample.finish_reason == "abort"
+
+
+def test_masks_are_put_together_from_their_events(incremental: bool) -> None:
+    requests = [request(0, top_p=0.9, columns=("sampling_mask",)), request(1, top_p=0.9)]
+    server = Server(requests, incremental=incremental)
+    stream = stream_of(requests, incremental=incremental)
+    stream.feed(server.chunk(0, 1) + server.chunk(0, 3), "1.0")
+    stream.feed(server.chunk(0, 4) + server.last(0, 5) + server.last(1, 2) + DONE, "1.1")
+    asked, not_asked = stream.samples()
+    mask = asked.columns["sampling_mask"]
+    assert (mask.values.tolist(), mask.counts.tolist()) == ([1, 0, 2, 1, 3, 2, 4, 3, 5, 4], [2] * 5)
+    assert not_asked.columns == {}
+
+
+def test_tokens_without_a_mask_are_left_out_and_counted(incremental: bool) -> None:
+    asked = request(top_p=0.9, columns=("sampling_mask",))
+    server = Server([asked], incremental=incremental)
+    stream = stream_of([asked], incremental=incremental)
+    stream.feed(server.chunk(0, 3, output_token_sampling_mask=[[0], [1]]), "1.0")
+    (sample,) = stream.samples()
+    assert (tokens(sample)[0], sample.unusable_tokens) == ([0, 1], 1)
+    assert sample.columns["sampling_mask"].values.tolist() == [0, 1]
 
 
 def test_what_arrived_of_a_stream_that_broke_off_is_kept(incremental: bool) -> None:
@@ -159,7 +182,7 @@ def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(increment
     """SGLang's answer for a retracted request: all log-probabilities again but those of the draw, and one old token."""
     choices: list[dict[str, Any]] = [{}, {"top_p": 0.9}]
     for sampling in choices:
-        asked = request(**sampling)
+        asked = request(columns=("sampling_mask",), **sampling)
         server = Server([asked], incremental=incremental)
         stream = stream_of([asked], incremental=incremental)
         everything = [[-float(t), t, None] for t in range(4)]
@@ -177,6 +200,7 @@ def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(increment
         (sample,) = stream.samples()
         scale = -2.0 if sampling else -1.0
         assert tokens(sample) == ([0, 1, 2, 3], [scale * t for t in range(4)])
+        assert sample.columns["sampling_mask"].values.tolist() == ([1, 0, 2, 1, 3, 2, 4, 3] if sampling else [])
         assert sample.aborted_in_queue
         assert sample.spans == (VersionSpan("1.0", 0, 4),)
 

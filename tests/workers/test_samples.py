@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -6,6 +7,8 @@ import pytest
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2
+from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.types import FinishReason, GeneratedSample
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.samples import GroupProgress, Span
 from rollout_workers.versions import BASE, Version
@@ -92,6 +95,63 @@ def test_continuation_round_trip_keeps_tokens_logprobs_spans_and_finished_sample
     assert header.lease_id == "t1/0/2"
     assert read_payload(header, payload)["token_ids"].tolist() == [1, 2, 3, 5, 6, 1, 2, 3, 7, 8, 9, 1, 2, 3, 4]
     assert [(s.version.version, s.start, s.end) for s in header.samples[1].spans] == [(2, 3, 4), (3, 4, 6)]
+
+
+def with_masks(index: int, *masks: list[int], finish: FinishReason = "stop") -> GeneratedSample:
+    """Its tokens are the first of each mask."""
+    new = generated(index, [mask[0] for mask in masks], finish=finish)
+    return replace(new, columns={"sampling_mask": TokenRows.of(masks)})
+
+
+def test_rows_of_an_engines_column_belong_to_the_tokens_it_made_over_continuations_and_turns() -> None:
+    of = task(group_size=2, columns=["sampling_mask"])
+    first = GroupProgress(lease(of), PROMPT)
+    first.samples[0].append(with_masks(0, [5, 9], [6], finish="abort"), version_of)
+    first.samples[0].interject(np.array([30, 31], np.int32))
+    continuation = first.to_continuation("w")
+
+    second = GroupProgress(lease(of, attempt=2, continuation=continuation), PROMPT)
+    assert second.take_continuation() is None
+    second.samples[0].append(with_masks(0, [7, 8, 9]), version_of)
+    second.samples[1].append(with_masks(1, [4], [3, 1]), version_of)
+    header, payload = second.to_group([0, 0], "w2")
+    columns = read_payload(header, payload)
+    assert [column.name for column in header.columns[3:]] == ["sampling_mask", "sampling_mask_counts"]
+    assert columns["sampling_mask"].tolist() == [5, 9, 6, 7, 8, 9, 4, 3, 1]
+    assert columns["sampling_mask"].dtype == columns["sampling_mask_counts"].dtype == np.int32
+    assert list(header.columns[3].rows) == [6, 3]
+    assert columns["token_ids"].tolist() == [1, 2, 3, 5, 6, 30, 31, 7, 1, 2, 3, 4, 3]
+    assert columns["sampling_mask_counts"].tolist() == [0, 0, 0, 2, 1, 0, 0, 3, 0, 0, 0, 1, 2]
+
+
+def test_rows_of_a_sample_that_starts_anew_are_forgotten() -> None:
+    progress = GroupProgress(lease(task(group_size=1, columns=["sampling_mask"])), PROMPT)
+    progress.samples[0].append(with_masks(0, [5, 9], finish="abort"), version_of)
+    progress.start_anew(0, "engine_behind")
+    progress.samples[0].append(with_masks(0, [4, 2, 1]), version_of)
+    header, payload = progress.to_group([0], "w")
+    assert read_payload(header, payload)["sampling_mask"].tolist() == [4, 2, 1]
+
+
+def test_continuation_without_the_columns_of_its_task_is_not_used() -> None:
+    continuation = progress_of(2, 2, finish="abort").to_continuation("w")
+    of = task(group_size=2, columns=["sampling_mask"])
+    progress = GroupProgress(lease(of, continuation=continuation), PROMPT)
+    assert "lacks the column sampling_mask" in (progress.take_continuation() or "")
+    assert progress.tokens == 0
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0, 2, 2], [0, 0, 0, -1, 4], [3, 0, 0, 0, 0]])
+def test_continuation_whose_counts_are_not_those_of_its_rows_is_not_used(counts: list[int]) -> None:
+    of = task(group_size=1, columns=["sampling_mask"])
+    progress = GroupProgress(lease(of), PROMPT)
+    progress.samples[0].append(with_masks(0, [5, 9], [6], finish="abort"), version_of)
+    continuation = progress.to_continuation("w")
+    assert continuation is not None
+    # The counts are the last column.
+    continuation.payload = continuation.payload[: -4 * len(counts)] + np.array(counts, np.int32).tobytes()
+    progress = GroupProgress(lease(of, continuation=continuation), PROMPT)
+    assert "by the counts" in (progress.take_continuation() or "")
 
 
 def test_nothing_generated_is_no_continuation() -> None:

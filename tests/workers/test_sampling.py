@@ -36,8 +36,8 @@ class Noting(SimulatedEngine):
 
 
 def asked_of(**fields: Any) -> SampleRequest:
-    sampling = tasks_pb2.SamplingParams(max_new_tokens=100, **fields)
-    return request_of(sampling, 3, PROMPT, 10, generated=0)
+    of = tasks_pb2.Task(sampling=tasks_pb2.SamplingParams(max_new_tokens=100, **fields))
+    return request_of(of, 3, PROMPT, 10, generated=0)
 
 
 def test_what_is_not_set_is_off() -> None:

@@ -3,12 +3,15 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tests.support.service import ServiceProcess, running_service
 from tests.workers.process import worker_process
 from tests.workers.training import FAST, OPTIONS, endless, seen_once, until, write_weights
-from trainer_client import BufferClient, ClientOptions, Policy
+from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, Task
+from trainer_client.collate import pack
 from trainer_client.publish import FilesPublisher
 
 
@@ -38,6 +41,34 @@ def test_loop_trains_publishes_and_reloads(
     assert all(engine.reloads >= 3 and engine.errors == 0 for engine in state.engines)
     assert state.ledger.tasks.leased == 0
     assert state.statistics["leases_expired"] == 0
+
+
+def test_columns_that_tasks_ask_of_the_engine_reach_the_trainer(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    asked = [
+        Task(
+            group_size=2,
+            sampling=SamplingParams(max_new_tokens=16, top_p=0.9, seed=i),
+            prompt_token_ids=[1, 2, i],
+            columns=["sampling_mask"],
+        )
+        for i in range(2)
+    ]
+    with (
+        worker_process(service.address, run_id, tmp_path, *FAST),
+        client.session(run_id, policy=Policy(batch_groups=2), tasks=asked, options=OPTIONS) as session,
+    ):
+        batch = next(session)
+    for sample in batch.samples:
+        kept, counts = sample.extras["sampling_mask"], sample.extras["sampling_mask_counts"]
+        assert counts[: sample.prompt_len].tolist() == [0, 0, 0]
+        assert counts.sum() == len(kept)
+        starts = np.cumsum(counts)[sample.prompt_len - 1 : -1]
+        assert kept[starts].tolist() == sample.token_ids[sample.prompt_len :].tolist()
+    packed = pack(batch, extras=("sampling_mask", "sampling_mask_counts"))
+    values, offsets = packed.extras["sampling_mask"]
+    assert len(values) == offsets[-1] == torch.as_tensor(packed.extras["sampling_mask_counts"]).sum()
 
 
 def test_killed_service_comes_back_and_the_loop_goes_on(tmp_path: Path) -> None:
