@@ -13,11 +13,13 @@ from buffer_service.security.tokens import TokensRefused
 from buffer_service.settings import Settings
 from buffer_service.supervisor.address import AddressRefused
 from buffer_service.supervisor.data_dir import DataDirRefused
+from buffer_service.supervisor.open_files import TooFewFiles
 from buffer_service.supervisor.rpc_processes import StartFailed
 from buffer_service.supervisor.run import serve
 from buffer_wire.errors import StoreFault
 
 EXIT_REFUSED, EXIT_SETTINGS = 1, 2
+REFUSALS = (AddressRefused, DataDirRefused, StartFailed, StoreFault, TlsRefused, TokensRefused, TooFewFiles)
 
 
 def run(given: dict[str, Any]) -> int:
@@ -31,7 +33,15 @@ def run(given: dict[str, Any]) -> int:
     status = 0
     try:
         asyncio.run(serve(settings))
-    except* (AddressRefused, DataDirRefused, StartFailed, StoreFault, TlsRefused, TokensRefused) as refusals:
+    except* (
+        AddressRefused,
+        DataDirRefused,
+        StartFailed,
+        StoreFault,
+        TlsRefused,
+        TokensRefused,
+        TooFewFiles,
+    ) as refusals:
         for refusal in _leaves(refusals):
             sys.stderr.write(f"error: {refusal}\n")
         status = EXIT_REFUSED

@@ -109,7 +109,8 @@ class Settings(BaseSettings):
     max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
     """RPCs of one token that one process begins in a second, after as many as in two at once; 0: no bound."""
     max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
-    """Connections that one process holds at once; more are closed as they come."""
+    """Connections that one process holds at once; more are closed as they come. Fewer where the limit of open files
+    leaves no more."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
     """Bytes of unacknowledged pushes, streamed and unary, that one process keeps; one bundle per stream is always
     read."""

@@ -15,6 +15,12 @@ from buffer_service.security.certificates import Certificates, RenewedContext
 MAX_HEADER_BYTES = 16 << 10
 MAX_REQUESTS = 512
 """Connections and requests at once; more are answered with 503."""
+SPARE = 64
+"""Connections beyond those, so that somebody can be told so; more are closed as they come."""
+ACCEPTED_AT_ONCE = 16
+"""asyncio accepts as many before it looks at the first of them, and again before it is told of them."""
+BACKLOG = 128
+"""Connections that wait to be accepted."""
 
 REQUEST_S = 10.0
 """A connection that brings no whole request for this long is closed; between two looks it may be up twice as long."""
@@ -29,6 +35,8 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        if len(self.connections) > (self.limit_concurrency or MAX_REQUESTS) + SPARE:
+            transport.abort()
         self._timer = self.loop.call_later(REQUEST_S, self._look, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -64,7 +72,11 @@ class AdminServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: ASGIApp, certificates: Certificates | None = None, at_end: Callable[[], None] | None = None
+        self,
+        app: ASGIApp,
+        certificates: Certificates | None = None,
+        at_end: Callable[[], None] | None = None,
+        max_requests: int = MAX_REQUESTS,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -78,13 +90,21 @@ class AdminServer(uvicorn.Server):
             proxy_headers=False,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            limit_concurrency=MAX_REQUESTS,
+            limit_concurrency=max_requests,
+            backlog=ACCEPTED_AT_ONCE,
         )
         config.load()
         if certificates is not None:
             config.ssl = RenewedContext.of(certificates)
         super().__init__(config)
         self._at_end = at_end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            # The kernel's line of those who wait may be longer than what is accepted at once.
+            listener.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving."""

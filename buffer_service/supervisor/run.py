@@ -22,6 +22,7 @@ from buffer_service.settings import Settings, redact_url
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor.address import listening, reserved
 from buffer_service.supervisor.data_dir import DataDir, held
+from buffer_service.supervisor.open_files import connections
 from buffer_service.supervisor.rpc_processes import RpcProcesses
 from buffer_service.supervisor.stopping import Stopped, unless
 from buffer_service.supervisor.store import ServiceStore
@@ -39,12 +40,14 @@ service to end, so that its clients go elsewhere."""
 
 async def serve(settings: Settings) -> None:
     """Run the service until SIGTERM or Ctrl-C. Raises AddressRefused, DataDirRefused, StoreFault, StartFailed,
-    TokensRefused, TlsRefused.
+    TokensRefused, TlsRefused, TooFewFiles.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("settings", **settings.redacted())
+    allowed = connections(settings)
+    settings = settings.model_copy(update={"max_connections": allowed.rpc})
     # The rpc processes read these files themselves; what they would stumble over is refused here.
     doors = Doors.of(settings.for_rpc())
     async with AsyncExitStack() as stack:
@@ -53,7 +56,7 @@ async def serve(settings: Settings) -> None:
         address = stack.enter_context(reserved(Address.parse(settings.listen), wait_s))
         admin_listener = stack.enter_context(listening(Address.parse(settings.admin)))
         front = Front()
-        admin = AdminServer(Entrance(front, doors.gate), doors.admin_certificates, front.end)
+        admin = AdminServer(Entrance(front, doors.gate), doors.admin_certificates, front.end, allowed.admin)
         admin_address = Address(Address.parse(settings.admin).host, admin_listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(admin.serve_on(admin_listener))

@@ -1,0 +1,85 @@
+"""The limit of open files: raised where it may be, held against the connections, and named where it is too low."""
+
+import contextlib
+import resource
+import socket
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from buffer_service.supervisor.open_files import LEAST_CONNECTIONS, OTHER_FILES
+from rollout_buffer.v1 import runs_pb2, runs_pb2_grpc
+from tests.support.service import ServiceFailed, ServiceProcess
+
+LIMIT = 160
+
+
+def limited(folder: Path, limit: str) -> ServiceProcess:
+    """A service that is started within a shell's ulimit."""
+    within = ("sh", "-c", f'ulimit {limit} && exec "$@"', "sh")
+    return ServiceProcess(folder / "data", {"rpc_processes": 1, "drain_grace_s": 1}, within=within)
+
+
+def codes(address: str, count: int) -> list[grpc.StatusCode]:
+    """What calls over connections of their own, all open at once, are answered."""
+    found: list[grpc.StatusCode] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+            channel = stack.enter_context(grpc.insecure_channel(address, options))
+            try:
+                runs_pb2_grpc.RunServiceStub(channel).ListRuns(runs_pb2.ListRunsRequest(), timeout=20)
+                found.append(grpc.StatusCode.OK)
+            except grpc.RpcError as error:
+                found.append(error.code())
+    return found
+
+
+def test_connections_beyond_the_limit_are_refused_and_none_hangs(tmp_path: Path) -> None:
+    service = limited(tmp_path, f"-n {LIMIT}")
+    service.start()
+    try:
+        room = LIMIT - OTHER_FILES
+        answers = codes(service.address, room + 40)
+        assert answers[: room - 1] == [grpc.StatusCode.OK] * (room - 1)
+        assert set(answers[room:]) == {grpc.StatusCode.UNAVAILABLE}, "refused, not left until a deadline"
+        assert codes(service.address, 1) == [grpc.StatusCode.OK]
+        host, _, port = service.admin.removeprefix("http://").rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(LIMIT + 40):
+                stack.enter_context(socket.create_connection((host, int(port))))
+        with urllib.request.urlopen(f"{service.admin}/livez", timeout=20) as answer:
+            assert answer.status == 200
+        log = service.log.read_text()
+        assert f"open_files={LIMIT}" in log
+        assert "max_connections=4096" in log
+        assert f"connections_of_a_process={room}" in log
+        assert "Traceback" not in log
+        assert "[error" not in log
+    finally:
+        service.stop()
+
+
+def test_the_soft_limit_is_raised(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    service = limited(tmp_path, f"-S -n {LIMIT}")
+    service.start()
+    try:
+        limits = Path(f"/proc/{service.pid}/limits").read_text()
+        (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        assert int(line.split()[3]) >= min(4_096, hard)
+        assert codes(service.address, LIMIT) == [grpc.StatusCode.OK] * LIMIT
+    finally:
+        service.stop()
+
+
+def test_a_limit_that_leaves_no_connections_is_named(tmp_path: Path) -> None:
+    limit = OTHER_FILES + LEAST_CONNECTIONS - 1
+    service = limited(tmp_path, f"-n {limit}")
+    with pytest.raises(ServiceFailed):
+        service.start()
+    log = service.log.read_text()
+    assert f"may open {limit} files" in log
+    assert "max_connections of 4096" in log
