@@ -165,9 +165,9 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Stored bodies, None where one is gone."""
         ...
 
-    async def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
-        """A pull of that epoch found payloads gone: settle these groups, (group id, payload key), as lost and
-        reopen their tasks. A group of that name with another payload stays. Raises StaleEpoch.
+    async def report_lost(self, run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> None:
+        """A pull of that epoch found payloads gone: settle the groups of the step that have these as lost, reopen their
+        tasks. Raises StaleEpoch.
         """
         ...
 

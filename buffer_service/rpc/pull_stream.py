@@ -117,10 +117,10 @@ class PullStream:
         reported: set[str],
     ) -> list[Delivered] | None:
         """The groups with their bodies, or None after those without one were reported lost."""
-        lost = [(group.group_id, group.payload_key) for group, body in zip(groups, bodies, strict=True) if body is None]
+        lost = [group.payload_key for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
             await self._store.report_lost(run_id, epoch, batch.step, lost)
-            reported.update(key for _, key in lost)
+            reported.update(lost)
             return None
         return [
             Delivered(body, group.sequence, group.head_version, group.tail_version)

@@ -3,7 +3,8 @@
 Invariants: a push is tried at once, which gives what is blocked of it a place in the run's line, kept by the store over
 all replicas; the bodies of a blocked push lie in the store under their payload keys, and keys that did not become
 groups are abandoned, whatever ends the wait. Of those who wait on a replica one tries for all, in the order in which
-they came: each try also keeps leases alive and tells the store that the bodies are still wanted.
+they came: each try also keeps leases alive and tells the store that the bodies are still wanted. The store gives up
+what no replica came for; should one come after all, the caller is told to push again, for the body is gone.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.waiting import Lines
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import NotReady, RolloutBufferError
 
 RETRY_S = 0.5
 """Leases may be as short as a second."""
@@ -36,7 +37,8 @@ class Pushes:
     async def push(self, run_id: str, groups: list[ops.NewGroup], seen_revision: int) -> ops.PushResult:
         """Push groups (the list is emptied) in order; while the queue is full and the policy says `block`, wait.
 
-        Never answers BLOCKED. Raises what the store raises, and NotReady when the process shuts down meanwhile.
+        Never answers BLOCKED or GONE. Raises what the store raises, and NotReady when the process shuts down meanwhile,
+        or the store has given up a body.
         """
         push = _Push(groups, seen_revision)
         await self._first_try(run_id, push)
@@ -76,7 +78,7 @@ class Pushes:
             while True:
                 ticket = self._lines.ticket(run_id, Topic.SPACE)
                 await self._try_again(run_id)
-                if not push.blocked:
+                if push.gone or not push.blocked:
                     return push.result()
                 await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)
 
@@ -102,6 +104,7 @@ class _Push:
         self.groups = groups
         self.seen_revision = seen_revision
         self.blocked: dict[int, tuple[ops.GroupFacts, str]] = {}
+        self.gone = False
         self._outcomes: dict[int, ops.Pushed] = {}
         self._last: ops.PushResult | None = None
 
@@ -110,14 +113,17 @@ class _Push:
         self._last = result
         for position, outcome in zip(positions, result.outcomes, strict=True):
             self._outcomes[position] = outcome
+            self.gone |= outcome.kind is ops.PushKind.GONE
             if outcome.kind is ops.PushKind.BLOCKED:
                 self.blocked[position] = (self.facts[position], outcome.payload_key)
             else:
                 self.blocked.pop(position, None)
 
     def result(self) -> ops.PushResult:
-        """All outcomes, once nothing is blocked."""
+        """All outcomes, once nothing is blocked. Raises NotReady."""
         if self._last is None:
             raise RuntimeError("no try was made")
+        if self.gone:
+            raise NotReady("a group that waited for room was given up, as its replica did not come; push it again")
         outcomes = [self._outcomes[position] for position in range(len(self.facts))]
         return ops.PushResult(self._last.revision, outcomes, self._last.published)

@@ -30,9 +30,9 @@ class BatchOps(StoreBase):
             again = 1
         return _short(pull.step, fields) if tag == "short" else _batch(fields)
 
-    async def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
+    async def report_lost(self, run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> None:
         """See domain.ports.RunStore.report_lost."""
-        await self._call("report_lost", run_id, pack(epoch, step, list(lost)))
+        await self._call("report_lost", run_id, pack(epoch, step, list(payload_keys)))
 
     async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
         """See domain.ports.RunStore.commit."""

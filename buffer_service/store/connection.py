@@ -167,11 +167,10 @@ class StoreConnection:
         self, payloads: Sequence[tuple[str, Buffer]], script: Script, run_id: str, arguments: bytes
     ) -> Buffer:
         """Stage and store payloads and run the script that indexes them, all in one transaction."""
-        now = int(time.time() * 1000)
         staged: list[Part] = []
         stored: list[Part] = []
         for key, body in payloads:
-            staged += (now, key)
+            staged += (0, key)
             stored += (key, body)
         commands: list[Command] = [
             ("MULTI",),

@@ -7,14 +7,12 @@ finds it, and it stays in the set of runs until nothing is left of it, so every 
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
+from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import RUNS, index_key
 from buffer_service.store.replies import pack, text
 from buffer_service.store.suitability import fields_of
 from buffer_wire.errors import LayoutChanged, UnknownRun
-
-STAGING_AGE_MS = 600_000
-"""A payload that was staged this long ago and is not indexed belongs to a replica that died, or to nobody."""
 
 
 class Housekeeping(StoreBase):

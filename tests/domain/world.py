@@ -200,7 +200,7 @@ class World:
         """The present trainer finds the payloads of these groups of a step gone."""
         stored = self.model._runs[RUN].steps.get(step)
         keys = {group.group_id: group.payload_key for group in stored.groups} if stored else {}
-        self.do(self.model.report_lost, self.epoch, step, [(name, keys.get(name, "")) for name in names])
+        self.do(self.model.report_lost, self.epoch, step, [keys.get(name, "") for name in names])
 
     def queue(self, count: int, **facts: Any) -> list[str]:
         """Push `count` groups of new tasks, without leases; their group ids."""

@@ -247,6 +247,14 @@ def back_to_the_end(line: Line, payload_key: str, now: int) -> bool:
     return not known
 
 
+_refuse = pushing._refuse
+
+
+def what_is_gone_is_closed(run: RunState, facts: ops.GroupFacts, *, gone: bool) -> ops.Pushed | None:
+    refused = _refuse(run, facts, gone=gone)
+    return replace(refused, kind=ops.PushKind.CLOSED) if gone and refused is not None else refused
+
+
 # ── rounds ──
 
 
@@ -287,14 +295,13 @@ def only_queued_groups_are_clamped(group: Group, version: int) -> None:
 _report_lost = batches.report_lost
 
 
-def lost_whoever_says_so(run: RunState, epoch: int, step: int, lost: Collection[tuple[str, str]]) -> None:
-    _report_lost(run, run.epoch, step, lost)
+def lost_whoever_says_so(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
+    _report_lost(run, run.epoch, step, payload_keys)
 
 
-def lost_by_name(run: RunState, epoch: int, step: int, lost: Collection[tuple[str, str]]) -> None:
+def lost_whichever_payload(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
     groups = run.steps[step].groups if step in run.steps else ()
-    names = {name for name, _ in lost}
-    _report_lost(run, epoch, step, {(one.group_id, one.payload_key) for one in groups if one.group_id in names})
+    _report_lost(run, epoch, step, {group.payload_key for group in groups} if payload_keys else ())
 
 
 def recycled_for_ever(run: RunState, group: Group) -> bool:
@@ -451,6 +458,11 @@ MUTANTS: dict[str, Defect] = {
     "a blocked push can be overtaken": Defect("standing in line", Line, "admits", nobody_stands_in_line),
     "a retry goes to the end of the line": Defect("standing in line", Line, "wait", back_to_the_end),
     "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 3_001),
+    "a blocked push that was given up is closed": Defect(
+        "standing in line", pushing, "_refuse", what_is_gone_is_closed
+    ),
+    "blocked pushes are never given up": Defect("standing in line", pushing, "give_up", lambda _: None),
+    "blocked pushes last a millisecond longer": Defect("standing in line", pushing, "STAGING_AGE_MS", 600_001),
     "equal shards are not equal": Defect("even", steps, "shard", never_equal),
     "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
     "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),
@@ -461,7 +473,7 @@ MUTANTS: dict[str, Defect] = {
     "a trainer that was superseded reports what is lost": Defect(
         "resumed", batches, "report_lost", lost_whoever_says_so
     ),
-    "what is lost is known by its name alone": Defect("resumed", batches, "report_lost", lost_by_name),
+    "whatever the step has now is lost": Defect("resumed", batches, "report_lost", lost_whichever_payload),
     "groups of steps are not clamped by a resume": Defect("resumed", Group, "clamp", only_queued_groups_are_clamped),
     "generations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
     "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),

@@ -3,7 +3,7 @@
 import dataclasses
 
 from buffer_service.domain import ops
-from buffer_service.store.housekeeping import STAGING_AGE_MS
+from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.policies import changed, policy
@@ -121,10 +121,12 @@ class OperatorActions(WeightActions):
         moments = [moment - self.pair.now for moment in self.pair.inside.moments()]
         ahead = sorted({by_ms for by_ms in moments if by_ms >= 0})[:8]
         by_ms = draw.pick(ahead) if ahead and draw.integer(0, 2) else draw.pick(TIME_STEPS_MS)
-        if by_ms >= STAGING_AGE_MS:
-            # A lease may last for an hour; the sweep takes what nobody has asked for for ten minutes.
-            self._stop_waiting()
+        if self.pair.waiting and draw.rarely(4):
+            # To where the sweep gives up what nobody has asked for, or just before.
+            by_ms = STAGING_AGE_MS - draw.integer(0, 1)
         self.pair.do(Entry("time", (by_ms,)))
+        if by_ms >= STAGING_AGE_MS - 1:
+            self.pair.do(Entry("sweep"))
         then = draw.pick(("extend", "lease", "give_back", "retry_blocked", "retry_blocked"))
         if then == "retry_blocked":
             if self.pair.waiting:

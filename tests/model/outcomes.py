@@ -47,11 +47,12 @@ _NEVER = {TaskState.CANCELLED}
 EXPECTED = frozenset(
     {
         *(f"op:{name}" for name in OPERATIONS),
-        *(f"push:{kind}" for kind in PushKind),
+        *(f"push:{kind}" for kind in PushKind if kind is not PushKind.GONE),
         *(f"push:invalid:{field}" for field in ("lease_id", "payload", "tokens", "generation")),
         "retry_push:queued",
         "retry_push:blocked",
         "retry_push:closed",
+        "retry_push:gone",
         "retry_push:filtered",
         "retry_push:refused",
         "push:unknown_attempt",

@@ -202,7 +202,7 @@ class Pair:
         """The entry's arguments for the model and for the subject: each has payload keys of its own."""
         if entry.operation == "report_lost":
             *asked, lost = entry.args
-            mine, theirs = ([(name, self._key(name, which)[side]) for name, which in lost] for side in (0, 1))
+            mine, theirs = ([self._key(name, which)[side] for name, which in lost] for side in (0, 1))
             return (*asked, mine), (*asked, theirs)
         if entry.operation not in {"retry_push", "abandon_push"}:
             return entry.args, entry.args

@@ -83,7 +83,6 @@ class WeightActions(TrainerActions):
 
     def fall_silent(self, draw: Draw) -> None:
         """Engines and workers that were there are forgotten by the sweep, or just not yet; then some come back."""
-        self._stop_waiting()
         ahead = sorted({by_ms for moment in self.pair.inside.silences() if (by_ms := moment - self.pair.now) >= 0})
         if ahead:
             self.pair.do(Entry("time", (draw.pick(ahead),)))
@@ -95,7 +94,6 @@ class WeightActions(TrainerActions):
 
     def hold_for_long(self, draw: Draw) -> None:
         """A worker that holds leases asks for nothing for an hour, gives them back, and is remembered after that."""
-        self._stop_waiting()
         self.submit(draw)
         self.lease(draw)
         self.pair.do(Entry("time", (FORGOTTEN_MS // 2,)))
@@ -110,11 +108,6 @@ class WeightActions(TrainerActions):
             self.pair.both("give_back", lease.worker_id, lease.instance_id, [back])
         self.pair.do(Entry("sweep"))
         self._ask_again(draw)
-
-    def _stop_waiting(self) -> None:
-        """Nobody waits for room for so long without a word."""
-        if self.pair.waiting:
-            self.pair.do(Entry("abandon_push", names=tuple(self.pair.waiting)))
 
     def _ask_again(self, draw: Draw) -> None:
         """An earlier request for leases is repeated, and there is something to lease."""

@@ -197,7 +197,7 @@ class Run:
         for field, packed in (await self.hash("chunks")).items():
             if field.startswith(f"{step}/"):
                 keys |= {text(group[0]): text(group[3]) for group in unpack(packed)}
-        await self.store.report_lost(self.run_id, self.epoch, step, [(name, keys.get(name, "")) for name in names])
+        await self.store.report_lost(self.run_id, self.epoch, step, [keys.get(name, "") for name in names])
 
     async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
         return await self.store.commit(self.run_id, self.epoch, through, seen_revision=seen)

@@ -8,7 +8,7 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
-from buffer_service.store.keys import index_key
+from buffer_service.store.keys import index_key, new_payload_key
 from buffer_service.store.replies import text
 from tests.store.driver import Run, weights
 
@@ -238,8 +238,26 @@ async def test_a_blocked_payload_that_nobody_retries_is_given_up(run: Run) -> No
     assert blocked.payload_key not in await run.payload_keys()
     await run.batch(0)
     result = await run.store.retry_push(run.run_id, waiting)
-    assert [o.kind.value for o in result.outcomes] == ["closed"]
+    # No verdict on the group: its push has to come again, with the body.
+    assert [o.kind.value for o in result.outcomes] == ["gone"]
+    assert await run.push_kinds(group) == ["queued"]
     await run.check()
+
+
+async def test_what_a_dead_replica_staged_is_given_up_by_the_runs_clock_whatever_the_replicas_was(run: Run) -> None:
+    await run.create()
+    staging = index_key(run.run_id, "staging")
+    key = new_payload_key(run.run_id, 4)
+    # As store_and_run leaves it where the script behind it fails.
+    await run.command("ZADD", staging, 0, key)
+    await run.command("SET", key, b"body")
+    for passed in (0, 599_999):
+        await run.pass_ms(passed)
+        await run.store.sweep()
+        assert key in await run.payload_keys()
+    await run.pass_ms(1)
+    await run.check()
+    assert await run.payload_keys() == set()
 
 
 async def test_replicas_that_push_at_once_accept_one_result_for_each_task(run: Run) -> None:

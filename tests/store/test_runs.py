@@ -111,7 +111,7 @@ async def test_every_operation_refuses_an_unknown_run_and_writes_nothing(store: 
         run.push(group),
         store.retry_push(run.run_id, [(group.facts, "rb:p:x:0:4")]),
         run.pull(0),
-        store.report_lost(run.run_id, 1, 0, [("t/0", "key")]),
+        store.report_lost(run.run_id, 1, 0, ["key"]),
         run.commit(0),
         run.publish(1),
         run.checkpoint(0),

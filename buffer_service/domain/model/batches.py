@@ -64,14 +64,13 @@ def check_rank(request: Pull) -> None:
         raise InvalidField("rank", request.rank, f"below world_size {request.world_size}")
 
 
-def report_lost(run: RunState, epoch: int, step: int, lost: Collection[tuple[str, str]]) -> None:
+def report_lost(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
     """Groups that are not trained yet and whose payloads are gone leave their step, and their tasks start anew."""
     run.require_epoch(epoch)
     stored = run.steps.get(step)
     for one in stored.rounds if stored else ():
         for group in list(one.groups):
-            is_lost = (group.group_id, group.payload_key) in lost
-            if is_lost and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
+            if group.payload_key in payload_keys and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
                 one.remove(group)
                 run.move_group(group, GroupState.LOST)
                 run.end_group(group)

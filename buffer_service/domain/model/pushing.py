@@ -12,44 +12,40 @@ from buffer_service.domain.model.leasing import prolong
 from buffer_service.domain.model.records import Group, Task
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult
+from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.domain.transitions import GroupState, TaskState
 
 
-def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]]) -> PushResult:
-    """Judge groups, whose payloads are stored under the given keys, one after another."""
+def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]], *, retry: bool = False) -> PushResult:
+    """Judge groups, whose payloads are stored under the given keys, one after another. `retry`: they were blocked."""
     run.require_store()
     outcomes: list[Pushed] = []
     for facts, payload_key in groups:
         if len(outcomes) % PORTION == 0:
             run.settle()
-        outcome = _refuse(run, facts) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
+        gone = retry and payload_key not in run.staged
+        outcome = _refuse(run, facts, gone=gone) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
         if outcome.kind is not PushKind.BLOCKED:
             run.line.leave(payload_key)
+            run.staged.pop(payload_key, None)
         if outcome.kind not in {PushKind.QUEUED, PushKind.BLOCKED}:
             run.payloads.trash(payload_key)
         outcomes.append(outcome)
     return PushResult(run.settle(), outcomes, run.published)
 
 
-def _refuse(run: RunState, facts: GroupFacts) -> Pushed | None:
+def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:
     """Why this group is not accepted, whatever room there is; None when it may be."""
     invalid = _invalid(run, facts)
-    if invalid is not None:
-        return invalid
+    if invalid is not None or gone:
+        return invalid or _pushed(facts, PushKind.GONE)
     task = run.tasks.get(facts.task_id)
-    if task is not None:
-        refused = _judge(run, task, facts)
-        if refused is not None:
-            return refused
-    elif facts.lease_id:
-        return _pushed(facts, PushKind.UNKNOWN_LEASE)
-    elif facts.generation > 0:
-        return _named(facts, "generation", facts.generation, "0 for a task pushed without a lease")
-    if not run.has_environment_left(facts.environment):
+    refused = _judge_unknown(facts) if task is None else _judge(run, task, facts)
+    if refused is None and not run.has_environment_left(facts.environment):
         limit = f"one of the run's {MAX_ENVIRONMENTS} environments"
         return _named(facts, "environment", facts.environment, limit)
-    return None
+    return refused
 
 
 def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
@@ -62,6 +58,15 @@ def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
         return _named(facts, "payload", facts.size_bytes, f"at most {run.policy.max_queued_bytes} bytes")
     if 0 < run.policy.max_queued_tokens < facts.tokens:
         return _named(facts, "tokens", facts.tokens, f"at most {run.policy.max_queued_tokens}")
+    return None
+
+
+def _judge_unknown(facts: GroupFacts) -> Pushed | None:
+    """Whether a push may make its task."""
+    if facts.lease_id:
+        return _pushed(facts, PushKind.UNKNOWN_LEASE)
+    if facts.generation > 0:
+        return _named(facts, "generation", facts.generation, "0 for a task pushed without a lease")
     return None
 
 
@@ -111,6 +116,7 @@ def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
 
 def _block(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     """The group waits in line; while it does, the service stands in for the worker's heartbeats."""
+    run.staged[payload_key] = run.now
     if run.line.wait(payload_key, run.now):
         run.changed = True
     task = run.tasks.get(facts.task_id)
@@ -118,6 +124,20 @@ def _block(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     if task is not None and lease is not None and lease.expiry >= run.now:
         prolong(run, task)
     return Pushed(PushKind.BLOCKED, group_id(facts.task_id, facts.generation), payload_key)
+
+
+def give_up(run: RunState) -> None:
+    """Blocked pushes that nobody has tried for long lose their payloads."""
+    for payload_key, tried in list(run.staged.items()):
+        if tried <= run.now - STAGING_AGE_MS:
+            abandon(run, payload_key)
+
+
+def abandon(run: RunState, payload_key: str) -> None:
+    """A blocked push ends."""
+    run.payloads.trash(payload_key)
+    run.line.leave(payload_key)
+    run.staged.pop(payload_key, None)
 
 
 def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:

@@ -115,7 +115,9 @@ class ReferenceModel(EvaluationOperations):
         return leasing.give_back(self._begin(run_id, seen_revision), worker_id, instance_id, returns)
 
     def expire(self, run_id: str) -> int:
-        """Expire the leases that are due; forget engines and idle workers that are silent. Returns how many leases."""
+        """Expire the leases that are due; forget engines and idle workers that are silent, give up blocked pushes that
+        nobody tries. Returns how many leases.
+        """
         run = self._begin(run_id)
         expired = leasing.expire(run) + evaluation_leases.expire(run)
         for engine_id in run.engines.forget_silent(run.now):
@@ -123,6 +125,7 @@ class ReferenceModel(EvaluationOperations):
             run.changed = True
         run.leases.forget_silent(run.now)
         run.settle()
+        pushing.give_up(run)
         return expired
 
     # ── groups ──
@@ -138,7 +141,7 @@ class ReferenceModel(EvaluationOperations):
     ) -> ops.PushResult:
         """Try blocked groups again by their payload keys; a refusal ends their push, so the payloads go."""
         try:
-            return pushing.push(self._begin(run_id, seen_revision), groups)
+            return pushing.push(self._begin(run_id, seen_revision), groups, retry=True)
         except RunPaused:
             self.abandon_push(run_id, [payload_key for _, payload_key in groups])
             raise
@@ -149,8 +152,8 @@ class ReferenceModel(EvaluationOperations):
         if run is None:
             return
         for key in payload_keys:
-            run.payloads.trash(key)
-            run.line.leave(key)
+            if key in run.staged:
+                pushing.abandon(run, key)
 
     # ── batches ──
 
@@ -164,9 +167,9 @@ class ReferenceModel(EvaluationOperations):
         bodies = self._known(run_id).payloads.bodies
         return [bodies.get(key) for key in payload_keys]
 
-    def report_lost(self, run_id: str, epoch: int, step: int, lost: Sequence[tuple[str, str]]) -> None:
+    def report_lost(self, run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> None:
         """Settle groups of a step as lost and reopen their tasks."""
-        batches.report_lost(self._begin(run_id), epoch, step, frozenset(lost))
+        batches.report_lost(self._begin(run_id), epoch, step, frozenset(payload_keys))
 
     # ── progress ──
 

@@ -118,6 +118,8 @@ class RunState:
     lease_turns: Stride = field(default_factory=Stride)
     queue_turns: Stride = field(default_factory=Stride)
     payloads: Payloads = field(default_factory=Payloads)
+    staged: dict[str, int] = field(default_factory=dict)
+    """Payloads of blocked pushes, with the time of the last try (ms)."""
     ended: dict[str, Task] = field(default_factory=dict)
     """Tombstones that no retained step keeps: they go with the next checkpoint."""
 

@@ -16,6 +16,10 @@ queued. The revision rises once for so many groups of a push."""
 TICKET_MS = 3_000
 """A blocked push at the head of the line that has not tried for longer loses its place."""
 
+STAGING_AGE_MS = 600_000
+"""A payload that was staged, is not indexed and has not been tried for this long belongs to a replica that died, or to
+nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
@@ -76,6 +80,8 @@ class PushKind(StrEnum):
     REJECTED_FULL = "rejected_full"
     BLOCKED = "blocked"
     UNKNOWN_LEASE = "unknown_lease"
+    GONE = "gone"
+    """Blocked before, and given up since: nobody had tried for STAGING_AGE_MS. Its body has to come again."""
     FILTERED = "filtered"
     """Accepted, and ended by the run's filter."""
     INVALID = "invalid"

@@ -9,8 +9,8 @@
 --         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
 --         for each version below the tail (empty: all are of the mean version)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
---         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'more' (much was dropped; call again
---         for it), or for what can never be accepted {field, value, limit}
+--         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload, which was staged,
+--         is not any more) | 'more' (much was dropped; call again for it), or for what can never be accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
 -- Complexity O(classes + (groups + 128 dropped) * log queued)
@@ -248,7 +248,7 @@ local function push(group)
     -- This very payload was accepted by a call whose reply got lost.
     return task.filtered and 'filtered' or 'queued', true
   elseif is_gone(group[4]) then
-    return 'closed'
+    return 'gone'
   elseif task then
     local verdict = judge(task, group[2], attempt)
     if verdict ~= 'accept' then

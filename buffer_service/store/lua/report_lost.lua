@@ -3,7 +3,7 @@
 -- earlier trainer was given must not touch the present one's. Payload keys never come again.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {epoch, step, lost}: epoch of the pull that found them gone; {group_id, payload key} of each
+-- ARGV[1] {epoch, step, payload keys}: epoch of the pull that found them gone
 -- Replies {'ok', revision, lost} | {'error', 'unknown_run' | 'stale_epoch', ...}
 -- Complexity O(groups of the step)
 
@@ -24,8 +24,8 @@ local is_delivered = step >= state.committed_steps and step < state.next_step
 local is_open = step == state.next_step and state.rounds > 0
 local header = not state.resuming and (is_delivered or is_open) and load_step(step)
 local gone, lost = {}, 0
-for _, one in ipairs(reported) do
-  gone[one[1]] = one[2]
+for _, payload in ipairs(reported) do
+  gone[payload] = true
 end
 
 -- Takes the lost groups out of a round; returns it and whether there were any.
@@ -36,7 +36,7 @@ local function settle_lost(round)
     local shard = {}
     for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
-        if gone[group[G_ID]] == group[G_PAYLOAD] then
+        if gone[group[G_PAYLOAD]] then
           lost = lost + 1
           count_in_step(header, -1, (sum_groups({group}, header.train_version)))
           replace_group(group, step_state(step), 'lost', 'lost')

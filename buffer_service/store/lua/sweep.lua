@@ -23,6 +23,10 @@ local engines, workers = forget_engines(), forget_workers()
 close_run()
 local more = free_some() or expired == VICTIMS or engines == VICTIMS or workers == VICTIMS
   or evaluations >= VICTIMS
-local stale = call('ZRANGEBYSCORE', key('staging'), '-inf', format('%d', now - request[1]), 'LIMIT', 0, 1000)
+local staging, touched = key('staging'), format('%d', now)
+for _, payload in ipairs(call('ZRANGEBYSCORE', staging, 0, 0, 'LIMIT', 0, 1000)) do
+  call('ZADD', staging, touched, payload)
+end
+local stale = call('ZRANGEBYSCORE', staging, '-inf', format('%d', now - request[1]), 'LIMIT', 0, 1000)
 discard_staged(stale)
 return reply('swept', expired + evaluations + engines + workers + #stale, (more or #stale == 1000) and 1 or 0)

@@ -1,7 +1,7 @@
 -- The run's own record: policy, clock, counters. KEYS[1] is the hash rb:{R}:run; every other index key of the run has
 -- the same hash tag and is made from it with `key`.
 --
--- Fields of the hash: policy, state and ledger (msgpack), now (ms, the latest time seen), asked (ms, the last lease
+-- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), behind (ms, see read_clock), asked (ms, the last lease
 -- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
 -- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer, staleness and
 -- reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the
@@ -19,6 +19,8 @@
 
 local policy, state, ledger, now
 local stored_now = 0
+-- By how much the run's clock is behind the host's; and as it is stored.
+local behind, stored_behind = 0, 0
 local changed = false
 local topics = {}
 -- Queued groups at which a hint to pulls is due.
@@ -32,23 +34,30 @@ local function relieve()
   call('HDEL', RUN, '')
 end
 
+-- By how much a run's clock goes on at most from one look to the next. Replicas look once a second, so more has passed
+-- only while nobody could come: the host's clock jumped, or everything stood still. That is nobody's silence.
+local CLOCK_STEP_MS = 2000
+
+-- The run's clock goes with the host's, never back and never by a jump.
 local function read_clock()
   local test = call('GET', key('test_now'))
   if test then
-    now = tonumber(test)
-  else
-    local time = call('TIME')
-    now = time[1] * 1000 + floor(time[2] / 1000)
+    now = math.max(stored_now, tonumber(test))
+    return
   end
-  if now < stored_now then
-    now = stored_now
+  local time = call('TIME')
+  local host = time[1] * 1000 + floor(time[2] / 1000)
+  now = host - behind
+  if stored_now > 0 then
+    now = math.max(stored_now, math.min(now, stored_now + CLOCK_STEP_MS))
+    behind = host - now
   end
 end
 
 -- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
 -- names another version than ours.
 local function load_run()
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'behind')
   if not raw[2] then
     return false
   end
@@ -58,7 +67,8 @@ local function load_run()
     error('rb-layout ' .. tostring(raw[6]))
   end
   policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
-  stored_now = tonumber(raw[4])
+  stored_now, stored_behind = tonumber(raw[4]), tonumber(raw[7] or 0)
+  behind = stored_behind
   wanted = tonumber(raw[5] or policy.batch_groups)
   read_clock()
   return true
@@ -73,8 +83,8 @@ local function begin_run()
   if not load_run() then
     return false
   end
-  if now ~= stored_now then
-    call('HSET', RUN, 'now', format('%d', now))
+  if now ~= stored_now or behind ~= stored_behind then
+    call('HSET', RUN, 'now', format('%d', now), 'behind', format('%d', behind))
   end
   return true
 end

@@ -1,5 +1,6 @@
--- Payloads between their writing and their indexing. `staging` (score: ms of the last touch) holds keys that nothing
--- refers to yet, so that a replica that dies in between leaves no orphan: the sweep trashes what stays too long.
+-- Payloads between their writing and their indexing. `staging` (score: ms of the last touch by a script, 0 before the
+-- first) holds keys that nothing refers to yet, so that a replica that dies in between leaves no orphan: the sweep
+-- trashes what stays too long.
 
 -- @include keys
 
