@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from buffer_cli.access import with_access
+from buffer_cli.bridge_commands import bridge_app
 from buffer_cli.conformance_commands import conformance_app
 from buffer_cli.inspect_commands import inspect_app
 from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
@@ -48,6 +49,7 @@ app.add_typer(run_app, name="run")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(token_app, name="token")
 register(app)
+app.add_typer(bridge_app, name="bridge")
 app.add_typer(conformance_app, name="conformance")
 
 # ── serve, config ────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ PresetOption = Annotated[
     str,
     typer.Option(
         metavar="PRESET",
-        help="Named policy that unset fields start from: sync, one_step_off, miles, miles_docs, areal(4), prime_rl(2), "
+        help="Named policy that unset fields start from: sync, one_step_off, miles, miles_docs, areal(4), prime_rl, "
         "queue_drop(2), queue_max(4), streaming(4).",
     ),
 ]

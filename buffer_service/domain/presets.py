@@ -19,7 +19,8 @@ _WRITTEN = re.compile(r"(?P<name>[a-z_]+)(?P<numbers>\( *[0-9]{1,9}(?: *, *[0-9]
 
 MILES_STALENESS = 4
 MILES_DOCS_QUEUE = 1_000
-PRIME_RL_LEVEL = 2
+PRIME_RL_LEVEL = 1
+PRIME_RL_OFF_POLICY_STEPS = 8
 QUEUE_MAX_BACKLOG = 10
 """Rollout throughput over train throughput up to which queue_max drops at dequeue alone, never for want of room."""
 
@@ -80,12 +81,14 @@ def areal(batch_groups: int, staleness: int) -> Fields:
     return _paced(batch_groups, staleness)
 
 
-def prime_rl(batch_groups: int, level: int = PRIME_RL_LEVEL, off_policy_steps: int | None = None) -> Fields:
-    """PRIME-RL with max_async_level = level: step n trains on rollouts of policy max(0, n - level) or newer. Rollouts
-    in flight that would be more than max_off_policy_steps behind (off_policy_steps, else level) are cancelled.
+def prime_rl(
+    batch_groups: int, level: int = PRIME_RL_LEVEL, off_policy_steps: int = PRIME_RL_OFF_POLICY_STEPS
+) -> Fields:
+    """PRIME-RL: generation runs at most `level` batches ahead (1; up to v0.5.0 max_async_level). A group whose oldest
+    version would be more than max_off_policy_steps (off_policy_steps) behind the one that trains on it is dropped,
+    queued or in flight.
     """
-    staleness = level if off_policy_steps is None else off_policy_steps
-    return {**_paced(batch_groups, level), "max_staleness": staleness, "cancel_stale_leases": True}
+    return {**_paced(batch_groups, level), "max_staleness": off_policy_steps, "cancel_stale_leases": True}
 
 
 def queue_drop(batch_groups: int, factor: int) -> Fields:
@@ -178,7 +181,7 @@ PRESETS: Mapping[str, Preset] = {
             prime_rl,
             (
                 Number("level", 0, _MAX_STALENESS, PRIME_RL_LEVEL, optional=True),
-                Number("off_policy_steps", 0, _MAX_STALENESS, optional=True),
+                Number("off_policy_steps", 0, _MAX_STALENESS, PRIME_RL_OFF_POLICY_STEPS, optional=True),
             ),
         ),
         Preset(queue_drop, (Number("factor", 1, 1_000),)),

@@ -70,7 +70,9 @@ def test_a_wrong_preset_is_refused_with_those_that_there_are(text: str) -> None:
 def test_a_preset_is_kept_as_it_was_written_but_for_blanks() -> None:
     assert fields_of("streaming( 4 ,2 )")["preset"] == "streaming(4, 2)"
     assert fields_of("prime_rl")["preset"] == "prime_rl"
-    assert fields_of("prime_rl")["max_lookahead"] == fields_of("prime_rl(2)")["max_lookahead"]
+    bare = fields_of("prime_rl")
+    assert bare == {**fields_of("prime_rl(1, 8)"), "preset": "prime_rl"}
+    assert (bare["max_lookahead"], bare["max_staleness"], bare["cancel_stale_leases"]) == (1, 8, True)
 
 
 # ── paced: sync, one_step_off, prime_rl (areal: test_preset_areal) ───────────
@@ -102,8 +104,7 @@ def test_one_step_off_is_never_further_behind_however_lengths_spread() -> None:
 @pytest.mark.parametrize("level", [0, 1, 2, 4])
 @pytest.mark.parametrize("train_ms", [100, 1_500], ids=["slow rollouts", "slow training"])
 def test_prime_rl_trains_step_n_on_policy_n_minus_k_or_newer(level: int, train_ms: int) -> None:
-    text = "prime_rl" if level == 2 else f"prime_rl({level})"
-    run = pipeline(text, slots=8 * N, train_ms=train_ms, spread=0.5).run(15)
+    run = pipeline(f"prime_rl({level}, {level})", slots=8 * N, train_ms=train_ms, spread=0.5).run(15)
     for step, batch in enumerate(run.trained):
         policies = [group.head_version for group in batch.shard]
         assert min(policies) >= max(0, step - level)
@@ -115,17 +116,15 @@ def test_prime_rl_trains_step_n_on_policy_n_minus_k_or_newer(level: int, train_m
     assert max(run.ahead) == (level + 1) * N, "generation runs at most k batches ahead"
 
 
-@pytest.mark.parametrize(("text", "survives"), [("prime_rl(1)", 1), ("prime_rl(1, 3)", 3)])
+@pytest.mark.parametrize(("text", "survives"), [("prime_rl(1, 1)", 1), ("prime_rl(1, 3)", 3), ("prime_rl", 8)])
 def test_prime_rl_cancels_rollouts_that_are_too_many_steps_off(text: str, survives: int) -> None:
     world = World(**preset(text, batch_groups=1))
     world.submit("slow")
     slow = world.lease_one()
-    for version in range(1, 6):
+    for version in range(1, survives + 2):
         world.train()
         expected = ops.LeaseState.LIVE if version <= survives else ops.LeaseState.CANCELLED
         assert world.extend(slow.lease_id) == [expected]
-        if version > survives:
-            break
     again = world.lease_one()
     assert (again.task_id, again.attempt, again.continuation) == ("slow", 2, b"")
     assert world.push(again, head=survives + 1) is ops.PushKind.QUEUED
