@@ -7,6 +7,7 @@ from buffer_wire.access import Access
 from buffer_wire.channel import Options, client_options
 from buffer_wire.errors import BatchNotReady, RolloutBufferError, RunPaused
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from trainer_client.field_names import NamedFields
 
 PULL_SLICE_S = 2.0
 """Longest wait of one pull attempt at the service: how soon a caller hears on whom a pull waits."""
@@ -16,7 +17,7 @@ MIN_PULL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions(Access):
+class ClientOptions(Access, NamedFields):
     """How a client gets in (see Access), connects, and how long it keeps trying."""
 
     timeout_s: float = 300.0

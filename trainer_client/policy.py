@@ -6,13 +6,13 @@ Invariant: a field that is None is not sent, so that the service's default, or t
 every field filled in with what is in force.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, get_args
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2 as pb
+from trainer_client.field_names import NamedFields, check_names
 
 OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"]
 StaleAction: TypeAlias = Literal["drop", "recycle"]
@@ -21,7 +21,7 @@ Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(NamedFields):
     """Share and priority of one environment, on tasks that wait for a lease and on queued groups alike."""
 
     share: int | None = None
@@ -32,7 +32,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(NamedFields):
     """What a run does with groups and tasks. Bounds are the service's; a breach names the field."""
 
     preset: str | None = None
@@ -181,11 +181,7 @@ _UNSET: Mapping[str, object] = {"environments": {}}
 
 def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
     """`policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its fields."""
-    for name in changes:
-        if name not in Policy.__dataclass_fields__:
-            close = difflib.get_close_matches(name, Policy.__dataclass_fields__, n=1)
-            hint = f"; {close[0]} is close" if close else ""
-            raise InvalidField(f"policy.{name}", changes[name], f"one of the policy's fields{hint}")
+    check_names("policy", Policy.__dataclass_fields__, changes)
     return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from trainer_client.field_names import NamedFields
 from trainer_client.metrics import OnStep
 from trainer_client.policy import Policy
 from trainer_client.publication import WeightPublisher
@@ -17,7 +18,7 @@ BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
+class SessionOptions(NamedFields):
     """What a session does beyond its arguments' defaults."""
 
     mode: ResumeMode = "replay"

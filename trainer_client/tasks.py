@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2 as pb
+from trainer_client.field_names import NamedFields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,7 @@ TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(NamedFields):
     """How the engine samples."""
 
     max_new_tokens: int
@@ -61,7 +62,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(NamedFields):
     """One prompt: either `prompt_token_ids` or `messages`."""
 
     group_size: int

@@ -75,10 +75,10 @@ def miles_docs(batch_groups: int, staleness: int = MILES_STALENESS) -> Fields:
 
 
 def areal(batch_groups: int, staleness: int) -> Fields:
-    """AReaL with max_head_offpolicyness = staleness: (staleness + version + 1) N groups may exist in all. Its
-    max_concurrent_rollouts is max_inflight_groups.
+    """AReaL with max_head_offpolicyness = staleness: (staleness + version + 1) N groups may exist in all, and N of them
+    may be generated at once: max_concurrent_rollouts is consumer_batch_size where it is not set.
     """
-    return _paced(batch_groups, staleness)
+    return {**_paced(batch_groups, staleness), "max_inflight_groups": batch_groups}
 
 
 def prime_rl(

@@ -98,14 +98,18 @@ def token_staleness(setting: Setting, lengths: Lengths | None) -> float:
 def simulation_of(setting: Setting, lengths: Lengths | None, *, steps: int, warmup: int, seed: int) -> Simulation:
     """The simulation of a setting; lognormal lengths with its tailness where none are given."""
     name, eta = setting.policy, setting.max_staleness
+    fields: dict[str, object] = {}
     if name == AREAL:
         name, eta = f"{AREAL}({DEFAULT_LOOKAHEAD if eta is None else eta})", None
+        # The closed form and `concurrency` are of slots that are all used: max_concurrent_rollouts is above C.
+        fields["max_inflight_groups"] = 0
     policy = queue_policy(
         name,
         setting.groups_per_batch,
         queue_factor=setting.queue_factor if setting.policy != AREAL else None,
         max_staleness=eta if setting.policy != QUEUE_DROP else None,
         micro_batch=setting.micro_batch,
+        **fields,
     )
     drawn = lengths or Lognormal.with_tailness(setting.tailness, setting.group_size)
     workload = Workload(round(setting.concurrency), setting.group_size, setting.rho, drawn)

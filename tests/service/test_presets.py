@@ -51,7 +51,7 @@ def test_fields_that_are_set_override_the_preset(rpc: Rpc) -> None:
 
 
 def test_areal_gives_capacity_by_its_formula(rpc: Rpc) -> None:
-    run = rpc.create(preset="areal(1)", batch_groups=N)
+    run = rpc.create(preset="areal(1)", batch_groups=N, max_inflight_groups=100)
     run.submit([make_task(f"t{i}") for i in range(20)])
     first = leased(run)
     assert len(first) == (1 + 0 + 1) * N

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainer_client
+from buffer_wire import errors
 
 pytestmark = pytest.mark.matrix
 
@@ -55,6 +56,11 @@ def test_every_public_name_is_what_type_checkers_take_it_for() -> None:
     assert sorted(homes) == trainer_client.__all__
     for name, home in homes.items():
         assert getattr(trainer_client, name) is getattr(importlib.import_module(home), name)
+
+
+def test_every_error_that_a_trainer_may_catch_is_the_packages() -> None:
+    assert {error.__name__ for error in errors.by_reason().values()} <= set(trainer_client.__all__)
+    assert {"ServiceUnreachable", "PublishFailed", "UsedAfterFork"} <= set(trainer_client.__all__)
 
 
 def test_the_package_lists_its_public_names_before_they_are_used() -> None:

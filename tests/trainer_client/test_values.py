@@ -1,6 +1,7 @@
 """Policies, tasks and manifests on their way into messages and back."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +10,17 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2
-from trainer_client import Environment, FilesManifest, Policy, SamplingParams, Task, WeightFile, manifest_of
+from trainer_client import (
+    ClientOptions,
+    Environment,
+    FilesManifest,
+    Policy,
+    SamplingParams,
+    SessionOptions,
+    Task,
+    WeightFile,
+    manifest_of,
+)
 from trainer_client.tasks import tasks_to_wire
 
 pytestmark = pytest.mark.matrix
@@ -107,6 +118,24 @@ def test_a_policy_that_no_message_can_hold_is_refused_by_field(policy: Policy, f
     with pytest.raises(InvalidField) as raised:
         policy.to_wire()
     assert raised.value.attributes["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("make", "named", "close"),
+    [
+        (lambda: Policy(max_stalness=4), "Policy.max_stalness", "max_staleness"),  # type: ignore[call-arg]
+        (lambda: Environment(shares=4), "Environment.shares", "share"),  # type: ignore[call-arg]
+        (lambda: SamplingParams(max_tokens=4), "SamplingParams.max_tokens", "max_new_tokens"),  # type: ignore[call-arg]
+        (lambda: Task(prompt_tokens=[1]), "Task.prompt_tokens", "prompt_token_ids"),  # type: ignore[call-arg]
+        (lambda: ClientOptions(timeout=4), "ClientOptions.timeout", "timeout_s"),  # type: ignore[call-arg]
+        (lambda: SessionOptions(pull_timeout=4), "SessionOptions.pull_timeout", "pull_timeout_s"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_misspelt_field_is_answered_with_the_nearest_one(make: Callable[[], object], named: str, close: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        make()
+    assert refused.value.attributes["field"] == named
+    assert refused.value.attributes["limit"] == f"one of its fields ({close} is close)"
 
 
 def test_environments_without_names_are_refused() -> None:
