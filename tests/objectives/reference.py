@@ -170,6 +170,19 @@ def cispo(low: float | None, high: float) -> TokenRule:
     return rule
 
 
+def ipo(low: float, high: float, kl: float, *, by_sign: bool) -> TokenRule:
+    def rule(new: float, _old: float, behaviour: float, advantage: float) -> tuple[float, float]:
+        ratio, moved = math.exp(new - behaviour), math.exp(new) - math.exp(behaviour)
+        out = moved > high or moved < -low
+        if by_sign:
+            out = moved > high if advantage > 0 else moved < -low
+        gained = 0.0 if out else ratio * advantage
+        # d/d log π of −τ (log π − log μ)² is −2 τ (log π − log μ).
+        return gained - kl * (new - behaviour) ** 2, gained - 2 * kl * (new - behaviour)
+
+    return rule
+
+
 # ── weights ──────────────────────────────────────────────────────────────────
 
 
@@ -187,6 +200,17 @@ def truncated(cap: float, train: Literal["new", "old"] = "new", level: str = "to
 
 def masked(low: float, high: float, train: Literal["new", "old"] = "new", level: str = "token") -> WeightRule:
     return lambda sample: [ratio if low <= ratio <= high else 0.0 for ratio in ratios(sample, train, level)]
+
+
+def trusted(delta: float) -> WeightRule:
+    def rule(sample: list[Token]) -> list[float]:
+        divergence = 0.0
+        for t in sample:
+            p, q = math.exp(t.behaviour), math.exp(t.new)
+            divergence += p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+        return [float(divergence <= delta * len(sample))] * len(sample)
+
+    return rule
 
 
 # ── comparing ────────────────────────────────────────────────────────────────

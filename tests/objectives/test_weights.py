@@ -10,7 +10,7 @@ import torch
 from buffer_wire.errors import InvalidField
 from tests.objectives import reference
 from tests.objectives.reference import Array, TokenCase, WeightRule
-from trainer_client.objectives import RatioLevel, mis_weights, tis_weights
+from trainer_client.objectives import RatioLevel, mis_weights, tis_weights, trust_weights
 
 LEVELS: list[RatioLevel] = ["token", "sequence", "geometric"]
 
@@ -154,3 +154,59 @@ def test_packed_samples_must_be_told_apart(token_counts: torch.Tensor | None) ->
             level="geometric",
             token_counts=token_counts,
         )
+
+
+# ── rejection of samples ─────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def probable(near: TokenCase) -> TokenCase:
+    """The same with log-probabilities only."""
+    return TokenCase(near.logprobs, near.old, np.minimum(near.behaviour, -0.01), near.advantages, near.mask)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_samples_beyond_the_trust_region_are_rejected_whole(probable: TokenCase, packed: bool) -> None:
+    t = (probable.packed() if packed else probable).tensors()
+    counts = torch.full((24,), 9) if packed else None
+    weights = trust_weights(t["logprobs"], t["behaviour"], t["mask"], delta=0.03, token_counts=counts)
+    expected = expected_weights(probable, reference.trusted(0.03))
+    kept = expected.max(axis=1)
+    assert 0 < kept.sum() < len(kept), "the case has samples on both sides"
+    np.testing.assert_array_equal(weights.reshape(24, 9).numpy(), expected)
+    assert not weights.requires_grad
+
+
+def test_divergence_by_hand() -> None:
+    # Of 0.5 and 0.25: 0.5 log 2 + 0.5 log (0.5 / 0.75); the second token, equal in both, halves the mean.
+    behaviour = torch.log(torch.tensor([[0.5, 0.3, 0.9]], dtype=torch.float64))
+    train = torch.log(torch.tensor([[0.25, 0.3, 0.1]], dtype=torch.float64))
+    mask = torch.tensor([[1, 1, 0]])
+    mean = (0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)) / 2
+    assert trust_weights(train, behaviour, mask, delta=mean + 1e-9).tolist() == [[1, 1, 0]]
+    assert trust_weights(train, behaviour, mask, delta=mean - 1e-9).tolist() == [[0, 0, 0]]
+
+
+def test_certain_tokens_that_differ_by_rounding_are_trusted() -> None:
+    train, behaviour = torch.tensor([[0.0, -1e-7, -1.0]]), torch.tensor([[-1e-7, 0.0, -1.0]])
+    assert trust_weights(train, behaviour, torch.ones(1, 3, dtype=torch.bool), delta=1e-6).tolist() == [[1, 1, 1]]
+    # A token that had become impossible is not.
+    gone = torch.tensor([[-200.0, -1e-7, -1.0]])
+    assert trust_weights(gone, behaviour, torch.ones(1, 3, dtype=torch.bool), delta=1.0).tolist() == [[0, 0, 0]]
+
+
+def test_numbers_under_the_mask_do_not_count_for_trust(probable: TokenCase) -> None:
+    clean, dirty = probable.tensors(), probable.hidden_numbers_replaced(math.nan).tensors()
+    weights = [trust_weights(t["logprobs"], t["behaviour"], t["mask"], delta=0.03) for t in (clean, dirty)]
+    np.testing.assert_array_equal(weights[0].numpy(), weights[1].numpy())
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, math.nan, math.inf])
+def test_trust_needs_a_bound(delta: float) -> None:
+    with pytest.raises(InvalidField, match="delta"):
+        trust_weights(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), delta=delta)
+
+
+def test_packed_samples_have_to_be_told_apart_for_trust() -> None:
+    with pytest.raises(InvalidField, match="token_counts"):
+        trust_weights(torch.zeros(4), torch.zeros(4), torch.ones(4, dtype=torch.bool), delta=1.0)

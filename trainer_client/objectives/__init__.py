@@ -5,9 +5,9 @@ batches, models or the service. Token tensors may be padded [B, T] or packed [Σ
 mask says so, and what stands under a masked position (padding, NaN) reaches neither value nor gradient.
 
     advantages   grpo_advantages, dr_grpo_advantages, rloo_advantages: from rewards of groups
-    weights      tis_weights, mis_weights: who generated the tokens; passed to a loss as `weights=`
-    losses       policy_gradient_loss, ppo_loss, gspo_loss, cispo_loss, aipo_loss: scalars, all with the denominators of
-                 `denominators`, so that parts of a batch add up to the whole
+    weights      tis_weights, mis_weights, trust_weights: who generated the tokens; passed to a loss as `weights=`
+    losses       policy_gradient_loss, ppo_loss, gspo_loss, cispo_loss, aipo_loss, ipo_loss: scalars, all with the
+                 denominators of `denominators`, so that parts of a batch add up to the whole
     logs         ratio_sums, ratio_sums_by_staleness, clip_fraction
 
 Bad shapes and dtypes raise `buffer_wire.errors.InvalidField`, which names the argument.
@@ -35,11 +35,12 @@ from trainer_client.objectives.diagnostics import (
     ratio_sums_by_staleness,
 )
 from trainer_client.objectives.gspo import gspo_loss
+from trainer_client.objectives.ipo import ipo_loss
 from trainer_client.objectives.policy_gradient import policy_gradient_loss
 from trainer_client.objectives.ppo import interpolated_logprobs, ppo_loss
 from trainer_client.objectives.samples import RatioLevel
 from trainer_client.objectives.tokens import per_token, selected_logprobs
-from trainer_client.objectives.weights import mis_weights, tis_weights
+from trainer_client.objectives.weights import mis_weights, tis_weights, trust_weights
 
 __all__ = [
     "AipoReading",
@@ -54,6 +55,7 @@ __all__ = [
     "grpo_advantages",
     "gspo_loss",
     "interpolated_logprobs",
+    "ipo_loss",
     "merged_by_staleness",
     "mis_weights",
     "per_token",
@@ -66,4 +68,5 @@ __all__ = [
     "rloo_advantages",
     "selected_logprobs",
     "tis_weights",
+    "trust_weights",
 ]

@@ -1,7 +1,6 @@
 """AIPO: asynchronous importance-weighted policy optimisation with a one-sided clip.
 
-Sources: LlamaRL (arXiv:2505.24034), which introduces it, and PRIME-RL's token-level form without entropy and
-KL terms (docs.primeintellect.ai/prime-rl/async):
+Source: LlamaRL (arXiv:2505.24034), without entropy and KL terms, of tokens:
 
     J(θ) = 1 / Σ_samples |y| · Σ_t min(ρ_t, δ) · Â_t        ρ_t = π_θ(y_t | y_<t) / μ(y_t | y_<t)
 
@@ -52,7 +51,7 @@ def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
 ) -> Tensor:
     """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
-    `behaviour_logprobs`: log μ. `delta`: the clip δ > 0; PRIME-RL's sources use 8, LlamaRL 2 to 10.
+    `behaviour_logprobs`: log μ. `delta`: the clip δ > 0; LlamaRL uses 2 to 10.
     """
     check_logprobs("logprobs", logprobs)
     check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)

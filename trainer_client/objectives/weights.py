@@ -2,6 +2,10 @@
 
     ρ = π_train(y) / π_behaviour(y)        TIS: min(ρ, cap)        MIS: ρ where low ≤ ρ ≤ high, else 0
 
+    trust: 1 where the mean over the sample of KL(Bernoulli(μ_t) ‖ Bernoulli(π_t)) ≤ delta, else 0
+
+μ_t and π_t are the two probabilities of token t, and μ·log(μ/π) + (1 − μ)·log((1 − μ)/(1 − π)) their divergence.
+
 π_behaviour is what the rollout engine reported, π_train the trainer's own probability of the same token under the
 weights at which the correction is made: those in training for `policy_gradient_loss`, those before the first optimizer
 step on the batch for `ppo_loss`, `gspo_loss` and `cispo_loss`, which take the result as `weights=`. `aipo_loss` does
@@ -14,7 +18,9 @@ micro-batches, and packed tokens need `token_counts`.
 
 Sources. TIS: Ionides, "Truncated Importance Sampling" (2008); Yao et al., "Your Efficient RL Framework Secretly Brings
 You Off-Policy RL Training" (2025). MIS: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the
-Training-Inference Mismatch" (2025), of tokens and sequences; IcePop (arXiv:2510.18855), of tokens. AReaL's
+Training-Inference Mismatch" (2025), of tokens and sequences; IcePop (arXiv:2510.18855), of tokens. Trust: the
+sequence trust region of FlashREINFORCE (Hu et al., 2026, github.com/yifanzhang-pro/FlashREINFORCE); the divergence is
+DPPO's binary KL (arXiv:2602.04879). AReaL's
 `token_mask` with cap C is MIS with `low=0, high=C`, its `token_truncate` is TIS. Frameworks differ in
 
 - the geometric level: here the weight itself is the geometric mean, as in slime's `mis.py` (`tis_level: geometric`);
@@ -29,15 +35,18 @@ import torch
 from torch import Tensor
 
 from buffer_wire.errors import InvalidField
-from trainer_client.objectives.samples import RatioLevel, log_ratio_at
+from trainer_client.objectives.samples import RatioLevel, Samples, log_ratio_at
 from trainer_client.objectives.tokens import (
     check_bounds,
     check_logprobs,
+    check_positive,
     check_same_tokens,
     log_bound,
     masked_log_ratio,
     token_mask,
 )
+
+_LARGEST_LOGPROB = math.log1p(-1e-6)
 
 
 def tis_weights(
@@ -84,6 +93,37 @@ def mis_weights(
     # Bounded before exp: what lies beyond is dropped, and must not have become inf.
     inside = log_ratio.clamp(log_bound(low), log_bound(high))
     return torch.where(mask & (inside == log_ratio), inside.exp(), 0.0)
+
+
+def trust_weights(
+    train_logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    loss_mask: Tensor,
+    *,
+    delta: float,
+    token_counts: Tensor | None = None,
+) -> Tensor:
+    """Rejection of whole samples by binary KL: 1 for the tokens of a sample that is trusted, 0 for those of others.
+
+    Without a graph; 0 at masked positions. `delta`: above 0, in nats a token. Probabilities count as at most 1 − 1e-6,
+    beyond which float32 does not tell them from 1. Multiply by `tis_weights` for the ratio. Else as `tis_weights`.
+    """
+    check_positive("delta", delta)
+    check_logprobs("train_logprobs", train_logprobs)
+    check_same_tokens("behaviour_logprobs", behaviour_logprobs, train_logprobs)
+    mask = token_mask(loss_mask, train_logprobs)
+    samples = Samples.of(train_logprobs, token_counts)
+
+    def outcomes(logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms of the token's probability, and of all others together."""
+        token = torch.where(mask, logprobs.detach().to(train_logprobs.dtype), -1.0).clamp(max=_LARGEST_LOGPROB)
+        return token, torch.log(-torch.expm1(token))
+
+    token, others = outcomes(behaviour_logprobs)
+    trained_token, trained_others = outcomes(train_logprobs)
+    divergence = token.exp() * (token - trained_token) + others.exp() * (others - trained_others)
+    trusted = samples.spread(samples.means(divergence, mask) <= delta)
+    return (mask & trusted).to(train_logprobs.dtype)
 
 
 def _log_ratio(
