@@ -249,6 +249,13 @@ def worker(
     stream_interval: Annotated[
         int | None, typer.Option(help="Tokens of a sample between two events of a stream.", rich_help_panel=_ENGINES)
     ] = None,
+    sglang_version: Annotated[
+        str | None,
+        typer.Option(
+            help="The release that SGLang servers are taken for, whatever they say: for forks and own builds.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = None,
     breaker_failures: Annotated[
         int | None,
         typer.Option(help="Failed calls in a row that cut an engine off from work.", rich_help_panel=_ENGINES),

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.errors import EngineError, EngineUnavailable
+from rollout_workers.engine.errors import EngineError, EngineUnavailable, EngineUnfit
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang import SglangEngine, SglangOptions
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
@@ -73,8 +73,13 @@ class RemoteHost:
 
     async def open(self) -> Engine:
         """Wait until the server is ready."""
-        deadline = time.monotonic() + self._timeout_s
-        while not await self._engine.ready():
+        deadline, checked = time.monotonic() + self._timeout_s, False
+        while True:
+            if not checked:
+                # First: a server that is too old has no /ready.
+                checked = await self._is_fit()
+            if await self._engine.ready():
+                break
             if time.monotonic() > deadline:
                 raise EngineUnavailable(self.url, "starting", f"not ready after {self._timeout_s:g} s")
             # A worker that was killed in the middle of a load leaves a server that is paused: there, but not ready.
@@ -86,6 +91,7 @@ class RemoteHost:
 
     async def revive(self) -> Engine:
         """Look whether the server is there; one that was started anew is connected anew."""
+        await self._is_fit()
         # A server that was left paused is there, but not ready: it is reached by going on.
         await self._engine.resume()
         if not await self._engine.ready():
@@ -95,6 +101,16 @@ class RemoteHost:
             old, self._engine = self._engine, SglangEngine(self.url, options=self._sglang)
             await old.close()
         return self._engine
+
+    async def _is_fit(self) -> bool:
+        """False while the server does not tell its version. Raises EngineUnfit when it is too old."""
+        try:
+            await self._engine.check_version()
+        except EngineUnfit:
+            raise
+        except EngineError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Disconnect."""
@@ -118,6 +134,7 @@ class LaunchedHost:
                 device=launch.device,
                 gpus=_gpus(index, launch),
                 extra_flags=launch.extra_flags,
+                counts_as=options.sglang_version,
                 ready_timeout_s=launch.ready_timeout_s,
             )
         )
@@ -249,4 +266,5 @@ def _sglang_options(options: WorkerOptions) -> SglangOptions:
         load_timeout_s=options.reload_timeout_s,
         stream=options.stream,
         stream_interval=options.stream_interval,
+        counts_as=options.sglang_version,
     )

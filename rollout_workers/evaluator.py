@@ -108,7 +108,7 @@ class Evaluator:
         self._slot = slot
         self._calls = calls
         results = EvaluationResults(slot.engine_id, calls, counters, self._pinned)
-        self._tools = replace(tools, pusher=results, counters=counters)
+        self._tools = replace(tools, pusher=results, counters=counters, may_take_out=False)
         self._concurrency = concurrency
         self._hold_s = hold_s
         self._lease_wait_s = lease_wait_s

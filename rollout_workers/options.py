@@ -15,6 +15,7 @@ from typing import TypeVar
 from buffer_wire import limits
 from buffer_wire.access import Access, check_address
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.sglang_versions import release_of
 
 PAUSE_MODES = ("retract", "in_place", "abort")
 """How an engine treats running requests while weights are loaded; see docs of the engine."""
@@ -146,6 +147,9 @@ class WorkerOptions:
 
     simulated: SimulatedOptions | None = None
 
+    sglang_version: str = ""
+    """The release that SGLang servers are taken for, whatever they say: for forks and builds without tags."""
+
     worker_id: str = field(default_factory=default_worker_id)
     """1 to 100 characters of [A-Za-z0-9._:-]; a restarted worker of the same name releases its old leases at once."""
 
@@ -243,6 +247,7 @@ class WorkerOptions:
         _check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
         self._check_functions()
         _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
+        _check("sglang_version", self.sglang_version, lambda v: not v or release_of(v) is not None, "as in 0.5.23")
         _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
         _check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
         _check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")

@@ -77,8 +77,8 @@ class Progress:
 
 
 def _state(slot: EngineSlot) -> str:
-    if slot.quarantined:
-        return f"{slot.loaded}(quarantined)"
+    if slot.quarantined or slot.unfit:
+        return f"{slot.loaded}({'quarantined' if slot.quarantined else 'unfit'})"
     if slot.reachable and slot.breaker.is_open:
         return f"{slot.loaded}(circuit open)"
     return f"{slot.loaded}(starting)" if slot.reachable else "(lost)"

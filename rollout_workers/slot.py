@@ -1,8 +1,8 @@
 """One engine as the worker's parts share it: what it has loaded, whether it may be given work, what it is reported as.
 
 Invariants: `loaded` is what the engine itself last confirmed; an engine gets leases only when it is reachable, was
-brought to a published version since it was last connected, and is not quarantined; weights that were received and never
-published do not count as loaded. Written by the loader and the guard, read by everybody else.
+brought to a published version since it was last connected, and is neither quarantined nor unfit; weights that were
+received and never published do not count as loaded. Written by the loader and the guard, read by everybody else.
 """
 
 import time
@@ -17,7 +17,7 @@ from rollout_workers.breaker import Breaker, counts
 from rollout_workers.changes import Changes
 from rollout_workers.counters import describe
 from rollout_workers.decoding import DecodeMeter
-from rollout_workers.engine.errors import EngineError
+from rollout_workers.engine.errors import EngineError, EngineUnfit
 from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
 from rollout_workers.loads import LoadView
 from rollout_workers.reload_phases import PhaseMeter
@@ -70,8 +70,9 @@ class EngineSlot:
         """True from before the pause until after the resume."""
         self.broken = False
         """True while the engine is paused because what it holds cannot be trusted."""
-        self.quarantined = False
-        self.stopped = False
+        self.quarantined, self.stopped = False, False
+        self.unfit, self._said = "", set[str]()
+        """Why the engine cannot generate what the run asks for, until it is started anew; empty when it can."""
         self.awaits_plan = False
         """True while the published weights are not to be had for this engine, other than by a collective update."""
         self.membership = 0
@@ -86,8 +87,7 @@ class EngineSlot:
         """Waited for before the engine is paused for new weights."""
         self.weights_url = ""
         """Where this worker serves what it has fetched."""
-        self.reloads = 0
-        self.last_reload_ms = 0
+        self.reloads, self.last_reload_ms = 0, 0
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
         """Open after failed calls in a row: no new work until a trial has succeeded."""
@@ -117,7 +117,7 @@ class EngineSlot:
     @property
     def leasable(self) -> bool:
         """True when the engine may be given new work."""
-        unfit = self.suspect or self.quarantined or self.stopped or self.breaker.is_open
+        unfit = self.suspect or self.quarantined or self.unfit or self.stopped or self.breaker.is_open
         return self.reachable and self.current and not unfit
 
     @property
@@ -125,7 +125,7 @@ class EngineSlot:
         """As it is reported."""
         if self.stopped:
             return weights_pb2.ENGINE_STATE_STOPPED
-        if self.quarantined:
+        if self.quarantined or self.unfit:
             return weights_pb2.ENGINE_STATE_QUARANTINED
         if self.reachable and (self.loading or (self.awaits_plan and not self.current)):
             return weights_pb2.ENGINE_STATE_LOADING
@@ -144,6 +144,19 @@ class EngineSlot:
         self.suspect = self.suspect or suspect
         self.doubted = self.doubted or doubted
         self.changes.notify()
+
+    def take_out(self, why: str) -> None:
+        """Have no more work done here: every task like the present one would fail."""
+        if not self.unfit:
+            _log.error("engine unfit", engine=self.engine_id, address=self.info.address, why=why)
+            self.unfit = why
+            self.failed(EngineUnfit(self.info.address, why))
+
+    def say_once(self, what: str) -> None:
+        """Log a warning about the engine that many tasks would repeat."""
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("engine", engine=self.engine_id, address=self.info.address, notice=what)
 
     def ask_for_place(self, *, wanted: bool) -> None:
         """Ask the service, by way of the reporter, to be out of service; or say that it is over."""
@@ -189,6 +202,9 @@ class EngineSlot:
         self.pristine = known is None
         self.current = False
         self.membership, self.prepared = 0, None
+        self.unfit = ""
+        for notice in self.info.notices:
+            _log.warning("engine connected", engine=self.engine_id, address=self.info.address, notice=notice)
         self.changes.notify()
 
     def report(self, worker_id: str) -> weights_pb2.EngineReport:

@@ -30,6 +30,7 @@ from rollout_workers.prompts import Prompts
 from rollout_workers.rewards import Scorer
 from rollout_workers.rollout import SingleTurn
 from rollout_workers.samples import GroupProgress
+from rollout_workers.sampling import request_of
 from rollout_workers.scoring import GroupRewards
 from rollout_workers.slot import EngineSlot
 
@@ -70,6 +71,8 @@ class Tools:
     max_sample_attempts: int
     rollout: Rollout | None = None
     """How the samples are made; None: by a single turn of the model."""
+    may_take_out: bool = True
+    """An engine that cannot sample as a task asks gets no work any more, and the task goes back; False: it fails."""
 
 
 class Work:
@@ -164,6 +167,8 @@ class Work:
         tools = self._tools
         prompt = await tools.prompts.token_ids(self.lease.task)
         progress = self._progress = self._begin(GroupProgress(self.lease, prompt))
+        if not self._engine_can(progress):
+            return False
         rewards = await self._make(progress)
         if rewards is None:
             return False
@@ -175,6 +180,23 @@ class Work:
             await self._fail(result.error or RolloutBufferError(f"the service answered {why}"), keep=False)
         else:
             self._settle("pushed")
+        return True
+
+    def _engine_can(self, progress: GroupProgress) -> bool:
+        """False when the engine, as it was started, cannot sample as the task asks: others may. Raises InvalidField
+        where that is the task's own failure.
+        """
+        slot, task = self._slot, self.lease.task
+        request = request_of(task, 0, progress.prompt_ids, 1, generated=0)
+        if request.seed is not None and not slot.info.heeds_seeds:
+            slot.say_once("seeds of tasks have no effect: start the server with --enable-deterministic-inference")
+        try:
+            slot.engine.check_sampling(request)
+        except InvalidField as error:
+            if not self._tools.may_take_out:
+                raise
+            slot.take_out(f"tasks ask for {error}")
+            return False
         return True
 
     async def _make(self, progress: GroupProgress) -> list[float] | None:

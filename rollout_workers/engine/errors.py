@@ -6,6 +6,7 @@
     ├── EngineLoadFailed     new weights were not taken, or cannot be trusted
     ├── EngineTimeout        did not answer within a deadline
     ├── EngineMalformed      answered with something that breaks its contract
+    ├── EngineUnfit          cannot be driven, whatever is repeated: a version, or how it was started
     └── EngineNotStarted     a local server did not come up
 
 Requests that must not be sent at all (a token id outside the vocabulary) raise buffer_wire.errors.InvalidField.
@@ -99,6 +100,16 @@ class EngineMalformed(EngineError):
         super().__init__(f"unusable answer while {doing}: {what}", engine=engine)
         self.doing = doing
         self.what = what
+
+
+class EngineUnfit(EngineError):
+    """The engine lacks what the worker needs of it. Another version, or other flags, would mend it."""
+
+    reason = "engine_unfit"
+
+    def __init__(self, engine: str, why: str) -> None:
+        super().__init__(f"cannot be driven: {why}", engine=engine)
+        self.why = why
 
 
 class EngineNotStarted(EngineError):

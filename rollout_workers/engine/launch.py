@@ -5,7 +5,8 @@ over HTTP on the loopback interface alone.
 
 Invariants:
 - the server and everything it spawned end with `stop`, and also when this process dies in any way, kill -9 included;
-- `start` returns a ready server or raises EngineNotStarted with the end of the server's log, within its deadline.
+- `start` returns a ready server or raises EngineNotStarted with the end of the server's log, within its deadline; an
+  SGLang that is too old is not started.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from rollout_workers.engine import sglang_versions
 from rollout_workers.engine.errors import EngineError, EngineNotStarted
 from rollout_workers.engine.http import HttpConnection
 
@@ -84,6 +86,8 @@ class SglangServerOptions:
     metrics: bool = False
     """Serve /metrics."""
     log_level: str = "warning"
+    counts_as: str = ""
+    """The release of SGLang that it is taken for; empty: the one that it says."""
     extra_flags: Sequence[str] = ()
     """Further arguments of sglang.launch_server, each flag and each value one entry; the last of a flag wins."""
     port: int = 0
@@ -135,7 +139,7 @@ class SglangLauncher:
         """Start the server and wait until it is ready; its base URL. Raises EngineNotStarted."""
         if self._process is not None:
             raise EngineNotStarted(self.base_url, "already started", str(self.options.log_path), "")
-        self._check_python()
+        await self._check_python()
         deadline = time.monotonic() + self.options.ready_timeout_s
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             if self.options.port == 0:
@@ -189,10 +193,23 @@ class SglangLauncher:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _check_python(self) -> None:
+    async def _check_python(self) -> None:
+        """Raise EngineNotStarted, or EngineUnfit where the interpreter has an SGLang that is too old."""
         if shutil.which(self.options.python) is None:
             why = f"no interpreter {self.options.python}; install SGLang there first (deploy/sglang-cpu/install.sh)"
             raise EngineNotStarted(self.base_url, why, str(self.options.log_path), "")
+        asking = await asyncio.create_subprocess_exec(
+            self.options.python,
+            "-Ic",
+            "from importlib.metadata import version; print(version('sglang'))",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        said = (await asking.communicate())[0].decode(errors="replace").strip()
+        # One that was not installed as a package says its version when it serves.
+        if said:
+            sglang_versions.check(said, str(self.options.python), counts_as=self.options.counts_as)
 
     async def _spawn(self) -> int:
         """Start the process; the size that the log had before."""
@@ -281,7 +298,8 @@ class SglangLauncher:
                 # Not /health: it generates a token, for a second, and marks a server that is slow to answer unhealthy.
                 with contextlib.suppress(EngineError):
                     reply = await http.call("GET", "/ready", doing="starting", deadline_s=2.0, repeatable=False)
-                    if reply.status == 200:
+                    # 404: it is too old to know the path, which its version will tell whoever connects it.
+                    if reply.status in {200, 404}:
                         return
                 await asyncio.sleep(_POLL_S)
         finally:

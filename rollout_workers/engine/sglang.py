@@ -112,6 +112,15 @@ class SglangEngine:
         """See Engine."""
         return await self._weights.loaded_version()
 
+    async def check_version(self) -> None:
+        """Raise EngineUnfit if it says that it is too old; other EngineErrors where it does not answer yet."""
+        await sglang_settings.check_version(self._calls)
+
+    def check_sampling(self, request: SampleRequest) -> None:
+        """See Engine."""
+        if self._generate_calls is not None:
+            self._generate_calls.check_sampling(request)
+
     async def ready(self) -> bool:
         """See Engine."""
         try:

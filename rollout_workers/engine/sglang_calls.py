@@ -12,7 +12,7 @@ from rollout_workers.engine.http import HttpConnection, Reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangOptions:
-    """Deadlines of the calls to one server, in seconds."""
+    """Deadlines of the calls to one server, in seconds, and what else is chosen for it."""
 
     control_timeout_s: float = 15.0
     """Questions, resume, abort, and pauses that keep their requests."""
@@ -31,6 +31,8 @@ class SglangOptions:
     """Tokens of a sample between two events of its stream: at most so many are lost with a server."""
     full_queue_wait_s: float = 10.0
     """A request that finds the server's queue full is sent again, with growing pauses, for so long."""
+    counts_as: str = ""
+    """The release of SGLang that the server is taken for; empty: the one that it says."""
     reconnect_s: float = 5.0
     """An engine that refuses connections for so long is reported unavailable."""
 

@@ -14,17 +14,8 @@ from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.sglang_calls import SglangCalls
 from rollout_workers.engine.sglang_stream import BatchStream, StreamRefused
+from rollout_workers.engine.sglang_wire import ServerSettings
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """What a server's answers depend on."""
-
-    vocab_size: int
-    mask_max_tokens: int = sglang_wire.MASK_TOKENS_DEFAULT
-    incremental: bool = False
-    """True if its streams send only what is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +41,10 @@ class SglangGenerate:
         self._streams: set[BatchStream] = set()
         self._given_up: dict[asyncio.Future[str], frozenset[str]] = {}
         """Of each call that is under way, with its request ids: done, with the reason, once nobody waits for it."""
+
+    def check_sampling(self, request: SampleRequest) -> None:
+        """See Engine."""
+        sglang_wire.check_sampling(request, self._settings)
 
     @property
     def tokens_in_hand(self) -> int:
@@ -129,8 +124,7 @@ class SglangGenerate:
         calls, settings = self._calls, self._settings
         body = sglang_wire.generate_body(
             requests,
-            vocab_size=settings.vocab_size,
-            mask_max_tokens=settings.mask_max_tokens,
+            settings=settings,
             cache_key=self._label(),
             stream_interval=calls.options.stream_interval if stream is not None else None,
             cumulative=not settings.incremental,

@@ -6,18 +6,21 @@ but it tells the random seed, which a server draws where none was set, and how l
 
 import re
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rollout_workers.engine import sglang_wire
-from rollout_workers.engine.errors import EngineMalformed
+from rollout_workers.engine import sglang_versions, sglang_wire
+from rollout_workers.engine.errors import EngineMalformed, EngineRejected
 from rollout_workers.engine.sglang_calls import SglangCalls
-from rollout_workers.engine.sglang_generate import ServerSettings
+from rollout_workers.engine.sglang_wire import ServerSettings
 from rollout_workers.engine.types import EngineInfo
 
 _IMPOSSIBLE_TOKEN_ID = 2**31 - 1
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 _DOING = "asking for its settings"
+_WITH_MASKS = frozenset({"DFLASH", "DSPARK"})
+"""Ways of speculative decoding whose tokens are exact draws from a known part of the vocabulary."""
 _OF_ONE_START = (
     "random_seed",
     "startup_time",
@@ -27,6 +30,8 @@ _OF_ONE_START = (
     "max_running_requests",
     "sampling_mask_max_tokens",
     "incremental_streaming_output",
+    "speculative_algorithm",
+    "enable_deterministic_inference",
 )
 """Fields that stay as they are until the server is started anew."""
 
@@ -48,24 +53,34 @@ class Found:
 async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
     """Ask the server that is not paused; `vocab_size` in place of what it says. Raises EngineError."""
     server = await calls.get("/server_info", _DOING)
+    release, notices = sglang_versions.check(server.get("version"), calls.address, counts_as=calls.options.counts_as)
+    speculative = _speculative_of(server)
+    masks = _masks_under(speculative, release)
+    if masks != "all":
+        what = "top_p, top_k and min_p" if masks == "none" else "min_p"
+        notices.append(f"no {what} with --speculative-algorithm {speculative}: {sglang_wire.SPECULATIVE_ADVICE}")
     model = await calls.get("/model_info", "asking for its model")
     models = await calls.get("/v1/models", "asking for its context length")
     vocab_size = vocab_size or await _ask_vocab_size(calls)
     try:
         info = EngineInfo(
             name="sglang",
-            version=str(server["version"]),
+            version=str(server.get("version", "")),
             address=calls.address,
             model_path=str(model["model_path"]),
             vocab_size=vocab_size,
             max_input_tokens=int(server["max_req_input_len"]),
             context_length=int(models["data"][0]["max_model_len"]),
             max_running_requests=int(server["max_running_requests"] or 0),
+            heeds_seeds=bool(server.get("enable_deterministic_inference")),
+            notices=tuple(notices),
         )
         settings = ServerSettings(
             vocab_size=vocab_size,
             mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
             incremental=bool(server.get("incremental_streaming_output")),
+            speculative=speculative,
+            masks=masks,
         )
         return Found(
             info,
@@ -77,6 +92,29 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
         )
     except sglang_wire.ODD as error:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
+
+
+async def check_version(calls: SglangCalls) -> None:
+    """Ask the server for its version, once. Raises EngineUnfit, and other EngineErrors where it does not answer."""
+    reply = await calls.http.call(
+        "GET", "/server_info", doing=_DOING, deadline_s=calls.options.ready_timeout_s, repeatable=False
+    )
+    if reply.status == HTTPStatus.OK and isinstance(reply.body, dict):
+        sglang_versions.check(reply.body.get("version"), calls.address, counts_as=calls.options.counts_as)
+    else:
+        raise EngineRejected(calls.address, _DOING, reply.status, reply.message)
+
+
+def _speculative_of(server: dict[str, Any]) -> str:
+    said = str(server.get("speculative_algorithm") or "")
+    return "" if said.upper() == "NONE" else said
+
+
+def _masks_under(speculative: str, release: sglang_versions.Release) -> Literal["all", "no min_p", "none"]:
+    if not speculative:
+        return "all"
+    known = sglang_versions.MASKS_UNDER_DFLASH not in sglang_versions.lacks(release)
+    return "no min_p" if known and speculative.upper() in _WITH_MASKS else "none"
 
 
 async def was_restarted(calls: SglangCalls, start: dict[str, Any]) -> bool:

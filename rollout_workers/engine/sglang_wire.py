@@ -15,7 +15,8 @@ What SGLang 0.5.23 does, and what follows for this file:
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,20 @@ from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRe
 MASK_TOKENS_DEFAULT = 4096
 """SGLang's default of --sampling-mask-max-tokens."""
 
+SPECULATIVE_ADVICE = (
+    "leave top_p, top_k and min_p of tasks at their defaults, or start the server without --speculative-algorithm, or "
+    "with DFLASH or DSPARK, which report them for top_p and top_k"
+)
+
 CUMULATIVE_EVENTS = 16
 """Most events of one sample where each repeats all that came before: eight times the bytes of a plain answer."""
+
+_BEYOND: dict[str, dict[str, float]] = {
+    "all": {},
+    "no min_p": {"min_p": 0},
+    "none": {"top_p": 1, "top_k": 0, "min_p": 0, "temperature": 1},
+}
+"""Sampling that a server without masks cannot do, and where it is off. Greedy wants a mask too."""
 
 ABORTED_IN_QUEUE = "Abort in waiting queue"
 
@@ -50,11 +63,36 @@ def fault_of(error: BaseException) -> str:
     return str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What requests to a server and its answers depend on."""
+
+    vocab_size: int
+    mask_max_tokens: int = MASK_TOKENS_DEFAULT
+    incremental: bool = False
+    """True if its streams send only what is new."""
+    speculative: str = ""
+    """How it decodes speculatively; empty: it does not."""
+    masks: Literal["all", "no min_p", "none"] = "all"
+    """Which narrowed sampling it reports masks of, and with them the log-probabilities of the draw."""
+
+
+def check_sampling(request: SampleRequest, settings: ServerSettings) -> None:
+    """Raise InvalidField for sampling of which the server could not report the log-probabilities of the draw."""
+    if not is_narrowed(request, settings.vocab_size):
+        return
+    for name, off in _BEYOND[settings.masks].items():
+        if (value := getattr(request, name)) != off:
+            limit = f"{off:g} under --speculative-algorithm {settings.speculative}"
+            raise InvalidField(name, value, f"{limit}, where SGLang reports no sampling masks: {SPECULATIVE_ADVICE}")
+    if request.temperature > 0:
+        _top_k_for_mask(request, settings)
+
+
 def generate_body(
     requests: Sequence[SampleRequest],
     *,
-    vocab_size: int,
-    mask_max_tokens: int,
+    settings: ServerSettings,
     cache_key: str,
     stream_interval: int | None = None,
     cumulative: bool = False,
@@ -64,15 +102,16 @@ def generate_body(
     `cache_key` separates prefix caches: only requests of the same key share one. `stream_interval` asks for a stream
     with an event for every so many tokens of a sample; where events are `cumulative`, at most CUMULATIVE_EVENTS, so
     that what is sent again stays in proportion.
-    Raises InvalidField if top-k asks for more tokens than the server can report true log-probabilities for.
+    Raises InvalidField as `check_sampling` does.
     """
     sampling: list[dict[str, Any]] = []
     masks: list[bool] = []
     for request in requests:
-        top_k = _effective_top_k(request, vocab_size)
-        narrowed = is_narrowed(request, vocab_size)
+        check_sampling(request, settings)
+        top_k = _effective_top_k(request, settings.vocab_size)
+        narrowed = is_narrowed(request, settings.vocab_size)
         if narrowed and request.temperature > 0:
-            top_k = _top_k_for_mask(request, top_k, vocab_size, mask_max_tokens)
+            top_k = _top_k_for_mask(request, settings)
         parameters: dict[str, Any] = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": request.temperature,
@@ -117,9 +156,10 @@ def is_narrowed(request: SampleRequest, vocab_size: int) -> bool:
     return request.top_p < 1 or top_k > 0 or request.min_p > 0 or request.temperature == 0
 
 
-def _top_k_for_mask(request: SampleRequest, top_k: int, vocab_size: int, mask_max_tokens: int) -> int:
-    if top_k == 0 and vocab_size <= mask_max_tokens:
-        return vocab_size  # changes nothing, and is finite as the mask wants it
+def _top_k_for_mask(request: SampleRequest, settings: ServerSettings) -> int:
+    top_k, mask_max_tokens = _effective_top_k(request, settings.vocab_size), settings.mask_max_tokens
+    if top_k == 0 and settings.vocab_size <= mask_max_tokens:
+        return settings.vocab_size  # changes nothing, and is finite as the mask wants it
     if not 1 <= top_k <= mask_max_tokens:
         raise InvalidField(
             "top_k",

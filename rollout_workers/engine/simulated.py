@@ -131,6 +131,9 @@ class SimulatedEngine:
         await self._reach("asking for the loaded version")
         return self._weights.label
 
+    def check_sampling(self, request: SampleRequest) -> None:
+        """See Engine. Nothing is beyond it."""
+
     async def was_restarted(self) -> bool:
         """See Engine. Its settings never change, and that it was revived is told by its label."""
         return False

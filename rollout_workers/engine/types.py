@@ -156,6 +156,10 @@ class EngineInfo:
     """Largest len(input_ids) + max_new_tokens, in tokens."""
     max_running_requests: int
     """Requests decoded at once; further ones wait inside the engine."""
+    heeds_seeds: bool = True
+    """True if the engine draws by the seeds of its requests."""
+    notices: tuple[str, ...] = ()
+    """What whoever runs it should hear of, though it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +297,12 @@ class Engine(Protocol):
 
     async def info(self) -> EngineInfo:
         """What the engine says about itself."""
+        ...
+
+    def check_sampling(self, request: SampleRequest) -> None:
+        """Raise InvalidField for sampling that the engine, as it was started, cannot do. For one that was asked for its
+        `info`.
+        """
         ...
 
     async def was_restarted(self) -> bool:

@@ -11,9 +11,14 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from rollout_workers.engine.sglang_versions import release_of
+
 Handler = Callable[[Any], Awaitable[web.StreamResponse]]
 
 VOCABULARY = 50
+
+_SINCE = {"/ready": (0, 5, 20), "/begin_weight_update": (0, 5, 21), "/end_weight_update": (0, 5, 21)}
+"""Paths that releases before do not know, as their wheels have it."""
 
 
 def ok(body: object = None) -> web.Response:
@@ -58,7 +63,11 @@ def as_stream(response: web.StreamResponse) -> web.StreamResponse:
 class FakeSglang:
     """`async with` serves it on a free loopback port."""
 
-    def __init__(self) -> None:
+    def __init__(self, sglang: str | None = "0.5.23") -> None:
+        self.sglang = sglang
+        """Its release: it has the habits of that one, and says so. None: those of the newest, and it does not say."""
+        self.speculative: str | None = None
+        self.deterministic = False
         self.version = "1.0"
         self.model_path = "/nowhere"
         self.mask_max_tokens = 4096
@@ -89,6 +98,15 @@ class FakeSglang:
             "/init_weights_update_group": self._join,
             "/destroy_weights_update_group": self._leave,
         }
+        release = release_of(sglang) or (9, 9, 9)
+        for path, since in _SINCE.items():
+            if release < since:
+                del self.handlers[path]
+        self._release = release
+        self.waiting = 0
+        """Requests that wait in it, held back by a pause."""
+        self.ended = False
+        """True once its scheduler has ended, and the server with it."""
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -125,7 +143,7 @@ class FakeSglang:
         body = await request.json() if request.can_read_body else None
         self.received[request.path].append(body)
         self.order.append(request.path)
-        response = await self.handlers[request.path](body)
+        response = await self.handlers.get(request.path, _not_found)(body) if not self.ended else HANG_UP
         if request.path == "/generate" and body and body.get("stream"):
             response = as_stream(response)
         if response is HANG_UP:
@@ -140,7 +158,9 @@ class FakeSglang:
         limits = {"max_req_input_len": 90, "max_running_requests": 4, "sampling_mask_max_tokens": self.mask_max_tokens}
         return ok(
             {
-                "version": "0.0.fake",
+                **({} if self.sglang is None else {"version": self.sglang}),
+                "speculative_algorithm": self.speculative,
+                "enable_deterministic_inference": self.deterministic,
                 "tp_size": self.ranks,
                 "incremental_streaming_output": self.incremental,
                 "startup_time": {"scheduler_e2e": 10.0 + self.starts / 1_000},
@@ -160,9 +180,17 @@ class FakeSglang:
     async def _generate(self, body: Any) -> web.StreamResponse:
         if body.get("token_ids_logprob"):
             return await asks_vocabulary(body)
-        return ok([answer(rid, [7, 8]) for rid in body["rid"]])
+        entries = [answer(rid, [7, 8]) for rid in body["rid"]]
+        if self._release < (0, 5, 19):
+            for entry in entries:
+                del entry["meta_info"]["weight_versions"]
+        return ok(entries)
 
     async def _update(self, body: Any) -> web.StreamResponse:
+        if body["flush_cache"] and self.waiting and self._release < (0, 5, 21):
+            # assert flush_cache_success
+            self.ended = True
+            return HANG_UP
         self.version = body["weight_version"]
         return ok({"success": True, "message": "Succeeded to update model weights."})
 
@@ -197,6 +225,10 @@ class FakeSglang:
     async def _relabel(self, body: Any) -> web.StreamResponse:
         self.version = body["new_version"]
         return ok()
+
+
+async def _not_found(body: Any) -> web.StreamResponse:
+    return web.json_response({"detail": "Not Found"}, status=404)
 
 
 HANG_UP = web.Response()

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.types import SampleRequest
 from rollout_workers.evaluator import Evaluator
 from rollout_workers.prompts import Prompts
 from rollout_workers.rewards import Scorer
@@ -140,6 +142,21 @@ async def test_tasks_are_made_and_their_groups_go_to_the_evaluation() -> None:
         assert at.slot.evaluating == 0
     assert at.counters.pushed["queued"] == 3
     assert at.counters.tokens == at.counters.tokens_pushed > 0
+
+
+async def test_task_that_its_engine_cannot_sample_fails_alone_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(self: SimulatedEngine, request: SampleRequest) -> None:
+        raise InvalidField("top_p", 0.9, "1 on this engine")
+
+    monkeypatch.setattr(SimulatedEngine, "check_sampling", check)
+    async with bench() as at:
+        at.calls.submit("a")
+        await at.until(lambda: bool(at.calls.returned))
+        assert at.slot.leasable
+    assert {kind for _, kind in at.calls.returned} == {tasks_pb2.RETURN_KIND_FAILED}
+    assert "top_p" in at.counters.last_error
 
 
 async def test_weights_go_at_once_when_nothing_is_evaluated() -> None:

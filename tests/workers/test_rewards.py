@@ -17,7 +17,7 @@ from rollout_workers.samples import GroupProgress
 from rollout_workers.versions import BASE
 from tests.workers.building import generated, lease, task
 
-INFO_LIMITS = {"vocab_size": 100, "max_input_tokens": 15, "context_length": 20}
+INFO_LIMITS: dict[str, Any] = {"vocab_size": 100, "max_input_tokens": 15, "context_length": 20}
 
 
 class ByteTokenizer:
