@@ -60,12 +60,9 @@ class RunCalls(Calls):
         reply: runs_pb2.CreateRunResponse = self._call(self._stub.CreateRun, request)
         return reply
 
-    def update(
-        self, run_id: str, policy: runs_pb2.RunPolicy, names: Collection[str], seen_revision: int
-    ) -> runs_pb2.RunPolicy:
+    def update(self, run_id: str, policy: runs_pb2.RunPolicy, names: Collection[str]) -> runs_pb2.RunPolicy:
         """Replace the named fields of the policy, or all where none is named; returns the effective one."""
-        run = run_ref(run_id, seen_revision)
-        request = runs_pb2.UpdatePolicyRequest(run=run, policy=policy, fields=sorted(names))
+        request = runs_pb2.UpdatePolicyRequest(run=run_ref(run_id), policy=policy, fields=sorted(names))
         reply: runs_pb2.UpdatePolicyResponse = self._call(self._stub.UpdatePolicy, request)
         return reply.policy
 
@@ -100,9 +97,9 @@ class RunCalls(Calls):
             stream.cancel()
 
 
-def run_ref(run_id: str, seen_revision: int = 0) -> common_pb2.RunRef:
+def run_ref(run_id: str) -> common_pb2.RunRef:
     """A reference to a run."""
-    return common_pb2.RunRef(run_id=run_id, seen_revision=seen_revision)
+    return common_pb2.RunRef(run_id=run_id)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def policy(runs: RunCalls, run_id: str, preset: str, assignments: Sequence[str],
     before = after = reply.run.policy
     if preset or assignments:
         message, names = policies.changed(before, preset, assignments)
-        after = runs.update(run_id, message, names, reply.revision)
+        after = runs.update(run_id, message, names)
     if as_json:
         print(json.dumps(_policy_values(after), indent=2))
     elif preset or assignments:

@@ -1,6 +1,7 @@
 """The kit's own calls to the service, past the proxy."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import grpc
@@ -10,6 +11,7 @@ from buffer_wire.access import Access
 from buffer_wire.connect import Connector
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.retry import retry_async, rpc_error
+from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 
 ATTEMPT_S = 20.0
@@ -56,8 +58,14 @@ class Direct:
         async def attempt() -> Any:  # noqa: ANN401
             return await rpc(self._request(method, fields), timeout=ATTEMPT_S)
 
-        reply = await retry_async(attempt, deadline_s=trying_s, waiting_on="the service", retry_on=retry_on)
-        self._note(method, reply)
+        reply = await retry_async(
+            attempt,
+            deadline_s=trying_s,
+            waiting_on="the service",
+            retry_on=retry_on,
+            mend=partial(self._revisions.met, self.run_id),
+        )
+        self._note(reply)
         return reply
 
     async def stream(self, method: str, *, timeout_s: float = ATTEMPT_S, **fields: Any) -> list[Any]:  # noqa: ANN401
@@ -73,7 +81,7 @@ class Direct:
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error) from error
         for reply in replies:
-            self._note(method, reply)
+            self._note(reply)
         return replies
 
     def _request(self, method: str, fields: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -84,7 +92,7 @@ class Direct:
             request.run.CopyFrom(self._revisions.ref(self.run_id))
         return request
 
-    def _note(self, method: str, reply: Any) -> None:  # noqa: ANN401
-        # A view of a run acknowledges nothing.
-        if method != "GetRun":
-            self._revisions.note(self.run_id, getattr(reply, "revision", 0))
+    def _note(self, reply: Any) -> None:  # noqa: ANN401
+        # A view of a run, without a proof, acknowledges nothing.
+        if hasattr(reply, "revision_proof"):
+            self._revisions.note(self.run_id, Revision.of(reply))

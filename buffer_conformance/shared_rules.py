@@ -16,19 +16,19 @@ ASKED_AGAIN_S = 10.0
 _LONG_STREAMS = frozenset({"PushGroups", "WatchWeights"})
 MOST_IN_A_SECOND = 20
 _MALFORMED = frozenset({"invalid_request", "invalid_field", "invalid_policy"})
-_VIEWS = frozenset({"GetRun", "ListRuns", "DeleteRun"})
-"""Replies that acknowledge nothing."""
 
 
 def seen_revision(record: Record) -> Finding:
-    """`seen_revision` is the highest revision received."""
+    """`seen_revision` is the highest revision received, and `seen_proof` its proof. One without a proof is a view's."""
     finding = Finding()
-    received = [
-        (entry.at_s, getattr(entry.message, "revision", 0), _is_binding(exchange, entry))
+    replies = [
+        (exchange, entry)
         for exchange in record.exchanges
         for entry in exchange.replies
-        if entry.delivered
+        if entry.delivered and hasattr(entry.message, "revision_proof")
     ]
+    received = [(entry.at_s, entry.message.revision, _is_binding(exchange, entry)) for exchange, entry in replies]
+    proofs = {entry.message.revision: entry.message.revision_proof for _, entry in replies}
     for exchange in record.exchanges:
         for entry in exchange.requests:
             run = getattr(entry.message, "run", None)
@@ -43,13 +43,16 @@ def seen_revision(record: Record) -> Finding:
                 f"{exchange} names seen_revision {seen}; what it had received says {least}"
                 + (f" to {most}" if most != least else ""),
             )
+            proof = proofs.get(seen, "")
+            finding.expect(
+                run.seen_proof == proof or not least <= seen <= most,
+                f"{exchange} names seen_revision {seen} with the proof {run.seen_proof!r}; it came with {proof!r}",
+            )
     return finding
 
 
 def _is_binding(exchange: Exchange, entry: Entry) -> bool:
     """True when the candidate must know the reply's revision: it acknowledges something, and has surely arrived."""
-    if exchange.method in _VIEWS:
-        return False
     if exchange.method in _LONG_STREAMS:
         return exchange.status in ("OK", OPEN) or entry.at_s < exchange.ended_s - SETTLING_S
     return exchange.status == "OK"

@@ -292,7 +292,7 @@ TRAINER_RULES = (
     Rule(
         "T6", "A trainer that is told stale_epoch ends, and does not resume.", "Commit, checkpoint, resume", gives_way
     ),
-    Rule("T7", "seen_revision is the highest revision received.", "What is promised", seen_revision),
+    Rule("T7", "seen_revision is the highest revision received, with its proof.", "What is promised", seen_revision),
     Rule("T8", "A publish that got no answer is repeated as it was.", "What is promised", publishes_again),
     Rule(
         "T9",

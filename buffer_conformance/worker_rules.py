@@ -212,7 +212,7 @@ def identities(record: Record) -> Finding:
 _LEASES = "Leases"
 _RULES = (
     Rule("W1", "A lease request that got no answer is asked again under its request id.", _LEASES, lease_repeats),
-    Rule("W2", "seen_revision is the highest revision received.", "What is promised", seen_revision),
+    Rule("W2", "seen_revision is the highest revision received, with its proof.", "What is promised", seen_revision),
     Rule("W3", "Every lease ends exactly once: pushed, returned or lost.", _LEASES, ends_once),
     Rule("W4", "A lease that is held gets a heartbeat within its time to live.", _LEASES, heartbeats),
     *GROUP_RULES,

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -107,6 +108,10 @@ def _int_field(number: int, value: int) -> bytes:
     return varint(number << 3 | _VARINT) + varint(value) if value else b""
 
 
+def _text_field(number: int, value: str) -> list[Buffer]:
+    return [_len_field(number, len(encoded)), encoded] if (encoded := value.encode()) else []
+
+
 # ── groups ───────────────────────────────────────────────────────────────────
 
 _EMPTY = memoryview(b"")
@@ -194,19 +199,19 @@ class Delivered:
     tail_version: int
 
 
-def join_pull(revision: int, groups: Iterable[Delivered]) -> bytes:
+def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
     """A serialized PullBatchResponse of groups. One copy in all."""
     parts: list[Buffer] = [_int_field(1, revision)]
     for group in groups:
         tail = _int_field(2, group.sequence) + _int_field(3, group.head_version) + _int_field(4, group.tail_version)
         head = _len_field(1, len(group.body))
         parts += [_len_field(3, len(head) + len(group.body) + len(tail)), head, group.body, tail]
-    return b"".join(parts)
+    return b"".join(parts + _text_field(4, revision.proof))
 
 
-def split_pull(message: Buffer) -> tuple[int, batches_pb2.BatchInfo | None, list[Delivered]]:
+def split_pull(message: Buffer) -> tuple[Revision, batches_pb2.BatchInfo | None, list[Delivered]]:
     """Revision, batch facts (first message only) and groups of a PullBatchResponse. Raises MalformedMessage."""
-    revision, batch, groups = 0, None, []
+    revision, proof, batch, groups = 0, "", None, []
     for number, value in fields(memoryview(message)):
         if number == 1 and isinstance(value, int):
             revision = value
@@ -214,7 +219,9 @@ def split_pull(message: Buffer) -> tuple[int, batches_pb2.BatchInfo | None, list
             batch = _parse(batches_pb2.BatchInfo, value)
         elif number == 3 and isinstance(value, memoryview):
             groups.append(_split_delivered(value))
-    return revision, batch, groups
+        elif number == 4 and isinstance(value, memoryview):
+            proof = bytes(value).decode("utf-8", "replace")
+    return Revision(revision, proof), batch, groups
 
 
 def _split_delivered(message: memoryview) -> Delivered:

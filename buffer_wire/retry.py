@@ -23,6 +23,9 @@ T = TypeVar("T")
 OnRetry = Callable[[RolloutBufferError, int, float], None]
 """Called before each wait with the error, the attempts so far and the coming wait in seconds."""
 
+Mend = Callable[[RolloutBufferError], bool]
+"""Called with each error; True when it has done away with the cause (revisions.Revisions.met)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -77,8 +80,10 @@ class _Attempts:
         retry_on: Callable[[RolloutBufferError], bool],
         on_retry: OnRetry | None,
         tokens: Tokens | None,
+        mend: Mend | None,
     ) -> None:
         self._tokens = tokens
+        self._mend = mend
         self._token = ""
         self._started = time.monotonic()
         self._deadline_s = deadline_s
@@ -101,6 +106,8 @@ class _Attempts:
         self._attempts += 1
         if isinstance(error, Unauthenticated) and self._tokens is not None and self._tokens.renew(self._token):
             return 0.0
+        if self._mend is not None and self._mend(error):
+            return 0.0
         if not self._retry_on(error):
             raise error from raised
         spent, wait = time.monotonic() - self._started, next(self._delays)
@@ -121,14 +128,15 @@ async def retry_async(
     retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
     on_retry: OnRetry | None = None,
     tokens: Tokens | None = None,
+    mend: Mend | None = None,
 ) -> T:
     """Result of `call()`, repeated on errors for which `retry_on` holds.
 
     No attempt begins later than `deadline_s` after the first; give each attempt a timeout of its own. A refused
-    token is replaced where `tokens` has another one by then. Raises the last RolloutBufferError;
-    gRPC's errors are translated, all others pass through.
+    token is replaced where `tokens` has another one by then, and what `mend` mends is repeated at once. Raises the last
+    RolloutBufferError; gRPC's errors are translated, all others pass through.
     """
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens)
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens, mend)
     while True:
         attempts.begin()
         try:
@@ -147,9 +155,10 @@ def retry_sync(
     retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
     on_retry: OnRetry | None = None,
     tokens: Tokens | None = None,
+    mend: Mend | None = None,
 ) -> T:
     """`retry_async` for blocking stubs."""
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens)
+    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens, mend)
     while True:
         attempts.begin()
         try:

@@ -1,36 +1,46 @@
-"""The highest revision a process has seen of each run: sent along with every request, so that a store that has lost
-acknowledged writes is noticed by whoever knew of them.
+"""The highest revision a process has seen of each run, with its proof: sent along with every request, so that a store
+that has lost acknowledged writes is noticed by whoever knew of them.
 
 Invariant: what is seen of a run never falls while the run exists. Safe to share between threads.
 """
 
 from threading import Lock
 
+from buffer_wire.errors import RolloutBufferError, UnknownRun, UnprovenRevision
+from buffer_wire.revision import NO_REVISION, Revision
 from rollout_buffer.v1 import common_pb2
 
 
 class Revisions:
-    """One for each process and service; pass every reply's `revision` to `note`."""
+    """One for each process and service; pass every reply's revision to `note`, and every error to `met`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, Revision] = {}
 
-    def note(self, run_id: str, revision: int) -> None:
-        """Take a reply's revision into account."""
+    def note(self, run_id: str, revision: Revision) -> None:
+        """Take a reply's revision into account; one without a proof acknowledges nothing."""
         with self._lock:
-            if revision > self._seen.get(run_id, 0):
+            if revision.proof and revision > self.seen(run_id):
                 self._seen[run_id] = revision
 
-    def forget(self, run_id: str) -> None:
-        """The run does not exist any more: another one of its name counts from the beginning."""
-        with self._lock:
-            self._seen.pop(run_id, None)
+    def met(self, run_id: str, error: RolloutBufferError) -> bool:
+        """Take an error into account. True when the request can be repeated at once, without what it claimed."""
+        if isinstance(error, UnknownRun | UnprovenRevision):
+            # The run that was seen does not exist any more: another one of its name has its own revisions.
+            return self.forget(run_id) and isinstance(error, UnprovenRevision)
+        return False
 
-    def seen(self, run_id: str) -> int:
+    def forget(self, run_id: str) -> bool:
+        """The run does not exist any more: another one of its name counts from the beginning. True when it was seen."""
+        with self._lock:
+            return self._seen.pop(run_id, None) is not None
+
+    def seen(self, run_id: str) -> Revision:
         """Highest revision noted for the run; 0 for none."""
-        return self._seen.get(run_id, 0)
+        return self._seen.get(run_id, NO_REVISION)
 
     def ref(self, run_id: str) -> common_pb2.RunRef:
         """The RunRef of a request."""
-        return common_pb2.RunRef(run_id=run_id, seen_revision=self.seen(run_id))
+        seen = self.seen(run_id)
+        return common_pb2.RunRef(run_id=run_id, seen_revision=seen, seen_proof=seen.proof)

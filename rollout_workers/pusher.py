@@ -96,8 +96,7 @@ class Pusher:
             if sum(self._counters.pushed.values()) > answered:
                 delays, trouble_since = BACKOFF.delays(), float("inf")
             if error is not None:
-                self._service.met(error)
-                if self._service.renewed(error, token):
+                if self._service.met(error) or self._service.renewed(error, token):
                     continue
                 if worth_waiting(error):
                     trouble_since = min(trouble_since, time.monotonic())

@@ -6,7 +6,7 @@ call gives up only after `timeout_s` without an answer, or on an error that no r
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import structlog
@@ -15,6 +15,7 @@ from buffer_wire.access import Access
 from buffer_wire.connect import Connector
 from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
 from buffer_wire.retry import Backoff, retry_async
+from buffer_wire.revision import Claimable, Revision
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import (
     common_pb2,
@@ -29,13 +30,7 @@ from rollout_buffer.v1 import (
 from rollout_workers.evaluation_calls import EvaluationCalls
 from rollout_workers.versions import Version
 
-
-class _Reply(Protocol):
-    @property
-    def revision(self) -> int: ...
-
-
-R = TypeVar("R", bound=_Reply)
+R = TypeVar("R")
 
 PushStream = grpc.aio.StreamStreamCall[bytes, groups_pb2.PushGroupsResponse]
 WatchStream = grpc.aio.UnaryStreamCall[weights_pb2.WatchWeightsRequest, weights_pb2.WatchWeightsResponse]
@@ -112,14 +107,13 @@ class ServiceClient:
         """The run, with the highest revision seen."""
         return self.revisions.ref(self.run_id)
 
-    def note(self, reply: _Reply) -> None:
+    def note(self, reply: Claimable) -> None:
         """Take the revision of a streamed reply into account."""
-        self.revisions.note(self.run_id, reply.revision)
+        self.revisions.note(self.run_id, Revision.of(reply))
 
-    def met(self, error: RolloutBufferError) -> None:
-        """Take an error into account: a run that is made anew under a deleted one's name has no past."""
-        if isinstance(error, UnknownRun):
-            self.revisions.forget(self.run_id)
+    def met(self, error: RolloutBufferError) -> bool:
+        """Take an error into account; True when what failed can be tried again at once."""
+        return self.revisions.met(self.run_id, error)
 
     def renewed(self, error: RolloutBufferError, token: str) -> bool:
         """True when the service has refused `token` and there is another one by now."""
@@ -215,7 +209,6 @@ class ServiceClient:
         """Call until it is answered; gives up after `timeout_s`, or on an error that no repeat can mend."""
 
         def waiting(error: RolloutBufferError, _attempts: int, _wait_s: float) -> None:
-            self.met(error)
             self.wait_log(what).say(on_whom(error, self.address), str(error))
 
         reply: Any = await retry_async(
@@ -226,6 +219,7 @@ class ServiceClient:
             retry_on=worth_waiting,
             on_retry=waiting,
             tokens=self.tokens,
+            mend=self.met,
         )
         self.note(reply)
         return cast("R", reply)

@@ -7,6 +7,7 @@ either (`trainer_client.forks`).
 
 import asyncio
 import random
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -83,18 +84,15 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         rpc = self._control.unary_unary(
             call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
         )
-        try:
-            reply = await retry_async(
-                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
-                deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-                waiting_on=f"the service at {self.target}",
-                retry_on=worth_repeating,
-                on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-                tokens=self.tokens,
-            )
-        except UnknownRun:
-            self.revisions.forget(call.run_id)
-            raise
+        reply = await retry_async(
+            lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+            tokens=self.tokens,
+            mend=partial(self.revisions.met, call.run_id),
+        )
         if call.run_id:
             requests.note(self.revisions, call.run_id, reply)
         return call.decode(reply)
@@ -206,6 +204,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
                     retry_on=worth_repeating_pull,
                     on_retry=notices.on_retry,
                     tokens=self.tokens,
+                    mend=partial(self.revisions.met, run_id),
                 )
             except BatchNotReady as error:
                 if deadline.left_s() <= MIN_PULL_INTERVAL_S:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -99,18 +100,15 @@ class BufferClient(EvaluationCalls):
                 answer: ReplyT = rpc(request, timeout=self.options.attempt_timeout_s)
                 return answer
 
-        try:
-            reply = retry_sync(
-                attempt,
-                deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-                waiting_on=f"the service at {self.target}",
-                retry_on=worth_repeating,
-                on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-                tokens=self.tokens,
-            )
-        except UnknownRun:
-            self.revisions.forget(call.run_id)
-            raise
+        reply = retry_sync(
+            attempt,
+            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
+            tokens=self.tokens,
+            mend=partial(self.revisions.met, call.run_id),
+        )
         if call.run_id:
             requests.note(self.revisions, call.run_id, reply)
         return call.decode(reply)
@@ -242,6 +240,7 @@ class BufferClient(EvaluationCalls):
                     retry_on=worth_repeating_pull,
                     on_retry=notices.on_retry,
                     tokens=self.tokens,
+                    mend=partial(self.revisions.met, run_id),
                 )
             except BatchNotReady as error:
                 if deadline.left_s() <= MIN_PULL_INTERVAL_S:

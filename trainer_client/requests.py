@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client import replies
@@ -61,12 +62,12 @@ def note(revisions: Revisions, run_id: str, reply: Message) -> None:
     if isinstance(reply, runs_pb2.DeleteRunResponse):
         revisions.forget(run_id)
         return
-    if isinstance(reply, runs_pb2.GetRunResponse):
-        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet.
-        return
     if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
         revisions.forget(run_id)
-    revisions.note(run_id, reply.revision)  # type: ignore[attr-defined]
+    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse):
+        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet.
+        return
+    revisions.note(run_id, Revision.of(reply))  # type: ignore[arg-type]
 
 
 def new_request_id() -> str:

@@ -21,9 +21,10 @@ LOOK_S = 4.0
 """For all that a scrape or a list asks of the store; Prometheus itself gives a scrape 10 s unless told otherwise."""
 
 LATE = "late"
-UNREAD = (LayoutChanged.reason, StoreFault.reason, LATE)
-"""Why runs are left out: a service of another version keeps them, the store stumbles over them, or others before them,
-in the order of their names, took all of LOOK_S."""
+DEFECT = "defect"
+UNREAD = (LayoutChanged.reason, StoreFault.reason, LATE, DEFECT)
+"""Why runs are left out: a service of another version keeps them, the store stumbles over them, others before them, in
+the order of their names, took all of LOOK_S, or this service stumbles over what is in their record."""
 
 T = TypeVar("T")
 
@@ -69,6 +70,9 @@ class RunReader:
                             raise
                         unread[run_id] = fault.reason
                         self._tell([run_id], fault.reason, fault.message)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, it is of one run
+                        unread[run_id] = DEFECT
+                        self._tell([run_id], DEFECT, repr(error))
                     asked += 1
         except TimeoutError:
             if not asked:

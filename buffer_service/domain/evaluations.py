@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from buffer_service.domain.ops import Buffer, Extended, LeaseWait, WeightVersion
+from buffer_wire.revision import NO_REVISION, Revision
 
 MAX_EVALUATIONS = 64
 """Of a run, ended ones included, until they are deleted."""
@@ -87,7 +88,7 @@ class EvaluationView:
 class EvaluationSubmitted:
     """Result of a submit; `created` is False for a repeat."""
 
-    revision: int
+    revision: Revision
     evaluation: EvaluationView
     created: bool
 
@@ -129,7 +130,7 @@ class Wanted:
 class EvaluationLeased:
     """Result of a lease request; `wait` is None when everything asked for was given."""
 
-    revision: int
+    revision: Revision
     grants: Sequence[EvaluationGrant]
     wait: LeaseWait | None
     wanted: Wanted | None
@@ -187,7 +188,7 @@ class EvaluationResult:
 class EvaluationResults:
     """A portion of the tasks that have ended, in order of their ending."""
 
-    revision: int
+    revision: Revision
     evaluation: EvaluationView
     results: Sequence[EvaluationResult]
 
@@ -200,7 +201,7 @@ class EvaluationStore(Protocol):
     """
 
     async def submit_evaluation(
-        self, run_id: str, submit: SubmitEvaluation, *, seen_revision: int = 0
+        self, run_id: str, submit: SubmitEvaluation, *, seen_revision: Revision = NO_REVISION
     ) -> EvaluationSubmitted:
         """Add an evaluation, or find it.
 
@@ -208,13 +209,13 @@ class EvaluationStore(Protocol):
         """
         ...
 
-    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[int, Sequence[EvaluationView]]:
+    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[Revision, Sequence[EvaluationView]]:
         """Revision, and all evaluations in order of submission, without their failures. Unless it `acknowledges`, it
         waits for no replicas, and the revision is not to be sent back.
         """
         ...
 
-    async def evaluation(self, run_id: str, eval_id: str) -> tuple[int, EvaluationView]:
+    async def evaluation(self, run_id: str, eval_id: str) -> tuple[Revision, EvaluationView]:
         """Revision, and one evaluation. Raises UnknownEvaluation."""
         ...
 
@@ -222,23 +223,31 @@ class EvaluationStore(Protocol):
         """Up to `limit` ended tasks after the first `start`; `fetch` has their bodies. Raises UnknownEvaluation."""
         ...
 
-    async def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: int = 0) -> int:
+    async def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: Revision = NO_REVISION) -> Revision:
         """End an evaluation and delete its results; returns the revision. Raises UnknownEvaluation."""
         ...
 
-    async def lease_evaluation(self, run_id: str, ask: EvaluationAsk, *, seen_revision: int = 0) -> EvaluationLeased:
+    async def lease_evaluation(
+        self, run_id: str, ask: EvaluationAsk, *, seen_revision: Revision = NO_REVISION
+    ) -> EvaluationLeased:
         """Lease tasks; an empty grant list comes with the reason."""
         ...
 
     async def extend_evaluation(
-        self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        lease_ids: Sequence[str],
+        *,
+        seen_revision: Revision = NO_REVISION,
     ) -> Extended:
         """Prolong leases that are live."""
         ...
 
     async def finish_evaluation(
-        self, run_id: str, finish: FinishEvaluation, *, seen_revision: int = 0
-    ) -> tuple[int, EvaluationOutcome]:
+        self, run_id: str, finish: FinishEvaluation, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, EvaluationOutcome]:
         """End a lease; the revision, and what became of the task.
 
         Raises UnknownLease, EvaluationsFull, StoreOutOfMemory, InvalidField (a group that is not of this task, or has

@@ -14,6 +14,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.evaluations import EvaluationStore
 from buffer_service.domain.inspection import InspectStore
 from buffer_service.domain.policy import RunPolicy
+from buffer_wire.revision import NO_REVISION, Revision
 
 
 class Topic(StrEnum):
@@ -56,12 +57,14 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Hints of changes on this store."""
         ...
 
-    async def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
+    async def create_run(
+        self, run_id: str, policy: RunPolicy, *, revision: int = 1, secret: str = ""
+    ) -> tuple[ops.RunView, bool]:
         """Create a run, or return the existing one when its policy is the same. Raises RunExists, NotReady (it is being
         deleted).
 
         A new run's revision begins at `revision`. It must be beyond that of any earlier run of the same name, which its
-        callers may remember as seen.
+        callers may remember as seen. `secret` is that of the proofs of its revisions; empty: one is drawn.
         """
         ...
 
@@ -74,22 +77,27 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         ...
 
     async def update_policy(
-        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
-    ) -> int:
+        self,
+        run_id: str,
+        policy: RunPolicy,
+        expected: RunPolicy | None = None,
+        *,
+        seen_revision: Revision = NO_REVISION,
+    ) -> Revision:
         """Replace the policy; returns the revision. Raises PolicyChanged when it is another than `expected`, which None
         does not ask; InvalidPolicy for a measure that cannot change now.
         """
         ...
 
-    async def pause_run(self, run_id: str) -> int:
+    async def pause_run(self, run_id: str) -> Revision:
         """Hold the run: no leases, no submits, no new batches; returns the revision."""
         ...
 
-    async def drain_run(self, run_id: str) -> int:
+    async def drain_run(self, run_id: str) -> Revision:
         """Let the run end: no leases, no submits; what is queued and leased is still trained. Returns the revision."""
         ...
 
-    async def continue_run(self, run_id: str) -> int:
+    async def continue_run(self, run_id: str) -> Revision:
         """Undo pause_run and drain_run; returns the revision."""
         ...
 
@@ -103,14 +111,14 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Events of the run's recording after an event id ("" for the first that is kept), at most `limit`."""
         ...
 
-    async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
+    async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVISION) -> ops.Submitted:
         """Add tasks and move the cursor.
 
         Raises StaleEpoch, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
         """
         ...
 
-    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
+    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION) -> ops.Leased:
         """Lease tasks; an empty grant list comes with the reason."""
         ...
 
@@ -121,7 +129,7 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         instance_id: str,
         lease_ids: Sequence[str],
         *,
-        seen_revision: int = 0,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Extended:
         """Prolong leases that are live."""
         ...
@@ -133,20 +141,20 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         instance_id: str,
         returns: Sequence[ops.LeaseReturn],
         *,
-        seen_revision: int = 0,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Returned:
         """Return leases with their continuations."""
         ...
 
-    async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+    async def push(
+        self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
+    ) -> ops.PushResult:
         """Store payloads and index them. A BLOCKED group stands in the run's line, and so does every later one of the
         call that would need room. Raises RunPaused, StoreOutOfMemory.
         """
         ...
 
-    async def retry_push(
-        self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
-    ) -> ops.PushResult:
+    async def retry_push(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
         """Try blocked groups again by their payload keys; extends their leases while they stay blocked."""
         ...
 
@@ -154,7 +162,9 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Give up blocked groups: their payloads are deleted. Of a run that is gone there are none left."""
         ...
 
-    async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
+    async def pull(
+        self, run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION
+    ) -> ops.Batch | ops.Short:
         """Close a round of a step if it is its turn and enough is queued, or return the stored one. Evicts what is too
         stale first. Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded,
         InvalidField (train_version, rank, round, batch_groups, world_size).
@@ -171,17 +181,21 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """
         ...
 
-    async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+    async def commit(
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """Settle delivered groups as trained; returns (revision, committed_steps). Raises StaleEpoch, StepAhead."""
         ...
 
-    async def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
+    async def publish(
+        self, run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION
+    ) -> ops.Published:
         """Publish and commit in one decision. Raises StaleEpoch, VersionConflict, StepAhead."""
         ...
 
     async def checkpoint(
-        self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0
-    ) -> tuple[int, int]:
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """Free replay data and tombstones; returns (revision, checkpointed_steps). Raises StaleEpoch, NotCommitted."""
         ...
 
@@ -189,7 +203,9 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         """Take the run over; clears a pause. Raises ReplayGap, StepAhead."""
         ...
 
-    async def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+    async def plan_collective(
+        self, run_id: str, plan: ops.PlanCollective, *, seen_revision: Revision = NO_REVISION
+    ) -> Revision:
         """Announce a collective update in place of an earlier one; a publish of its version or a newer one ends it, and
         so does a resume. Returns the revision. Raises StaleEpoch, VersionConflict, RunPaused.
         """
@@ -200,7 +216,7 @@ class RunStore(EvaluationStore, InspectStore, Protocol):
         ...
 
     async def report_engine(
-        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
     ) -> ops.EngineReported:
         """Record an engine's state; give or take back its place among those that are out of service for a load."""
         ...

@@ -18,6 +18,7 @@ from buffer_service.rpc.convert import fields
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.waiting import Lines
 from buffer_service.security.gate import caller
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import evaluations_pb2_grpc
 
@@ -51,7 +52,9 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         """How far it is."""
         run_id = fields.run_id(request.run.run_id)
         revision, view = await self.store.evaluation(run_id, convert.eval_id(request.eval_id))
-        return pb.GetEvaluationResponse(revision=revision, evaluation=convert.to_evaluation(view))
+        return pb.GetEvaluationResponse(
+            revision=revision, revision_proof=revision.proof, evaluation=convert.to_evaluation(view)
+        )
 
     async def ReadEvaluation(  # type: ignore[override]
         self, request: pb.ReadEvaluationRequest, context: Context
@@ -69,14 +72,16 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         """All of a run."""
         revision, views = await self.store.evaluations(fields.run_id(request.run.run_id))
         return pb.ListEvaluationsResponse(
-            revision=revision, evaluations=[convert.to_evaluation(view) for view in views]
+            revision=revision,
+            revision_proof=revision.proof,
+            evaluations=[convert.to_evaluation(view) for view in views],
         )
 
     async def DeleteEvaluation(self, request: pb.DeleteEvaluationRequest, _: Context) -> pb.DeleteEvaluationResponse:
         """Delete one."""
         run_id, seen = fields.run_ref(request.run)
         revision = await self.store.delete_evaluation(run_id, convert.eval_id(request.eval_id), seen_revision=seen)
-        return pb.DeleteEvaluationResponse(revision=revision)
+        return pb.DeleteEvaluationResponse(revision=revision, revision_proof=revision.proof)
 
     async def LeaseEvaluation(self, request: pb.LeaseEvaluationRequest, _: Context) -> pb.LeaseEvaluationResponse:
         """Lease tasks, waiting for the first."""
@@ -85,7 +90,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         self.drain.refuse()
         return convert.to_leased(await self._leased(run_id, ask, seen, request.wait_ms / 1000))
 
-    async def _leased(self, run_id: str, ask: ev.EvaluationAsk, seen: int, wait_s: float) -> ev.EvaluationLeased:
+    async def _leased(self, run_id: str, ask: ev.EvaluationAsk, seen: Revision, wait_s: float) -> ev.EvaluationLeased:
         # Nobody waits in a line here: what the head of it cannot use, the next one may.
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s

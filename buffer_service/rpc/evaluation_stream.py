@@ -60,5 +60,8 @@ def _messages(
 
 def _message(portion: ev.EvaluationResults) -> pb.ReadEvaluationResponse:
     return pb.ReadEvaluationResponse(
-        revision=portion.revision, evaluation=convert.to_evaluation(portion.evaluation), results=[]
+        revision=portion.revision,
+        revision_proof=portion.revision.proof,
+        evaluation=convert.to_evaluation(portion.evaluation),
+        results=[],
     )

@@ -15,9 +15,11 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.diagnosis import Standing, pull_waits_on
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches as convert
+from buffer_service.rpc.convert import fields
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2 as pb
 
 MESSAGE_BYTES = 1 << 20
@@ -45,7 +47,7 @@ class PullStream:
         deadline = started + request.wait_ms / 1000
         reported: set[str] = set()
         while True:
-            batch = await self._assembled(run_id, pull, request.run.seen_revision, deadline - loop.time())
+            batch = await self._assembled(run_id, pull, fields.run_ref(request.run)[1], deadline - loop.time())
             if reported.intersection(group.payload_key for group in batch.shard):
                 raise StoreFault(
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
@@ -54,11 +56,11 @@ class PullStream:
             if await self._send(run_id, pull.epoch, batch, int((loop.time() - started) * 1000), context, reported):
                 return
 
-    async def _assembled(self, run_id: str, pull: ops.Pull, seen_revision: int, wait_s: float) -> ops.Batch:
+    async def _assembled(self, run_id: str, pull: ops.Pull, seen: Revision, wait_s: float) -> ops.Batch:
         with self._metrics.pulling(run_id) as wait:
 
             async def attempt() -> ops.Batch | ops.Short:
-                result = await self._store.pull(run_id, pull, seen_revision=seen_revision)
+                result = await self._store.pull(run_id, pull, seen_revision=seen)
                 if isinstance(result, ops.Short):
                     wait()
                 return result
@@ -94,7 +96,11 @@ class PullStream:
                         return False
                     raise NotReady(f"groups of step {batch.step} are gone from the store; pull the step again")
                 if not opened:
-                    first = pb.PullBatchResponse(revision=batch.revision, batch=convert.to_batch_info(batch, waited_ms))
+                    first = pb.PullBatchResponse(
+                        revision=batch.revision,
+                        revision_proof=batch.revision.proof,
+                        batch=convert.to_batch_info(batch, waited_ms),
+                    )
                     await context.write(first.SerializeToString())
                     opened = True
                 chunks.advance(found)
@@ -160,7 +166,7 @@ class _Chunks:
             self._group_bytes = max(1, sum(len(group.body) for group in found) // len(found))
 
 
-def _messages(revision: int, groups: Sequence[Delivered]) -> Iterator[bytes]:
+def _messages(revision: Revision, groups: Sequence[Delivered]) -> Iterator[bytes]:
     """The groups as messages of at most MESSAGE_BYTES, unless a single group is larger."""
     part: list[Delivered] = []
     size = 0

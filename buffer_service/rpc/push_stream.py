@@ -16,6 +16,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget
+from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.messages import parsed
@@ -23,6 +24,7 @@ from buffer_service.rpc.pushes import Pushes
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import groups_pb2 as pb
 
 WINDOW = 4
@@ -37,7 +39,7 @@ Entry = ops.NewGroup | pb.PushAck
 @dataclass(slots=True)
 class _Bundle:
     run_id: str
-    seen_revision: int
+    seen: Revision
     sequence: int
     size_bytes: int
     entries: list[Entry]
@@ -121,8 +123,8 @@ class PushStream:
         pusher.check_run(bundle.run.run_id)
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
-        run = bundle.run
-        self._read.append(_Bundle(run.run_id, run.seen_revision, sequence, size, entries))
+        run_id, seen = fields.run_ref(bundle.run)
+        self._read.append(_Bundle(run_id, seen, sequence, size, entries))
         self._changed.set()
 
     # ── pushing ──────────────────────────────────────────────────────────────
@@ -156,7 +158,7 @@ class PushStream:
         return bundles
 
     async def _push(self, bundles: list[_Bundle]) -> list[pb.PushGroupsResponse]:
-        seen = max(bundle.seen_revision for bundle in bundles)
+        seen = max(bundle.seen for bundle in bundles)
         entries = [entry for bundle in bundles for entry in bundle.entries]
         counts = [len(bundle.entries) for bundle in bundles]
         for bundle in bundles:
@@ -171,8 +173,8 @@ class PushStream:
 
 
 async def push_entries(
-    parts: PushParts, run_id: str, entries: list[Entry], seen_revision: int
-) -> tuple[int, list[pb.PushAck], ops.WeightVersion]:
+    parts: PushParts, run_id: str, entries: list[Entry], seen: Revision
+) -> tuple[Revision, list[pb.PushAck], ops.WeightVersion]:
     """Push what is valid of `entries`, which is emptied; (revision, acknowledgements in order, published weights)."""
     groups = [entry for entry in entries if isinstance(entry, ops.NewGroup)]
     refused = {i: entry for i, entry in enumerate(entries) if isinstance(entry, pb.PushAck)}
@@ -180,7 +182,7 @@ async def push_entries(
     entries.clear()
     facts = [group.facts for group in groups]
     if groups:
-        result = await parts.pushes.push(run_id, groups, seen_revision)
+        result = await parts.pushes.push(run_id, groups, seen)
     else:
         view = await parts.store.weights(run_id)
         result = ops.PushResult(view.revision, [], view.published)

@@ -18,6 +18,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.errors import NotReady, RolloutBufferError
+from buffer_wire.revision import Revision
 
 RETRY_S = 0.5
 """Leases may be as short as a second."""
@@ -34,14 +35,14 @@ class Pushes:
         self._waiting: dict[str, list[_Push]] = {}
         """By run, in the order of its line."""
 
-    async def push(self, run_id: str, groups: list[ops.NewGroup], seen_revision: int) -> ops.PushResult:
+    async def push(self, run_id: str, groups: list[ops.NewGroup], seen: Revision) -> ops.PushResult:
         """Push groups (the list is emptied) in order; while the queue is full and the policy says `block`, wait.
 
         Never answers BLOCKED or GONE. Raises what the store raises, and NotReady when the process shuts down meanwhile,
         or the store has given up a body.
         """
-        push = _Push(groups, seen_revision)
-        await self._first_try(run_id, push)
+        push = _Push(groups)
+        await self._first_try(run_id, push, seen)
         if not push.blocked:
             return push.result()
         with self._metrics.blocked():
@@ -59,8 +60,8 @@ class Pushes:
         if push.blocked:
             self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
 
-    async def _first_try(self, run_id: str, push: "_Push") -> None:
-        trying = asyncio.ensure_future(self._store.push(run_id, push.groups, seen_revision=push.seen_revision))
+    async def _first_try(self, run_id: str, push: "_Push", seen: Revision) -> None:
+        trying = asyncio.ensure_future(self._store.push(run_id, push.groups, seen_revision=seen))
         try:
             result = await asyncio.shield(trying)
         except asyncio.CancelledError:
@@ -88,8 +89,7 @@ class Pushes:
             # Whoever was at the head before has tried for this one too.
             return
         groups = [push.blocked[position] for push, positions in tried for position in positions]
-        seen = max(push.seen_revision for push, _ in tried)
-        result = await self._store.retry_push(run_id, groups, seen_revision=seen)
+        result = await self._store.retry_push(run_id, groups)
         outcomes = iter(result.outcomes)
         for push, positions in tried:
             share = list(islice(outcomes, len(positions)))
@@ -99,10 +99,9 @@ class Pushes:
 class _Push:
     """One push: its outcomes so far, and what of it is blocked, by position."""
 
-    def __init__(self, groups: list[ops.NewGroup], seen_revision: int) -> None:
+    def __init__(self, groups: list[ops.NewGroup]) -> None:
         self.facts = [group.facts for group in groups]
         self.groups = groups
-        self.seen_revision = seen_revision
         self.blocked: dict[int, tuple[ops.GroupFacts, str]] = {}
         self.gone = False
         self._outcomes: dict[int, ops.Pushed] = {}

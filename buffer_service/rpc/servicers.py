@@ -26,6 +26,7 @@ from buffer_service.rpc.weights_feed import WeightsFeed
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push_one
 from buffer_wire.errors import InvalidField, PolicyChanged
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import (
     batches_pb2,
     groups_pb2,
@@ -85,11 +86,13 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
         else:
             policy = policies.policy(request.policy, self.bounds)
             revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
-        return runs_pb2.UpdatePolicyResponse(revision=revision, policy=policies.to_policy(policy))
+        return runs_pb2.UpdatePolicyResponse(
+            revision=revision, revision_proof=revision.proof, policy=policies.to_policy(policy)
+        )
 
     async def _change_policy(
-        self, run_id: str, request: runs_pb2.UpdatePolicyRequest, seen: int
-    ) -> tuple[int, RunPolicy]:
+        self, run_id: str, request: runs_pb2.UpdatePolicyRequest, seen: Revision
+    ) -> tuple[Revision, RunPolicy]:
         tries_left = POLICY_TRIES
         while True:
             present = (await self.store.view(run_id)).policy
@@ -103,15 +106,18 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
 
     async def PauseRun(self, request: runs_pb2.PauseRunRequest, _: Context) -> runs_pb2.PauseRunResponse:
         """Hold a run."""
-        return runs_pb2.PauseRunResponse(revision=await self.store.pause_run(fields.run_id(request.run.run_id)))
+        revision = await self.store.pause_run(fields.run_id(request.run.run_id))
+        return runs_pb2.PauseRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def DrainRun(self, request: runs_pb2.DrainRunRequest, _: Context) -> runs_pb2.DrainRunResponse:
         """Let a run end."""
-        return runs_pb2.DrainRunResponse(revision=await self.store.drain_run(fields.run_id(request.run.run_id)))
+        revision = await self.store.drain_run(fields.run_id(request.run.run_id))
+        return runs_pb2.DrainRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def ContinueRun(self, request: runs_pb2.ContinueRunRequest, _: Context) -> runs_pb2.ContinueRunResponse:
         """Let a run go on."""
-        return runs_pb2.ContinueRunResponse(revision=await self.store.continue_run(fields.run_id(request.run.run_id)))
+        revision = await self.store.continue_run(fields.run_id(request.run.run_id))
+        return runs_pb2.ContinueRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, _: Context) -> runs_pb2.DeleteRunResponse:
         """Delete a run."""
@@ -202,7 +208,9 @@ class GroupServicer:
         # gRPC keeps the message until it is answered, however long the push waits in line.
         with self.parts.budget.held(len(request)):
             revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
-        return groups_pb2.PushGroupResponse(revision=revision, ack=acks[0]).SerializeToString()
+        return groups_pb2.PushGroupResponse(
+            revision=revision, revision_proof=revision.proof, ack=acks[0]
+        ).SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ class BatchServicer:
         revision, steps = await self.store.commit(
             run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
         )
-        return batches_pb2.CommitResponse(revision=revision, committed_steps=steps)
+        return batches_pb2.CommitResponse(revision=revision, revision_proof=revision.proof, committed_steps=steps)
 
     async def Checkpoint(self, request: batches_pb2.CheckpointRequest, _: Context) -> batches_pb2.CheckpointResponse:
         """Saved through a step."""
@@ -234,7 +242,9 @@ class BatchServicer:
         revision, steps = await self.store.checkpoint(
             run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
         )
-        return batches_pb2.CheckpointResponse(revision=revision, checkpointed_steps=steps)
+        return batches_pb2.CheckpointResponse(
+            revision=revision, revision_proof=revision.proof, checkpointed_steps=steps
+        )
 
     async def Resume(self, request: batches_pb2.ResumeRequest, _: Context) -> batches_pb2.ResumeResponse:
         """Take a run over."""
@@ -255,6 +265,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         result = await self.store.publish(run_id, weights.publish(request), seen_revision=seen)
         return weights_pb2.PublishResponse(
             revision=result.revision,
+            revision_proof=result.revision.proof,
             published=fields.to_version(result.published),
             committed_steps=result.committed_steps,
         )
@@ -274,7 +285,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         """Announce a collective update."""
         run_id, seen = fields.run_ref(request.run)
         revision = await self.store.plan_collective(run_id, plans.plan_collective(request), seen_revision=seen)
-        return weights_pb2.PlanCollectiveResponse(revision=revision)
+        return weights_pb2.PlanCollectiveResponse(revision=revision, revision_proof=revision.proof)
 
     async def ReportEngine(
         self, request: weights_pb2.ReportEngineRequest, _: Context
@@ -283,5 +294,8 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.report_engine(run_id, weights.report(request), seen_revision=seen)
         return weights_pb2.ReportEngineResponse(
-            revision=result.revision, published=fields.to_version(result.published), may_load=result.may_load
+            revision=result.revision,
+            revision_proof=result.revision.proof,
+            published=fields.to_version(result.published),
+            may_load=result.may_load,
         )

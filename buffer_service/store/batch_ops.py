@@ -1,11 +1,13 @@
 """Operations on batches and weights: pull, commit, publish, checkpoint, resume."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.replies import Fields, pack, text, unpack
 from buffer_wire.errors import InvalidField
+from buffer_wire.revision import NO_REVISION, Revision
 
 UNSET = -1
 
@@ -16,7 +18,9 @@ class BatchOps(StoreBase):
     portion = ops.PORTION
     """Groups that one call of a pull takes out of the queue at most."""
 
-    async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
+    async def pull(
+        self, run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION
+    ) -> ops.Batch | ops.Short:
         """See domain.ports.RunStore.pull."""
         if not 0 <= pull.rank < pull.world_size:
             raise InvalidField("rank", pull.rank, f"below world_size {pull.world_size}")
@@ -34,13 +38,17 @@ class BatchOps(StoreBase):
         """See domain.ports.RunStore.report_lost."""
         await self._call("report_lost", run_id, pack(epoch, step, list(payload_keys)))
 
-    async def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+    async def commit(
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """See domain.ports.RunStore.commit."""
         _, (revision, committed, more) = await self._call("commit", run_id, pack(seen_revision, epoch, through_step))
         await self._free(run_id, more)
         return revision, committed
 
-    async def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
+    async def publish(
+        self, run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION
+    ) -> ops.Published:
         """See domain.ports.RunStore.publish."""
         through = UNSET if publish.commit_through is None else publish.commit_through
         clock = publish.clock or ops.TrainerClock(busy_ms=UNSET, wait_ms=UNSET)
@@ -50,14 +58,16 @@ class BatchOps(StoreBase):
         await self._free(run_id, more)
         return ops.Published(revision, ops.WeightVersion(epoch, version), committed)
 
-    async def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+    async def plan_collective(
+        self, run_id: str, plan: ops.PlanCollective, *, seen_revision: Revision = NO_REVISION
+    ) -> Revision:
         """See domain.ports.RunStore.plan_collective."""
         _, (revision,) = await self._call("plan", run_id, pack(seen_revision, plan.epoch, plan.version, plan.plan))
-        return int(revision)
+        return cast("Revision", revision)
 
     async def checkpoint(
-        self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0
-    ) -> tuple[int, int]:
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """See domain.ports.RunStore.checkpoint."""
         _, (revision, steps, more) = await self._call("checkpoint", run_id, pack(seen_revision, epoch, through_step))
         await self._free(run_id, more)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.address import Address
-from buffer_service.store.keys import SCHEMA_VERSION, index_key, payload_size
+from buffer_service.store.keys import SCHEMA_VERSION, index_key, new_secret, payload_size
 from buffer_service.store.primary import Primary
 from buffer_service.store.replication import Exchange, Replication
 from buffer_service.store.replies import head_of, pack, parse
@@ -185,14 +185,15 @@ class StoreConnection:
         self, link: _Link, commands: Sequence[Command], script: Script, run_id: str, *, acknowledges: bool = True
     ) -> Buffer:
         """The script's reply; `commands` call it alone, or at the end of a transaction."""
-        replies, server = await self._exchange(link, commands, script, run_id)
+        acknowledges = acknowledges and script.name not in UNACKNOWLEDGED
+        replies, server = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
         reply = self._script_reply(replies)
         if isinstance(reply, ReplyError):
             if reply.code != "NOSCRIPT":
                 raise self._fault(reply)
             # A transaction again as a whole: the server may be another one by now, without the payloads.
             await self._load_scripts()
-            replies, server = await self._exchange(link, commands, script, run_id)
+            replies, server = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
             reply = self._checked(self._script_reply(replies))
         return await self._replicated(script, run_id, server, reply) if acknowledges else reply
 
@@ -244,8 +245,6 @@ class StoreConnection:
 
     async def _replicated(self, script: Script, run_id: str, server: str, reply: Buffer) -> Buffer:
         """The reply, once the run's replicas have what it acknowledges; remembers its revision."""
-        if script.name in UNACKNOWLEDGED:
-            return reply
         tag, then = head_of(reply)
         if tag == b"error":
             if then == b"unknown_run":
@@ -269,7 +268,7 @@ class StoreConnection:
         Raises StoreRolledBack when the server has less; the run is then paused.
         """
         claim = load_scripts()["claim"]
-        arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0))
+        arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0), new_secret())
         call = ("EVAL", claim.source, 1, index_key(run_id, "run"), arguments)
         replies = await connection.request([call])
         refusal = _unrun(replies)
@@ -287,13 +286,19 @@ class StoreConnection:
         return refusal
 
     async def _claimed_first(
-        self, connection: RespConnection, commands: Sequence[Command], script: Script, run_id: str
+        self,
+        connection: RespConnection,
+        commands: Sequence[Command],
+        script: Script,
+        run_id: str,
+        *,
+        acknowledges: bool,
     ) -> list[Any]:
         try:
             refusal = await self._claim(connection, run_id)
         except StoreRolledBack:
-            # Those who tidy up have nobody to tell, and a resume is what it takes.
-            if script.name not in UNACKNOWLEDGED and script.name != "resume":
+            # Those who look or tidy up have nobody to tell, and a resume is what it takes.
+            if acknowledges and script.name != "resume":
                 raise
             refusal = None
         return [refusal] if refusal is not None else await connection.request(commands)
@@ -311,6 +316,7 @@ class StoreConnection:
         script: Script | None = None,
         run_id: str = "",
         *,
+        acknowledges: bool = True,
         longer_s: float = 0.0,
     ) -> tuple[list[Any], str]:
         """Send commands and wait for their replies; which server answered.
@@ -330,7 +336,7 @@ class StoreConnection:
                 if script is None or run_id in self._claimed[connection.tenure] or script.name == "view":
                     replies = await connection.request(commands)
                 else:
-                    replies = await self._claimed_first(connection, commands, script, run_id)
+                    replies = await self._claimed_first(connection, commands, script, run_id, acknowledges=acknowledges)
             except ConnectionLost as error:
                 raise StoreUnavailable(self.name, str(error)) from error
             finally:

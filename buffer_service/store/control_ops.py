@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import pack, text
 from buffer_wire.errors import InvalidField, UnknownRun
+from buffer_wire.revision import Revision
 
 _EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
@@ -15,15 +17,15 @@ _EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 class ControlOps(StoreBase):
     """Pause, drain, continue, records."""
 
-    async def pause_run(self, run_id: str) -> int:
+    async def pause_run(self, run_id: str) -> Revision:
         """See domain.ports.RunStore.pause_run."""
         return await self._control(run_id, "pause")
 
-    async def drain_run(self, run_id: str) -> int:
+    async def drain_run(self, run_id: str) -> Revision:
         """See domain.ports.RunStore.drain_run."""
         return await self._control(run_id, "drain")
 
-    async def continue_run(self, run_id: str) -> int:
+    async def continue_run(self, run_id: str) -> Revision:
         """See domain.ports.RunStore.continue_run."""
         return await self._control(run_id, "continue")
 
@@ -39,6 +41,6 @@ class ControlOps(StoreBase):
             raise UnknownRun(run_id)
         return [ops.Record(text(event_id), text(kind), bytes(data)) for event_id, (_, kind, _, data) in events]
 
-    async def _control(self, run_id: str, action: str) -> int:
+    async def _control(self, run_id: str, action: str) -> Revision:
         _, (revision,) = await self._call("control_run", run_id, pack(action))
-        return int(revision)
+        return cast("Revision", revision)

@@ -1,12 +1,14 @@
 """Operations on evaluations."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
+from buffer_wire.revision import NO_REVISION, Revision
 
 PUBLISHED = -1
 
@@ -15,7 +17,7 @@ class EvaluationOps(StoreBase):
     """Submit, look, delete; lease, extend, finish."""
 
     async def submit_evaluation(
-        self, run_id: str, submit: ev.SubmitEvaluation, *, seen_revision: int = 0
+        self, run_id: str, submit: ev.SubmitEvaluation, *, seen_revision: Revision = NO_REVISION
     ) -> ev.EvaluationSubmitted:
         """See domain.evaluations.EvaluationStore.submit_evaluation."""
         arguments = pack(
@@ -29,12 +31,14 @@ class EvaluationOps(StoreBase):
         _, (revision, created, evaluation) = await self._call("eval_submit", run_id, arguments)
         return ev.EvaluationSubmitted(revision, _view(evaluation), bool(created))
 
-    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[int, Sequence[ev.EvaluationView]]:
+    async def evaluations(
+        self, run_id: str, *, acknowledges: bool = True
+    ) -> tuple[Revision, Sequence[ev.EvaluationView]]:
         """See domain.evaluations.EvaluationStore.evaluations."""
         _, (revision, evaluations) = await self._call("eval_view", run_id, pack(""), acknowledges=acknowledges)
         return revision, [_view(evaluation) for evaluation in evaluations]
 
-    async def evaluation(self, run_id: str, eval_id: str) -> tuple[int, ev.EvaluationView]:
+    async def evaluation(self, run_id: str, eval_id: str) -> tuple[Revision, ev.EvaluationView]:
         """See domain.evaluations.EvaluationStore.evaluation."""
         _, (revision, (evaluation,)) = await self._call("eval_view", run_id, pack(eval_id))
         return revision, _view(evaluation)
@@ -51,15 +55,15 @@ class EvaluationOps(StoreBase):
             ],
         )
 
-    async def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: int = 0) -> int:
+    async def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: Revision = NO_REVISION) -> Revision:
         """See domain.evaluations.EvaluationStore.delete_evaluation."""
         _, (revision, more) = await self._call("eval_delete", run_id, pack(seen_revision, eval_id))
         while more:
-            _, (_, more) = await self._call("eval_delete", run_id, pack(0, ""))
-        return int(revision)
+            _, (_, more) = await self._call("eval_delete", run_id, pack(NO_REVISION, ""))
+        return cast("Revision", revision)
 
     async def lease_evaluation(
-        self, run_id: str, ask: ev.EvaluationAsk, *, seen_revision: int = 0
+        self, run_id: str, ask: ev.EvaluationAsk, *, seen_revision: Revision = NO_REVISION
     ) -> ev.EvaluationLeased:
         """See domain.evaluations.EvaluationStore.lease_evaluation."""
         arguments = pack(
@@ -89,7 +93,13 @@ class EvaluationOps(StoreBase):
         )
 
     async def extend_evaluation(
-        self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        lease_ids: Sequence[str],
+        *,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Extended:
         """See domain.evaluations.EvaluationStore.extend_evaluation."""
         arguments = pack(seen_revision, worker_id, instance_id, list(lease_ids))
@@ -97,8 +107,8 @@ class EvaluationOps(StoreBase):
         return ops.Extended(revision, [ops.LeaseState(text(state)) for state in states], ttl_ms)
 
     async def finish_evaluation(
-        self, run_id: str, finish: ev.FinishEvaluation, *, seen_revision: int = 0
-    ) -> tuple[int, ev.EvaluationOutcome]:
+        self, run_id: str, finish: ev.FinishEvaluation, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, ev.EvaluationOutcome]:
         """See domain.evaluations.EvaluationStore.finish_evaluation."""
         payloads = []
         if finish.kind is ev.FinishKind.GROUP:

@@ -10,12 +10,15 @@ from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.revision import NO_REVISION, Revision
 
 
 class GroupOps(StoreBase):
     """Push, retry, abandon, fetch."""
 
-    async def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+    async def push(
+        self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
+    ) -> ops.PushResult:
         """See domain.ports.RunStore.push."""
         payloads = [(new_payload_key(run_id, len(group.body)), group.body) for group in groups]
         facts = [(group.facts, key) for group, (key, _) in zip(groups, payloads, strict=True)]
@@ -40,15 +43,13 @@ class GroupOps(StoreBase):
             raise
         return _joined(results)
 
-    async def retry_push(
-        self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
-    ) -> ops.PushResult:
+    async def retry_push(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
         """See domain.ports.RunStore.retry_push."""
         # When a portion fails, what those before it left blocked keeps its place: the groups are of several pushes,
         # and each comes again for its own or gives it up.
         return _joined(
             [
-                await self._push_portion(run_id, groups[first : first + ops.PORTION], (), 1, seen_revision)
+                await self._push_portion(run_id, groups[first : first + ops.PORTION], (), 1, NO_REVISION)
                 for first in range(0, max(1, len(groups)), ops.PORTION)
             ]
         )
@@ -59,7 +60,7 @@ class GroupOps(StoreBase):
         portion: Sequence[tuple[ops.GroupFacts, str]],
         payloads: Sequence[tuple[str, ops.Buffer]],
         retry: int,
-        seen_revision: int,
+        seen_revision: Revision,
     ) -> ops.PushResult:
         """One decision of the script, in several calls where much has to be dropped for it."""
         packed = [_pack_group(*pair) for pair in portion]

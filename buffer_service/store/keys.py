@@ -41,6 +41,11 @@ def new_payload_key(run_id: str, size_bytes: int) -> str:
     return f"rb:p:{run_id}:{secrets.token_hex(16)}:{size_bytes}"
 
 
+def new_secret() -> str:
+    """A run's secret, by which the scripts prove its revisions: 128 random bits."""
+    return secrets.token_hex(16)
+
+
 def payload_size(key: str) -> int:
     """Size in bytes of the payload under a payload key."""
     return int(key.rpartition(":")[2])

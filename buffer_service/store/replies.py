@@ -1,6 +1,7 @@
 """Replies of the scripts: packing of arguments, unpacking of replies, refusals as errors of the contract.
 
-A reply is one msgpack array whose first element is its tag; {'error', reason, data...} is a refusal.
+A reply is one msgpack array whose first element is its tag; {'error', reason, data...} is a refusal. Where a reply
+acknowledges something, {revision, proof} comes after the tag.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,18 @@ import msgpack
 from buffer_service.domain.ops import Buffer
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_wire import errors
+from buffer_wire.revision import Revision
 
 Fields: TypeAlias = list[Any]
 """Elements of a reply after its tag: integers, bytes, and lists of them."""
 
 
 def pack(*values: object) -> bytes:
-    """Arguments of a script. Bytes go as msgpack strings: cmsgpack does not know the bin types."""
-    packed: bytes = msgpack.packb(values, use_bin_type=False)
+    """Arguments of a script, a revision as {revision, proof}. Bytes go as msgpack strings: cmsgpack does not know the
+    bin types.
+    """
+    given = [(value, value.proof) if type(value) is Revision else value for value in values]
+    packed: bytes = msgpack.packb(given, use_bin_type=False)
     return packed
 
 
@@ -27,15 +32,22 @@ def unpack(reply: Buffer) -> Any:  # noqa: ANN401 - whatever was packed
     return msgpack.unpackb(reply, raw=True, strict_map_key=False)
 
 
+_PAIR = b"\x92"
+"""What an array of two begins with."""
+
 _INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 """Bytes of the unsigned integers of msgpack by their first byte."""
 
 
 def head_of(reply: Buffer) -> tuple[bytes, int | bytes | None]:
-    """Tag and first field of a reply without unpacking the rest; None for a field that is neither count nor name."""
+    """Tag and first field of a reply without unpacking the rest; of a revision its number, None for a field that is
+    neither count nor name.
+    """
     at = 1 if reply[0] & 0xF0 == 0x90 else 3
     tag_end = at + 1 + (reply[at] & 0x1F)
     tag = bytes(reply[at + 1 : tag_end])
+    if reply[tag_end : tag_end + 1] == _PAIR:
+        tag_end += 1
     kind = reply[tag_end] if tag_end < len(reply) else 0xC0
     if kind < 0x80:
         return tag, kind
@@ -51,6 +63,7 @@ def text(value: bytes) -> str:
 
 _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "unknown_run": errors.UnknownRun,
+    "unproven_revision": errors.UnprovenRevision,
     "store_rolled_back": errors.StoreRolledBack,
     "stale_epoch": lambda _run_id, epoch, current: errors.StaleEpoch(epoch, current),
     "run_paused": errors.RunPaused,
@@ -118,4 +131,7 @@ def parse(run_id: str, reply: Buffer) -> tuple[str, Fields]:
     if tag == b"error":
         reason, *data = fields
         raise _REFUSALS[text(reason)](run_id, *(text(d) if isinstance(d, bytes) else d for d in data))
+    if fields and type(fields[0]) is list:
+        number, proof = fields[0]
+        fields[0] = Revision(number, text(proof))
     return text(tag), fields

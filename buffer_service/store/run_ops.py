@@ -1,7 +1,7 @@
 """Operations on runs as a whole: create, view, policy, engines."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
@@ -17,21 +17,24 @@ from buffer_service.domain.window import (
     no_staleness,
 )
 from buffer_service.store.group_ops import GroupOps
-from buffer_service.store.keys import RUNS
+from buffer_service.store.keys import RUNS, new_secret
 from buffer_service.store.replies import Fields, pack, text, unpack
 from buffer_service.store.suitability import check_layout
 from buffer_wire.errors import RunExists
+from buffer_wire.revision import NO_REVISION, Revision
 
 
 class RunOps(GroupOps):
     """Create, view, update, engines."""
 
-    async def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
+    async def create_run(
+        self, run_id: str, policy: RunPolicy, *, revision: int = 1, secret: str = ""
+    ) -> tuple[ops.RunView, bool]:
         """See domain.ports.RunStore.create_run."""
         # The script sees the layout of the run alone, which is ours.
         await check_layout(self._connection)
         await self._connection.command("SADD", RUNS, run_id)
-        tag, fields = await self._call("create_run", run_id, pack(policy.to_store(), revision))
+        tag, fields = await self._call("create_run", run_id, pack(policy.to_store(), revision, secret or new_secret()))
         # A sweep may have taken a run of that name off the list before this one was there.
         await self._connection.command("SADD", RUNS, run_id)
         self._known.add(run_id)
@@ -48,15 +51,20 @@ class RunOps(GroupOps):
         return _view(run_id, fields)
 
     async def update_policy(
-        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
-    ) -> int:
+        self,
+        run_id: str,
+        policy: RunPolicy,
+        expected: RunPolicy | None = None,
+        *,
+        seen_revision: Revision = NO_REVISION,
+    ) -> Revision:
         """See domain.ports.RunStore.update_policy."""
         packed = pack(seen_revision, policy.to_store(), expected and expected.to_store())
         _, (revision,) = await self._call("update_policy", run_id, packed)
-        return int(revision)
+        return cast("Revision", revision)
 
     async def report_engine(
-        self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
     ) -> ops.EngineReported:
         """See domain.ports.RunStore.report_engine."""
         prepared = report.prepared or ops.WeightVersion()

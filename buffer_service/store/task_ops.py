@@ -6,6 +6,7 @@ from buffer_service.domain import ops
 from buffer_service.store.base import StoreBase
 from buffer_service.store.keys import new_payload_key
 from buffer_service.store.replies import Fields, pack, text
+from buffer_wire.revision import NO_REVISION, Revision
 
 NO_HEAD = -1
 
@@ -13,7 +14,7 @@ NO_HEAD = -1
 class TaskOps(StoreBase):
     """Submit, lease, extend, give back."""
 
-    async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
+    async def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVISION) -> ops.Submitted:
         """See domain.ports.RunStore.submit."""
         tasks = [(task.task_id, task.priority, task.spec, task.environment) for task in submit.tasks]
         _, fields = await self._call(
@@ -32,7 +33,7 @@ class TaskOps(StoreBase):
         revision, cursor, pending, task_ids = fields
         return ops.Submitted(revision, cursor, [text(task_id) for task_id in task_ids], pending)
 
-    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
+    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION) -> ops.Leased:
         """See domain.ports.RunStore.lease."""
         arguments = pack(
             seen_revision,
@@ -63,7 +64,13 @@ class TaskOps(StoreBase):
         )
 
     async def extend(
-        self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        lease_ids: Sequence[str],
+        *,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Extended:
         """See domain.ports.RunStore.extend."""
         _, (revision, ttl_ms, states) = await self._call(
@@ -78,7 +85,7 @@ class TaskOps(StoreBase):
         instance_id: str,
         returns: Sequence[ops.LeaseReturn],
         *,
-        seen_revision: int = 0,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Returned:
         """See domain.ports.RunStore.give_back."""
         payloads, packed = [], []

@@ -4,7 +4,7 @@
     ├── InvalidRequest                     the caller must change the request
     │   ├── InvalidField                   a field breaks a bound
     │   ├── InvalidPolicy                  a policy under which the run could not progress
-    │   ├── UnknownRun / RunExists
+    │   ├── UnknownRun / RunExists / UnprovenRevision
     │   ├── UnknownLease / UnknownTask / UnknownGroup
     │   ├── UnknownEvaluation / EvaluationExists / EvaluationsFull
     │   └── StepAhead / WorldSizeMismatch / NotCommitted / VersionConflict / CursorConflict
@@ -50,6 +50,7 @@ from buffer_wire.errors.requests import (
     UnknownLease,
     UnknownRun,
     UnknownTask,
+    UnprovenRevision,
     VersionConflict,
     WorldSizeMismatch,
 )
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownLease",
     "UnknownRun",
     "UnknownTask",
+    "UnprovenRevision",
     "VersionConflict",
     "WorldSizeMismatch",
     "by_reason",

@@ -42,6 +42,24 @@ class UnknownRun(InvalidRequest):
         )
 
 
+class UnprovenRevision(InvalidRequest):
+    """The caller claims a revision that the run does not have, without its proof: that of an earlier run of the name,
+    perhaps. Forget it and ask again. Attributes: run_id, seen_revision, revision.
+    """
+
+    reason = "unproven_revision"
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, run_id: str, seen_revision: int, revision: int) -> None:
+        super().__init__(
+            f"revision {seen_revision:d} was claimed without the proof that run {run_id!r}, which stands at "
+            f"{revision:d}, has given it out; forget it and ask again",
+            run_id=run_id,
+            seen_revision=int(seen_revision),
+            revision=revision,
+        )
+
+
 class RunExists(InvalidRequest):
     """The run exists with another policy. Attributes: run_id, differs."""
 

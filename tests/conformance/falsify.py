@@ -35,8 +35,9 @@ def after(record: Record, at_s: float, of: Exchange) -> Exchange:
         entry.at_s += shift
     for entry in made.replies:
         # Nothing that anybody else would have had to remember.
-        if hasattr(entry.message, "revision"):
-            entry.message.revision = 0
+        if hasattr(entry.message, "revision_proof"):
+            entry.message.ClearField("revision")
+            entry.message.ClearField("revision_proof")
     record.exchanges.append(made)
     record.exchanges.sort(key=lambda exchange: exchange.began_s)
     remember(record)
@@ -46,15 +47,17 @@ def after(record: Record, at_s: float, of: Exchange) -> Exchange:
 def remember(record: Record) -> None:
     """Have every request name the highest revision received, after replies were taken out of the record."""
     received = [
-        (entry.at_s, entry.message.revision)
+        (entry.at_s, entry.message.revision, entry.message.revision_proof)
         for exchange in record.exchanges
         for entry in exchange.replies
-        if entry.delivered and exchange.method != "GetRun" and hasattr(entry.message, "revision")
+        if entry.delivered and hasattr(entry.message, "revision_proof")
     ]
     for exchange in record.exchanges:
         for entry in exchange.requests:
             if hasattr(entry.message, "run"):
-                entry.message.run.seen_revision = max((r for at, r in received if at <= entry.at_s), default=0)
+                run = entry.message.run
+                known = [(revision, proof) for at, revision, proof in received if at <= entry.at_s]
+                run.seen_revision, run.seen_proof = max(known, default=(0, ""))
                 entry.raw = entry.message.SerializeToString()
 
 

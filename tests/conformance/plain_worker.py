@@ -44,7 +44,8 @@ class PlainWorker:
                 time.sleep(AGAIN_S)
                 continue
             with self.lock:
-                self.run.seen_revision = max(self.run.seen_revision, reply.revision)
+                if reply.revision > self.run.seen_revision:
+                    self.run.seen_revision, self.run.seen_proof = reply.revision, reply.revision_proof
             return reply
         return None
 

@@ -62,6 +62,12 @@ def invents_a_revision(record: Record) -> None:
     change(call)
 
 
+def loses_the_proof(record: Record) -> None:
+    call = calls(record, "LeaseTasks")[-1]
+    call.requests[0].message.run.ClearField("seen_proof")
+    change(call)
+
+
 def returns_what_it_has_pushed(record: Record) -> None:
     lease_id = answered_once(record)
     end = leases(record)[lease_id].ended_s
@@ -266,6 +272,7 @@ DEFECTS = (
     ("W1", asks_for_another_engine),
     ("W2", forgets_the_revision),
     ("W2", invents_a_revision),
+    ("W2", loses_the_proof),
     ("W3", returns_what_it_has_pushed),
     ("W3", forgets_a_lease),
     ("W4", sends_no_heartbeats),

@@ -7,6 +7,7 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.ops import LeaseWait, PushKind, WeightVersion
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RunPaused, StoreRolledBack, UnknownRun
 from tests.domain.world import RUN, World
 
@@ -60,7 +61,7 @@ def test_a_pause_outranks_a_failure_budget_and_a_rolled_back_store_outranks_both
     with pytest.raises(RunPaused, match="operator"):
         world.pull()
     with pytest.raises(StoreRolledBack):
-        world.model.extend(RUN, "worker", "process-1", [], seen_revision=1_000)
+        world.model.extend(RUN, "worker", "process-1", [], seen_revision=prove("", 1_000))
     assert world.view.paused == "store_rolled_back"
     go_on(world)
     assert world.view.paused == "store_rolled_back"
@@ -71,7 +72,7 @@ def test_a_pause_outranks_a_failure_budget_and_a_rolled_back_store_outranks_both
 def test_switches_survive_a_rolled_back_store() -> None:
     world = World()
     with pytest.raises(StoreRolledBack):
-        world.model.extend(RUN, "worker", "process-1", [], seen_revision=1_000)
+        world.model.extend(RUN, "worker", "process-1", [], seen_revision=prove("", 1_000))
     pause(world)
     drain(world)
     world.resume()

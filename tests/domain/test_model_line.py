@@ -4,6 +4,7 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import PushKind
+from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.domain.world import RUN, World
 
@@ -161,7 +162,7 @@ def test_a_retry_that_a_rolled_back_store_refuses_leaves_the_line() -> None:
     world = full()
     first = block(world, "first")
     with pytest.raises(StoreRolledBack):
-        world.model.extend(RUN, "worker", "process-1", [], seen_revision=1_000)
+        world.model.extend(RUN, "worker", "process-1", [], seen_revision=prove("", 1_000))
     with pytest.raises(RunPaused):
         world.retry(*first)
     world.resume()

@@ -3,6 +3,7 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.ops import LeaseState, PushKind, ResumeMode, WeightVersion
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_wire.errors import (
     NotCommitted,
     ReplayGap,
@@ -350,7 +351,7 @@ def test_a_store_behind_its_callers_pauses_until_a_resume() -> None:
     grant = world.lease_one()
     world.queue(1)
     with pytest.raises(StoreRolledBack) as refused:
-        world.model.extend(RUN, "worker", "process-1", [], seen_revision=1_000)
+        world.model.extend(RUN, "worker", "process-1", [], seen_revision=prove("", 1_000))
     behind = world.view.revision
     assert refused.value.attributes["revision"] == str(behind)
     assert world.lease().wait is ops.LeaseWait.PAUSED
@@ -375,7 +376,7 @@ def test_a_store_behind_its_callers_pauses_until_a_resume() -> None:
 def test_what_a_caller_has_seen_does_not_raise_the_revision() -> None:
     world = World()
     with pytest.raises(StoreRolledBack):
-        world.model.update_policy(RUN, world.view.policy, seen_revision=2)
+        world.model.update_policy(RUN, world.view.policy, seen_revision=prove("", 2))
     world.do(world.model.extend, "worker", "process-1", [])
     with pytest.raises(RunPaused):
         world.submit("a")

@@ -15,7 +15,7 @@ from typing import TypeVar
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_wire.errors import RolloutBufferError, RunPaused
-from tests.store.driver import Run, weights
+from tests.store.driver import Run, claim, weights
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Load:
 
         async def attempt(run: Run) -> ops.PushResult:
             group = run.group(task_id, body_of(task_id), head=weights(0, run.epoch))
-            return await run.store.push(run.run_id, [group], seen_revision=seen)
+            return await run.store.push(run.run_id, [group], seen_revision=claim(seen))
 
         result = await self.until_answered(worker, attempt)
         assert [pushed.kind.value for pushed in result.outcomes] in (["queued"], ["duplicate"]), result

@@ -35,9 +35,9 @@ class TellingClient(ServiceClient):
         self._name = name
         self._history = history
 
-    def met(self, error: RolloutBufferError) -> None:
+    def met(self, error: RolloutBufferError) -> bool:
         self._history.note(self._name, "met", reason=error.reason)
-        super().met(error)
+        return super().met(error)
 
 
 @dataclass(frozen=True)

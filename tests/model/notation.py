@@ -5,8 +5,9 @@
 `op` is the name of a RunStore operation (without the run id), or `time` (milliseconds pass) or `sweep`. Values of the
 domain's types are tagged with their type and leave out what is as in PLAIN, or as the type's default; weights are
 [epoch, version] under "w", bytes latin-1 text under "b". A pushed group gets a name (`as`), by which later retries and
-abandons mean it; `by` is the replica that does it; `ahead` is by how much the caller's seen revision exceeds the run's.
-What is reported lost is [group id, which of the keys under which it was read, 0 the newest].
+abandons mean it; `by` is the replica that does it; `ahead` is by how much the caller's seen revision exceeds the run's,
+negative where its proof is wrong. What is reported lost is [group id, which of the keys under which it was read, 0 the
+newest].
 Invariant: `entry(line(e)) == e`.
 """
 

@@ -100,15 +100,15 @@ class OperatorActions(WeightActions):
         self.pair.create(policy(draw, self.features))
 
     def come_from_the_future(self, draw: Draw) -> None:
-        """A caller has seen a revision that the store has lost; those who wait find out when they try again."""
+        """A caller has seen a revision that the store has lost, or says so; those who wait find out by trying again."""
         if draw.rarely(2):
             self.flood(draw)
         ahead = draw.integer(1, 3)
-        if self.pair.waiting and draw.rarely(2):
-            one = draw.pick(list(self.pair.waiting.values()))
-            self.pair.do(Entry("retry_push", names=(one.name,), replica=one.replica, ahead=ahead))
-        else:
-            self.pair.both("extend", WORKERS[0], INSTANCES[0], [], ahead=ahead)
+        if draw.rarely(3):
+            self.pair.both("extend", WORKERS[0], INSTANCES[0], [], ahead=-ahead)
+            if draw.rarely(2):
+                return
+        self.pair.both("extend", WORKERS[0], INSTANCES[0], [], ahead=ahead)
         if self.pair.waiting:
             self.retry_blocked(draw)
         if not draw.rarely(3):

@@ -127,6 +127,7 @@ EXPECTED = frozenset(
         "error:pending_full",
         *(f"error:run_paused:{why}" for why in ("store_rolled_back", "operator", "draining", "drained")),
         "error:store_rolled_back",
+        "error:unproven_revision",
         "error:failure_budget_exceeded",
         "error:step_ahead",
         "error:replay_gap",

@@ -12,12 +12,17 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RolloutBufferError, UnknownRun
+from buffer_wire.revision import Revision
 from tests.model import outcomes
 from tests.model.comparison import canonical, differences
 from tests.model.inside import Inside
 from tests.model.notation import Entry, lines
 from tests.model.subjects import Subject
+
+SECRET = "of every run"
+UNPROVEN = "0123456789abcdef"
 
 START_MS = 1_700_000_000_000
 
@@ -29,7 +34,6 @@ SEEN_REVISION = frozenset(
         "extend",
         "give_back",
         "push",
-        "retry_push",
         "pull",
         "commit",
         "publish",
@@ -103,7 +107,11 @@ class Pair:
         mine, theirs = self._arguments(entry)
         kwargs: dict[str, Any] = {}
         if entry.operation in SEEN_REVISION:
-            kwargs["seen_revision"] = (self.view.revision if self.view else 0) + entry.ahead
+            kwargs["seen_revision"] = prove(SECRET, (self.view.revision if self.view else 0) + abs(entry.ahead))
+            if entry.ahead < 0:
+                kwargs["seen_revision"] = Revision(kwargs["seen_revision"], UNPROVEN)
+        elif entry.operation == "create_run":
+            kwargs["secret"] = SECRET
         self.seen["operations"] += 1
         self.seen[f"op:{entry.operation}"] += 1
         if entry.operation == "sweep":

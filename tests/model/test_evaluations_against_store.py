@@ -15,6 +15,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.model.evaluation_book import Book
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RolloutBufferError
 from tests.model.budget import TIMES
 from tests.model.comparison import canonical, differences
@@ -22,6 +23,7 @@ from tests.model.subjects import StoreSubject
 
 OPERATIONS = int(6_000 * TIMES)
 HISTORY = 150
+SECRET = "of every run"
 WORKERS = ("w1", "w2")
 SEEN_BY = frozenset(
     {"submit_evaluation", "delete_evaluation", "lease_evaluation", "extend_evaluation", "finish_evaluation", "publish"}
@@ -46,9 +48,11 @@ class History:
 
     def both(self, operation: str, *args: Any, ahead: int = 0) -> Any:
         """The operation on both sides; the model's reply, or None after a refusal."""
-        kwargs = {}
+        kwargs: dict[str, Any] = {}
         if operation in SEEN_BY:
-            kwargs["seen_revision"] = ahead
+            kwargs["seen_revision"] = prove(SECRET, ahead)
+        if operation == "create_run":
+            kwargs["secret"] = SECRET
         self.said.append(f"{operation}{args}")
         mine: Any
         try:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.support.processes import children
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task, streamed
@@ -16,16 +17,16 @@ SOON_S = 0.9
 """Shorter than the second after which a waiter looks again without being told."""
 
 
-def pause(run: RunRpc) -> int:
-    return run.rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S).revision
+def pause(run: RunRpc) -> Revision:
+    return Revision.of(run.rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S))
 
 
-def drain(run: RunRpc) -> int:
-    return run.rpc.runs.DrainRun(runs_pb2.DrainRunRequest(run=run.ref), timeout=TIMEOUT_S).revision
+def drain(run: RunRpc) -> Revision:
+    return Revision.of(run.rpc.runs.DrainRun(runs_pb2.DrainRunRequest(run=run.ref), timeout=TIMEOUT_S))
 
 
-def go_on(run: RunRpc) -> int:
-    return run.rpc.runs.ContinueRun(runs_pb2.ContinueRunRequest(run=run.ref), timeout=TIMEOUT_S).revision
+def go_on(run: RunRpc) -> Revision:
+    return Revision.of(run.rpc.runs.ContinueRun(runs_pb2.ContinueRunRequest(run=run.ref), timeout=TIMEOUT_S))
 
 
 def delete(run: RunRpc) -> None:
@@ -244,12 +245,12 @@ def test_a_run_that_is_not_there_cannot_be_acted_on(rpc: Rpc) -> None:
 
 def test_the_revision_of_an_act_is_one_to_send_back(rpc: Rpc) -> None:
     run = rpc.create()
-    before = run.submit([make_task()]).revision
+    before = Revision.of(run.submit([make_task()]))
     for act in (pause, drain, go_on):
         after = act(run)
         assert after > before
         before = after
-    ref = common_pb2.RunRef(run_id=run.run_id, seen_revision=before)
+    ref = common_pb2.RunRef(run_id=run.run_id, seen_revision=before, seen_proof=before.proof)
     request = run.lease_request()
     request.run.CopyFrom(ref)
     assert rpc.tasks.LeaseTasks(request, timeout=TIMEOUT_S).leases
@@ -258,12 +259,12 @@ def test_the_revision_of_an_act_is_one_to_send_back(rpc: Rpc) -> None:
 def test_a_run_of_a_deleted_ones_name_is_not_behind_what_workers_remember(rpc: Rpc) -> None:
     old = rpc.create(batch_groups=1)
     old.fill(1)
-    remembered = old.publish(1).revision
+    remembered = Revision.of(old.publish(1))
     delete(old)
     policy = runs_pb2.RunPolicy(batch_groups=1)
     created = rpc.runs.CreateRun(runs_pb2.CreateRunRequest(run_id=old.run_id, policy=policy), timeout=TIMEOUT_S)
     assert created.created
     request = old.lease_request()
-    request.run.seen_revision = remembered
+    request.run.seen_revision, request.run.seen_proof = remembered, remembered.proof
     assert rpc.tasks.LeaseTasks(request, timeout=TIMEOUT_S).wait == tasks_pb2.LEASE_WAIT_NO_TASKS
     assert old.get().paused == ""

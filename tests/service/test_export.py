@@ -11,6 +11,7 @@ from buffer_service.domain import ops
 from buffer_service.rpc import export_stream
 from buffer_service.rpc.export_stream import MESSAGE_BYTES, PORTION_RECORDS, READ_BYTES, exported
 from buffer_wire.errors import InvalidField, UnknownRun
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import runs_pb2 as pb
 from tests.support.rpc import make_group
 
@@ -54,7 +55,7 @@ class Shelf:
     async def weights(self, run_id: str) -> ops.WeightsView:
         if run_id != "r":
             raise UnknownRun(run_id)
-        return ops.WeightsView(1, ops.WeightVersion(1), b"", paused=False)
+        return ops.WeightsView(Revision(1), ops.WeightVersion(1), b"", paused=False)
 
     async def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:
         self.limits.append(limit)

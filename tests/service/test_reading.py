@@ -53,16 +53,22 @@ def within(seconds: float) -> float:
 
 async def test_a_run_that_cannot_be_read_is_left_out_alone_and_named_once() -> None:
     shelf = Shelf(
-        ["a", "broken", "c", "deleted", "theirs", "z"],
-        {"theirs": LayoutChanged("9", "8"), "broken": StoreFault("WRONGTYPE"), "deleted": UnknownRun("deleted")},
+        ["a", "broken", "c", "deleted", "odd", "theirs", "z"],
+        {
+            "odd": TypeError("float"),
+            "theirs": LayoutChanged("9", "8"),
+            "broken": StoreFault("WRONGTYPE"),
+            "deleted": UnknownRun("deleted"),
+        },
     )
     reader = reader_of(shelf)
     with capture_logs() as logs:
         for _ in range(3):
             runs = await reader.read(shelf.name, within(LONG_S))
             assert list(runs.found) == ["a", "c", "z"]
-            assert runs.unread == {"broken": "store_fault", "theirs": "layout_changed"}
-    assert [(line["run"], line["reason"]) for line in logs] == [("broken", "store_fault"), ("theirs", "layout_changed")]
+            assert runs.unread == {"broken": "store_fault", "odd": "defect", "theirs": "layout_changed"}
+    told = [(line["run"], line["reason"]) for line in logs]
+    assert told == [("broken", "store_fault"), ("odd", "defect"), ("theirs", "layout_changed")]
 
     shelf.errors = {}
     assert (await reader.read(shelf.name, within(LONG_S))).unread == {}

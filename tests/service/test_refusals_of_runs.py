@@ -7,7 +7,9 @@ import pytest
 
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.service.refusals import engine_report, refused
+from tests.support.claims import proven
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task
+from tests.support.service import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,10 +116,12 @@ def test_a_run_of_another_policy_is_not_taken_for_the_same(rpc: Rpc) -> None:
 # ── runs that are stopped ────────────────────────────────────────────────────
 
 
-def test_a_store_behind_what_was_acknowledged_pauses_the_run_until_it_is_resumed(rpc: Rpc) -> None:
+def test_a_store_behind_what_was_acknowledged_pauses_the_run_until_it_is_resumed(
+    rpc: Rpc, service: ServiceProcess
+) -> None:
     run = rpc.create(batch_groups=1)
-    acknowledged = run.submit([make_task()]).revision + 1_000
-    ahead = common_pb2.RunRef(run_id=run.run_id, seen_revision=acknowledged)
+    acknowledged = proven(service, run.run_id, run.submit([make_task()]).revision + 1_000)
+    ahead = common_pb2.RunRef(run_id=run.run_id, seen_revision=acknowledged, seen_proof=acknowledged.proof)
     request = batches_pb2.CommitRequest(run=ahead, epoch=1, through_step=0)
     error = failure(lambda: rpc.batches.Commit(request, timeout=TIMEOUT_S))
     assert (error.reason, error.attributes["seen_revision"]) == ("store_rolled_back", str(acknowledged))

@@ -17,6 +17,7 @@ from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.pushes import Pushes
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.errors import NotReady
+from buffer_wire.revision import NO_REVISION, Revision
 
 
 class Notes:
@@ -239,14 +240,14 @@ class FullStore:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def push(self, run_id: str, groups: list[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+    async def push(
+        self, run_id: str, groups: list[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
+    ) -> ops.PushResult:
         names = [group.facts.task_id for group in groups]
         await self.gate.wait()
         return self._judge(names)
 
-    async def retry_push(
-        self, run_id: str, groups: list[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
-    ) -> ops.PushResult:
+    async def retry_push(self, run_id: str, groups: list[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
         await self.gate.wait()
         return self._judge([key for _, key in groups])
 
@@ -267,7 +268,7 @@ class FullStore:
                 outcomes.append(ops.Pushed(ops.PushKind.QUEUED, name))
             else:
                 outcomes.append(ops.Pushed(ops.PushKind.BLOCKED, name, payload_key=name))
-        return ops.PushResult(len(self.calls), outcomes, ops.WeightVersion(1))
+        return ops.PushResult(Revision(len(self.calls)), outcomes, ops.WeightVersion(1))
 
 
 def pushes_on(store: FullStore) -> tuple[Pushes, Notes, Janitor]:
@@ -286,12 +287,12 @@ async def test_the_head_of_the_line_tries_for_all_whose_bodies_are_in_the_store(
     store.gate.clear()
     async with asyncio.TaskGroup() as tasks:
         # All three are on their way to the store before any of them is answered.
-        waiting = [tasks.create_task(pushes.push("r", named(*names), 0)) for names in ("ab", "c", "de")]
+        waiting = [tasks.create_task(pushes.push("r", named(*names), NO_REVISION)) for names in ("ab", "c", "de")]
         await settled()
         store.gate.set()
         await settled()
         store.room = 1
-        late = tasks.create_task(pushes.push("r", named("f"), 0))
+        late = tasks.create_task(pushes.push("r", named("f"), NO_REVISION))
         await settled()
         assert ["f"] in store.calls, "it gets its place in the line at once"
         assert not store.accepted, "and no room that others wait for"
@@ -318,11 +319,11 @@ async def test_nobody_is_overtaken_by_a_push_on_another_replica() -> None:
     store = FullStore()
     (here, notes, _), (there, other_notes, _) = pushes_on(store), pushes_on(store)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(here.push("r", named("a"), 0))
+        tasks.create_task(here.push("r", named("a"), NO_REVISION))
         await settled()
-        tasks.create_task(here.push("r", named("b"), 0))
+        tasks.create_task(here.push("r", named("b"), NO_REVISION))
         await settled()
-        tasks.create_task(there.push("r", named("c"), 0))
+        tasks.create_task(there.push("r", named("c"), NO_REVISION))
         await settled()
         for accepted in ("a", "ab", "abc"):
             store.room = 1
@@ -340,14 +341,14 @@ async def test_a_blocked_push_that_is_cancelled_has_its_payloads_deleted() -> No
     store.room = 1
     async with asyncio.TaskGroup() as tasks:
         deleting = tasks.create_task(janitor.delete_abandoned())
-        blocked = tasks.create_task(pushes.push("r", named("a", "b", "c"), 0))
+        blocked = tasks.create_task(pushes.push("r", named("a", "b", "c"), NO_REVISION))
         await settled()
         assert store.accepted == ["a"]
         blocked.cancel()
         await settled()
         assert store.abandoned == ["b", "c"]
         store.room = 1
-        await pushes.push("r", named("d"), 0)
+        await pushes.push("r", named("d"), NO_REVISION)
         assert store.accepted == ["a", "d"]
         janitor.close()
         await deleting
@@ -360,7 +361,7 @@ async def test_what_the_store_blocks_of_a_push_that_was_cancelled_meanwhile_is_g
     store.gate.clear()
     async with asyncio.TaskGroup() as tasks:
         deleting = tasks.create_task(janitor.delete_abandoned())
-        push = tasks.create_task(pushes.push("r", named("a", "b", "c"), 0))
+        push = tasks.create_task(pushes.push("r", named("a", "b", "c"), NO_REVISION))
         await settled()
         push.cancel()
         await settled()

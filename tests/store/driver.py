@@ -7,12 +7,20 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.replies import text, unpack
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.revision import Revision
 
 RUN = "a-run.1"
+SECRET = "known to the tests alone"
+
+
+def claim(seen: int) -> Revision:
+    """A revision as one who has seen it sends it back."""
+    return prove(SECRET, seen)
 
 
 def weights(version: int, epoch: int = 1) -> ops.WeightVersion:
@@ -31,7 +39,7 @@ class Run:
 
     async def create(self, **policy: Any) -> ops.RunView:
         await self.at(self.now)
-        view, _ = await self.store.create_run(self.run_id, RunPolicy(**({"batch_groups": 2} | policy)))
+        view, _ = await self.store.create_run(self.run_id, RunPolicy(**({"batch_groups": 2} | policy)), secret=SECRET)
         return view
 
     async def at(self, now: int) -> None:
@@ -54,7 +62,7 @@ class Run:
         request = ops.Submit(
             self.epoch, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
         )
-        return await self.store.submit(self.run_id, request, seen_revision=seen)
+        return await self.store.submit(self.run_id, request, seen_revision=claim(seen))
 
     async def lease(
         self,
@@ -70,7 +78,7 @@ class Run:
     ) -> ops.Leased:
         request = request_id or f"lease-{next(self._ids)}"
         ask = ops.LeaseAsk(worker, instance, request, engine, loaded or weights(0), max_tasks, message_bytes)
-        return await self.store.lease(self.run_id, ask, seen_revision=seen)
+        return await self.store.lease(self.run_id, ask, seen_revision=claim(seen))
 
     async def one_lease(self, **kwargs: Any) -> ops.LeaseGrant:
         (grant,) = (await self.lease(1, **kwargs)).grants
@@ -147,7 +155,7 @@ class Run:
         return ops.NewGroup(facts, body)
 
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
-        return list((await self.store.push(self.run_id, groups, seen_revision=seen)).outcomes)
+        return list((await self.store.push(self.run_id, groups, seen_revision=claim(seen))).outcomes)
 
     async def push_kinds(self, *groups: ops.NewGroup) -> list[str]:
         return [outcome.kind.value for outcome in await self.push(*groups)]
@@ -169,7 +177,7 @@ class Run:
         seen: int = 0,
     ) -> ops.Batch | ops.Short:
         request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
-        return await self.store.pull(self.run_id, request, seen_revision=seen)
+        return await self.store.pull(self.run_id, request, seen_revision=claim(seen))
 
     async def batch(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Batch:
         batch = await self.pull(step, round_, **kwargs)
@@ -200,10 +208,10 @@ class Run:
         await self.store.report_lost(self.run_id, self.epoch, step, [keys.get(name, "") for name in names])
 
     async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.commit(self.run_id, self.epoch, through, seen_revision=seen)
+        return await self.store.commit(self.run_id, self.epoch, through, seen_revision=claim(seen))
 
     async def checkpoint(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.checkpoint(self.run_id, self.epoch, through, seen_revision=seen)
+        return await self.store.checkpoint(self.run_id, self.epoch, through, seen_revision=claim(seen))
 
     async def publish(
         self,
@@ -217,7 +225,7 @@ class Run:
         manifest = f"manifest-{version}".encode() if manifest is None else manifest
         said = ops.TrainerClock(*clock) if clock else None
         request = ops.Publish(self.epoch, version, manifest, commit_through, said)
-        return await self.store.publish(self.run_id, request, seen_revision=seen)
+        return await self.store.publish(self.run_id, request, seen_revision=claim(seen))
 
     async def resume(
         self,

@@ -9,7 +9,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import RunPaused, StaleEpoch, StoreRolledBack, VersionConflict
-from tests.store.driver import Run, weights
+from tests.store.driver import Run, claim, weights
 
 HOUR_MS = 3_600_000
 PLACE_MS = 60_000
@@ -204,7 +204,7 @@ async def planned(run: Run) -> bytes:
 
 async def announce(run: Run, version: int, plan: bytes = b"plan", epoch: int | None = None, seen: int = 0) -> int:
     request = ops.PlanCollective(run.epoch if epoch is None else epoch, version, plan)
-    return await run.store.plan_collective(run.run_id, request, seen_revision=seen)
+    return await run.store.plan_collective(run.run_id, request, seen_revision=claim(seen))
 
 
 async def test_a_plan_is_watched_until_its_version_is_published(run: Run) -> None:

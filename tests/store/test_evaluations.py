@@ -11,13 +11,14 @@ from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import pack, text
 from buffer_wire.errors import EvaluationsFull, StoreRolledBack, UnknownEvaluation
-from tests.store.driver import Run, weights
+from buffer_wire.revision import NO_REVISION
+from tests.store.driver import Run, claim, weights
 
 
 async def submit(run: Run, name: str = "e", count: int = 1, *, spec: bytes = b"spec", seen: int = 0) -> Any:
     tasks = [ev.EvaluationTask(f"{name}.{i}", 1, spec) for i in range(count)]
     request = ev.SubmitEvaluation(run.epoch, name, None, f"{name}{count}".encode(), tasks)
-    return await run.store.submit_evaluation(run.run_id, request, seen_revision=seen)
+    return await run.store.submit_evaluation(run.run_id, request, seen_revision=claim(seen))
 
 
 async def lease(run: Run, count: int = 256, request: str = "r", instance: str = "i") -> list[ev.EvaluationGrant]:
@@ -75,7 +76,7 @@ async def test_a_deletion_that_was_broken_off_is_gone_on_with_by_the_sweep(run: 
     for number in range(2):
         for grant in await lease(run, request=f"r{number}"):
             await finish(run, grant)
-    await run.store._call("eval_delete", run.run_id, pack(0, "e"))
+    await run.store._call("eval_delete", run.run_id, pack(NO_REVISION, "e"))
     assert await run.command("SCARD", index_key(run.run_id, "eval_deleting")) == 1
     await run.store.sweep()
     assert await run.payload_keys() == set()

@@ -10,10 +10,12 @@ import redis.asyncio
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.resp import ConnectionLost
-from buffer_wire.errors import RunPaused, StoreRolledBack
-from tests.store.driver import Run
+from buffer_wire.errors import RunPaused, StoreRolledBack, UnprovenRevision
+from buffer_wire.revision import Revision
+from tests.store.driver import SECRET, Run, claim
 from tests.support.sentinels import free_port
 from tests.support.store_server import StoreServer, store_server
 
@@ -85,15 +87,17 @@ async def test_nothing_is_decided_until_a_resume(run: Run, operation: Operation)
     [
         pytest.param(lambda run: run.submit("x", seen=99), id="submit"),
         pytest.param(lambda run: run.lease(seen=99), id="lease"),
-        pytest.param(lambda run: run.store.extend(run.run_id, "w", "i", [], seen_revision=99), id="extend"),
-        pytest.param(lambda run: run.store.give_back(run.run_id, "w", "i", [], seen_revision=99), id="give_back"),
+        pytest.param(lambda run: run.store.extend(run.run_id, "w", "i", [], seen_revision=claim(99)), id="extend"),
+        pytest.param(
+            lambda run: run.store.give_back(run.run_id, "w", "i", [], seen_revision=claim(99)), id="give_back"
+        ),
         pytest.param(lambda run: run.push(run.group("x"), seen=99), id="push"),
         pytest.param(lambda run: run.pull(0, seen=99), id="pull"),
         pytest.param(lambda run: run.commit(0, seen=99), id="commit"),
         pytest.param(lambda run: run.publish(1, seen=99), id="publish"),
         pytest.param(lambda run: run.checkpoint(0, seen=99), id="checkpoint"),
         pytest.param(
-            lambda run: run.store.update_policy(run.run_id, RunPolicy(), seen_revision=99), id="update_policy"
+            lambda run: run.store.update_policy(run.run_id, RunPolicy(), seen_revision=claim(99)), id="update_policy"
         ),
     ],
 )
@@ -102,6 +106,58 @@ async def test_every_operation_notices(run: Run, operation: Operation) -> None:
     with pytest.raises(StoreRolledBack):
         await operation(run)
     assert (await run.view()).paused == "store_rolled_back"
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [pytest.param("", id="none"), pytest.param("0" * 16, id="made up"), pytest.param(claim(98).proof, id="of another")],
+)
+async def test_a_revision_that_was_not_given_out_changes_nothing(run: Run, proof: str) -> None:
+    """It refuses the one call: that of a caller who remembers another run of the name, or makes numbers up."""
+    await run.create()
+    await run.submit("a")
+    (a,) = (await run.lease()).grants
+    before = await run.view()
+    for seen in (99, 2**53 - 1):
+        with pytest.raises(UnprovenRevision) as refused:
+            await run.store.push(run.run_id, [run.group(a)], seen_revision=Revision(seen, proof))
+        assert refused.value.attributes["revision"] == str(before.revision)
+    assert await run.view() == before
+    await run.check()
+    assert await run.payload_keys() == set()
+    assert [pushed.kind for pushed in await run.push(run.group(a))] == [ops.PushKind.QUEUED]
+    resumed = await run.resume()
+    assert resumed.revision < 99
+
+
+async def test_every_reply_that_acknowledges_proves_its_revision(run: Run) -> None:
+    await run.create()
+    submitted = await run.submit("a")
+    leased = await run.lease()
+    watched = await run.store.weights(run.run_id)
+    listed, _ = await run.store.evaluations(run.run_id)
+    for revision in (
+        submitted.revision,
+        leased.revision,
+        watched.revision,
+        listed,
+        await run.store.pause_run(run.run_id),
+    ):
+        assert revision.proof == claim(revision).proof
+    assert SECRET.encode() not in repr(await run.view()).encode()
+
+
+async def test_a_run_of_an_older_service_gets_a_secret(run: Run, server: StoreServer) -> None:
+    """Its own past stays unproven; what it gives out from then on is believed."""
+    await run.create()
+    await run.command("HDEL", index_key(run.run_id, "run"), "secret")
+    younger = await RedisRunStore.connect(server.url)
+    revision = await younger.pause_run(run.run_id)
+    assert len(revision.proof) == 16
+    with pytest.raises(UnprovenRevision):
+        await run.lease(seen=99)
+    assert (await run.store.pause_run(run.run_id)).proof == revision.proof
+    await younger.close()
 
 
 async def test_a_refused_retry_gives_up_what_was_blocked_but_not_what_was_queued(run: Run) -> None:
@@ -113,7 +169,9 @@ async def test_a_refused_retry_gives_up_what_was_blocked_but_not_what_was_queued
     keys = {await _key(run, "kept/0"): kept, blocked.payload_key: waiting}
     assert first.kind is ops.PushKind.QUEUED
     with pytest.raises(StoreRolledBack):
-        await run.store.retry_push(run.run_id, [(g.facts, key) for key, g in keys.items()], seen_revision=99)
+        await run.lease(seen=99)
+    with pytest.raises(RunPaused):
+        await run.store.retry_push(run.run_id, [(g.facts, key) for key, g in keys.items()])
     await run.check()
     assert len(await run.payload_keys()) == 3
 
@@ -138,6 +196,21 @@ async def noticed(*runs: Run) -> None:
             if connection is not None:
                 with contextlib.suppress(ConnectionLost):
                     await connection.request([("PING",)])
+
+
+@pytest.mark.faults
+async def test_whoever_looks_at_a_run_whose_tail_is_lost_sees_it_paused() -> None:
+    """A scrape looks at all runs, and must not fail over one."""
+    with store_server() as server:
+        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        run = Run(store)
+        await run.create()
+        server.save()
+        await run.fill("lost")
+        await restarted(server, run)
+        await store.evaluations(run.run_id, acknowledges=False)
+        assert (await run.view()).paused == "store_rolled_back"
+        await store.close()
 
 
 @pytest.mark.faults

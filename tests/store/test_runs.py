@@ -18,6 +18,7 @@ from buffer_service.domain.policy import (
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StoreFault, UnknownRun
+from buffer_wire.revision import Revision
 from tests.store.driver import Run, weights
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run
     for report in reports:
         await run.store.report_engine(run.run_id, report)
     reported = await run.store.report_engine(run.run_id, reports[1])
-    assert reported == ops.EngineReported(3, weights(0), may_load=True)
+    assert reported == ops.EngineReported(Revision(3), weights(0), may_load=True)
     assert list((await run.view()).engines) == [reports[1], reports[0]]
 
 

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import grpc
@@ -21,6 +22,7 @@ from buffer_wire.codec import join_group, join_push
 from buffer_wire.errors import RolloutBufferError, UnknownRun
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, Array, column_of, write_payload
 from buffer_wire.retry import OnRetry, retry_sync
+from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, tasks_pb2_grpc
@@ -160,8 +162,14 @@ class Pusher:
             reply: groups_pb2.PushGroupsResponse = next(iter(self._push(iter([bundle]), timeout=attempt_s)))
             return reply
 
-        reply = retry_sync(attempt, deadline_s=timeout_s, waiting_on="the service", on_retry=on_retry)
-        self._revisions.note(self.run_id, reply.revision)
+        reply = retry_sync(
+            attempt,
+            deadline_s=timeout_s,
+            waiting_on="the service",
+            on_retry=on_retry,
+            mend=partial(self._revisions.met, self.run_id),
+        )
+        self._revisions.note(self.run_id, Revision.of(reply))
         for ack in reply.acks:
             if ack.outcome == groups_pb2.PUSH_OUTCOME_INVALID:
                 raise RolloutBufferError(ack.error.message, reason=ack.error.reason)
@@ -188,8 +196,9 @@ class Pusher:
             waiting_on="the service",
             # A worker may be there before its run.
             retry_on=lambda error: error.retryable or isinstance(error, UnknownRun),
+            mend=partial(self._revisions.met, self.run_id),
         )
-        self._revisions.note(self.run_id, reply.revision)
+        self._revisions.note(self.run_id, Revision.of(reply))
         self._loaded = reply.published
         return reply
 

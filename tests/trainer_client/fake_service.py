@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from buffer_wire.codec import Delivered, join_group, join_pull
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.revision import Revision
 from buffer_wire.status import status_of
 from rollout_buffer.v1 import batches_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.support.push import GroupArrays
@@ -99,6 +100,9 @@ class FakeService:
         )
 
 
+PROOF = "proof"
+
+
 def pull_messages(
     groups: Sequence[GroupArrays],
     *,
@@ -130,10 +134,12 @@ def pull_messages(
         round=round_,
         final=final,
     )
-    messages = [batches_pb2.PullBatchResponse(revision=revision, batch=info).SerializeToString()]
+    messages = [batches_pb2.PullBatchResponse(revision=revision, revision_proof=PROOF, batch=info).SerializeToString()]
     delivered = [
         Delivered(b"".join(join_group(*group.to_wire())), sequence + 1, head_version, tail_version)
         for sequence, group in enumerate(groups)
     ]
-    messages += [join_pull(revision, delivered[i : i + a_message]) for i in range(0, len(delivered), a_message)]
+    messages += [
+        join_pull(Revision(revision, PROOF), delivered[i : i + a_message]) for i in range(0, len(delivered), a_message)
+    ]
     return messages

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from buffer_wire.codec import Delivered, MalformedMessage, join_group, join_pull
+from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import groups_pb2
@@ -170,7 +171,7 @@ def test_a_payload_that_is_not_what_its_header_says_is_refused() -> None:
     header, payload = arrays_for("a").to_wire()
     messages = pull_messages([arrays_for("a")])
     body = b"".join(join_group(header, payload + b"\0"))
-    messages[1] = join_pull(1, [Delivered(body, 1, 0, 0)])
+    messages[1] = join_pull(Revision(1), [Delivered(body, 1, 0, 0)])
     with pytest.raises(MalformedMessage, match="payload bytes"):
         assemble(messages)
 

@@ -130,12 +130,16 @@ def test_the_whole_state_of_a_run_is_decoded(service: FakeService, do: Do) -> No
 
 
 def test_the_highest_revision_seen_goes_out_with_every_request(service: FakeService, do: Do) -> None:
-    replies = [batches_pb2.CommitResponse(revision=revision, committed_steps=1) for revision in (12, 9)]
+    replies = [
+        batches_pb2.CommitResponse(revision=revision, revision_proof=f"of {revision}", committed_steps=1)
+        for revision in (12, 9)
+    ]
     service.answer("BatchService/Commit", *replies)
     for run_id in ("r", "r", "r", "other"):
         do("commit", run_id, epoch=1, through_step=0)
     refs = [request.run for request in service.requests["BatchService/Commit"]]
-    assert [ref.seen_revision for ref in refs] == [0, 12, 12, 0]
+    proven = [(0, ""), (12, "of 12"), (12, "of 12"), (0, "")]
+    assert [(ref.seen_revision, ref.seen_proof) for ref in refs] == proven
 
 
 def test_a_view_promises_nothing(service: FakeService, do: Do) -> None:
@@ -190,7 +194,9 @@ def test_a_run_is_paused_drained_and_continued(service: FakeService, do: Do, ver
 def test_a_deleted_run_has_no_past(service: FakeService, do: Do) -> None:
     run = runs_pb2.Run(run_id="r")
     service.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=12, run=run))
-    service.answer("BatchService/Commit", batches_pb2.CommitResponse(revision=12, committed_steps=1))
+    service.answer(
+        "BatchService/Commit", batches_pb2.CommitResponse(revision=12, revision_proof="of 12", committed_steps=1)
+    )
     service.answer("RunService/DeleteRun", StoreUnavailable("unix:s", "loading"), UnknownRun("r"))
     do("commit", "r", epoch=1, through_step=0)
     # The first try did it, its answer was lost.
@@ -204,7 +210,7 @@ def test_a_deleted_run_has_no_past(service: FakeService, do: Do) -> None:
     do("commit", "r", epoch=1, through_step=0)
     do("create_run", "r")
     do("run", "r")
-    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]][1:] == [1]
+    assert [request.run.seen_revision for request in service.requests["RunService/GetRun"]][1:] == [0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buffer_wire import codec
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 
 pytestmark = pytest.mark.matrix
@@ -25,7 +26,12 @@ headers = st.builds(
 )
 payloads = st.binary(max_size=400)
 groups = st.lists(st.tuples(headers, payloads), max_size=5)
-runs = st.builds(common_pb2.RunRef, run_id=st.text(max_size=9), seen_revision=st.integers(0, 2**64 - 1))
+runs = st.builds(
+    common_pb2.RunRef,
+    run_id=st.text(max_size=9),
+    seen_revision=st.integers(0, 2**64 - 1),
+    seen_proof=st.text(max_size=9),
+)
 
 
 @given(runs, st.integers(0, 2**64 - 1), groups)
@@ -56,18 +62,24 @@ def test_a_unary_push_splits_into_its_group(run: Run, header: Header, payload: b
     assert groups_pb2.Group.FromString(bytes(bundle.groups[0])) == group
 
 
-@given(st.integers(0, 2**63), groups, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**40))
+@given(
+    st.builds(Revision, st.integers(0, 2**63), st.text(max_size=16)),
+    groups,
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+)
 def test_a_joined_pull_reads_the_same_by_protobuf_and_by_the_codec(
-    revision: int, items: Items, sequence: int, head: int, tail: int
+    revision: Revision, items: Items, sequence: int, head: int, tail: int
 ) -> None:
     bodies = [b"".join(codec.join_group(h, p)) for h, p in items]
     message = codec.join_pull(revision, [codec.Delivered(b, sequence, head, tail) for b in bodies])
     parsed = batches_pb2.PullBatchResponse.FromString(message)
-    assert parsed.revision == revision
+    assert (parsed.revision, parsed.revision_proof) == (revision, revision.proof)
     assert [(g.group.header, g.group.payload) for g in parsed.groups] == items
     assert all((g.sequence, g.head_version, g.tail_version) == (sequence, head, tail) for g in parsed.groups)
     seen, batch, delivered = codec.split_pull(message)
-    assert (seen, batch) == (revision, None)
+    assert (seen, seen.proof, batch) == (revision, revision.proof, None)
     assert [bytes(d.body) for d in delivered] == bodies
 
 

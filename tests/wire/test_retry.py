@@ -2,13 +2,15 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
-from buffer_wire.errors import InvalidField, PendingFull, RolloutBufferError, UnknownRun
+from buffer_wire.errors import InvalidField, PendingFull, RolloutBufferError, UnknownRun, UnprovenRevision
 from buffer_wire.retry import Backoff, retry_async, retry_sync
+from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable, status_of
 
@@ -109,10 +111,34 @@ def test_seen_revision_never_falls() -> None:
     revisions = Revisions()
     assert revisions.ref("r").seen_revision == 0
     for revision in (3, 7, 5):
-        revisions.note("r", revision)
-    revisions.note("other", 9)
-    assert (revisions.ref("r").run_id, revisions.ref("r").seen_revision) == ("r", 7)
+        revisions.note("r", Revision(revision, f"of {revision}"))
+    revisions.note("other", Revision(9, "of 9"))
+    # Of a view.
+    revisions.note("r", Revision(12))
+    ref = revisions.ref("r")
+    assert (ref.run_id, ref.seen_revision, ref.seen_proof) == ("r", 7, "of 7")
     assert revisions.seen("other") == 9
+
+
+def test_a_revision_of_an_earlier_run_is_forgotten_and_the_call_repeated() -> None:
+    revisions, claimed = Revisions(), []
+    revisions.note("r", Revision(7, "of another run"))
+
+    def call() -> str:
+        claimed.append(revisions.ref("r").seen_revision)
+        if claimed[-1]:
+            raise UnprovenRevision("r", claimed[-1], 3)
+        return "done"
+
+    mend = partial(revisions.met, "r")
+    assert retry_sync(call, deadline_s=0, waiting_on="the service", mend=mend) == "done"
+    assert claimed == [7, 0]
+
+    def refuse() -> str:
+        raise UnprovenRevision("r", 0, 3)
+
+    with pytest.raises(UnprovenRevision):
+        retry_sync(refuse, deadline_s=9, waiting_on="the service", mend=mend)
 
 
 def test_revisions_are_shared_by_threads() -> None:
@@ -120,7 +146,7 @@ def test_revisions_are_shared_by_threads() -> None:
 
     def note_every_fourth(first: int) -> None:
         for revision in range(first, 4_000, 4):
-            revisions.note("r", revision)
+            revisions.note("r", Revision(revision, "p"))
 
     threads = [threading.Thread(target=note_every_fourth, args=(first,)) for first in range(4)]
     for thread in threads:

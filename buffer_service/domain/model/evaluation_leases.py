@@ -24,6 +24,7 @@ from buffer_service.domain.model.records import Lease
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import Extended, LeaseState, LeaseWait
 from buffer_wire.errors import EvaluationsFull, InvalidField, UnknownLease
+from buffer_wire.revision import Revision
 
 QUARANTINED = "quarantined"
 EXPIRIES_PER_LEASE = 100
@@ -87,7 +88,7 @@ def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[
     return Extended(run.settle(), states, run.policy.lease_ttl_ms)
 
 
-def finish(run: RunState, request: FinishEvaluation) -> tuple[int, EvaluationOutcome]:
+def finish(run: RunState, request: FinishEvaluation) -> tuple[Revision, EvaluationOutcome]:
     """End a lease."""
     evaluation, task, attempt = _parse(run, request.lease_id)
     if evaluation is None:
@@ -198,7 +199,7 @@ def _fail(run: RunState, evaluation: Evaluation, task: Task, why: str) -> None:
 
 def _finish_with_group(
     run: RunState, evaluation: Evaluation, task: Task, attempt: int, request: FinishEvaluation
-) -> tuple[int, EvaluationOutcome]:
+) -> tuple[Revision, EvaluationOutcome]:
     if task.accepted == attempt:
         return run.settle(), EvaluationOutcome.DUPLICATE
     if task.state in ("finished", "failed"):

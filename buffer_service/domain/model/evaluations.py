@@ -15,6 +15,7 @@ from buffer_service.domain.model.evaluation_book import Evaluation, Task
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import WeightVersion
 from buffer_wire.errors import EvaluationExists, EvaluationsFull, InvalidField, UnknownEvaluation
+from buffer_wire.revision import Revision
 
 
 def submit(run: RunState, request: SubmitEvaluation) -> EvaluationSubmitted:
@@ -98,10 +99,10 @@ def results(run: RunState, eval_id: str, start: int, limit: int) -> EvaluationRe
         )
         for task in evaluation.ended[start : start + limit]
     ]
-    return EvaluationResults(run.revision, view(evaluation), ended)
+    return EvaluationResults(run.signed_revision, view(evaluation), ended)
 
 
-def delete(run: RunState, eval_id: str) -> int:
+def delete(run: RunState, eval_id: str) -> Revision:
     """Delete an evaluation; its leases lapse."""
     evaluation = find(run, eval_id)
     del run.evaluations.evaluations[eval_id]

@@ -10,9 +10,10 @@ from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import PlanCollective, Publish, Published, WeightVersion
 from buffer_service.domain.transitions import GroupState
 from buffer_wire.errors import NotCommitted, StepAhead, VersionConflict
+from buffer_wire.revision import Revision
 
 
-def commit(run: RunState, epoch: int, through_step: int) -> tuple[int, int]:
+def commit(run: RunState, epoch: int, through_step: int) -> tuple[Revision, int]:
     """Settle the delivered groups of every step up to through_step as trained."""
     run.require_epoch(epoch)
     run.require_store()
@@ -49,7 +50,7 @@ def publish(run: RunState, request: Publish) -> Published:
     return Published(run.settle(), run.published, run.committed_steps)
 
 
-def plan_collective(run: RunState, plan: PlanCollective) -> int:
+def plan_collective(run: RunState, plan: PlanCollective) -> Revision:
     """Announce weights to come, in place of those announced before."""
     run.require_epoch(plan.epoch)
     run.require_store()
@@ -61,7 +62,7 @@ def plan_collective(run: RunState, plan: PlanCollective) -> int:
     return run.settle()
 
 
-def checkpoint(run: RunState, epoch: int, through_step: int) -> tuple[int, int]:
+def checkpoint(run: RunState, epoch: int, through_step: int) -> tuple[Revision, int]:
     """Free the replay data and tombstones of every step up to through_step."""
     run.require_epoch(epoch)
     run.require_store()

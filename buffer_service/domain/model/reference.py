@@ -17,7 +17,17 @@ from buffer_service.domain.model import (
 from buffer_service.domain.model.evaluation_operations import EvaluationOperations
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.policy import RunPolicy
-from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, RunPaused, StoreRolledBack, UnknownRun
+from buffer_service.domain.proofs import prove
+from buffer_wire.errors import (
+    InvalidPolicy,
+    PolicyChanged,
+    RunExists,
+    RunPaused,
+    StoreRolledBack,
+    UnknownRun,
+    UnprovenRevision,
+)
+from buffer_wire.revision import NO_REVISION, Revision
 
 
 class ReferenceModel(EvaluationOperations):
@@ -29,12 +39,16 @@ class ReferenceModel(EvaluationOperations):
 
     # ── runs ──
 
-    def create_run(self, run_id: str, policy: RunPolicy, *, revision: int = 1) -> tuple[ops.RunView, bool]:
+    def create_run(
+        self, run_id: str, policy: RunPolicy, *, revision: int = 1, secret: str = ""
+    ) -> tuple[ops.RunView, bool]:
         """Create a run, or return the existing one when its policy is the same."""
         run = self._runs.get(run_id)
         if run is None:
             now = self._now_ms()
-            run = self._runs[run_id] = RunState(run_id, policy, created_ms=now, now=now, revision=revision)
+            run = self._runs[run_id] = RunState(
+                run_id, policy, created_ms=now, now=now, revision=revision, secret=secret
+            )
             return view.view(run, now), True
         if run.policy != policy:
             theirs, ours = policy.to_store(), run.policy.to_store()
@@ -51,8 +65,13 @@ class ReferenceModel(EvaluationOperations):
         return view.view(run, max(run.now, self._now_ms()))
 
     def update_policy(
-        self, run_id: str, policy: RunPolicy, expected: RunPolicy | None = None, *, seen_revision: int = 0
-    ) -> int:
+        self,
+        run_id: str,
+        policy: RunPolicy,
+        expected: RunPolicy | None = None,
+        *,
+        seen_revision: Revision = NO_REVISION,
+    ) -> Revision:
         """Replace the policy, if it is `expected` where that is given; returns the revision."""
         run = self._begin(run_id, seen_revision)
         if expected not in (None, run.policy):
@@ -64,15 +83,15 @@ class ReferenceModel(EvaluationOperations):
             run.replace_policy(policy)
         return run.settle()
 
-    def pause_run(self, run_id: str) -> int:
+    def pause_run(self, run_id: str) -> Revision:
         """Hold the run; returns the revision."""
         return self._control(run_id, held=True)
 
-    def drain_run(self, run_id: str) -> int:
+    def drain_run(self, run_id: str) -> Revision:
         """Let the run end; returns the revision."""
         return self._control(run_id, draining=True)
 
-    def continue_run(self, run_id: str) -> int:
+    def continue_run(self, run_id: str) -> Revision:
         """Undo pause_run and drain_run; returns the revision."""
         return self._control(run_id, held=False, draining=False)
 
@@ -88,16 +107,22 @@ class ReferenceModel(EvaluationOperations):
 
     # ── tasks ──
 
-    def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: int = 0) -> ops.Submitted:
+    def submit(self, run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVISION) -> ops.Submitted:
         """Add tasks and move the cursor."""
         return submitting.submit(self._begin(run_id, seen_revision), submit)
 
-    def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: int = 0) -> ops.Leased:
+    def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION) -> ops.Leased:
         """Lease tasks."""
         return leasing.lease(self._begin(run_id, seen_revision), ask)
 
     def extend(
-        self, run_id: str, worker_id: str, instance_id: str, lease_ids: Sequence[str], *, seen_revision: int = 0
+        self,
+        run_id: str,
+        worker_id: str,
+        instance_id: str,
+        lease_ids: Sequence[str],
+        *,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Extended:
         """Prolong leases that are live."""
         return leasing.extend(self._begin(run_id, seen_revision), worker_id, instance_id, lease_ids)
@@ -109,7 +134,7 @@ class ReferenceModel(EvaluationOperations):
         instance_id: str,
         returns: Sequence[ops.LeaseReturn],
         *,
-        seen_revision: int = 0,
+        seen_revision: Revision = NO_REVISION,
     ) -> ops.Returned:
         """Return leases with their continuations."""
         return leasing.give_back(self._begin(run_id, seen_revision), worker_id, instance_id, returns)
@@ -130,18 +155,18 @@ class ReferenceModel(EvaluationOperations):
 
     # ── groups ──
 
-    def push(self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: int = 0) -> ops.PushResult:
+    def push(
+        self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
+    ) -> ops.PushResult:
         """Store payloads and index them."""
         run = self._begin(run_id, seen_revision)
         run.require_store()
         return pushing.push(run, [(group.facts, run.payloads.put(group.body)) for group in groups])
 
-    def retry_push(
-        self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], *, seen_revision: int = 0
-    ) -> ops.PushResult:
+    def retry_push(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
         """Try blocked groups again by their payload keys; a refusal ends their push, so the payloads go."""
         try:
-            return pushing.push(self._begin(run_id, seen_revision), groups, retry=True)
+            return pushing.push(self._begin(run_id), groups, retry=True)
         except RunPaused:
             self.abandon_push(run_id, [payload_key for _, payload_key in groups])
             raise
@@ -157,7 +182,7 @@ class ReferenceModel(EvaluationOperations):
 
     # ── batches ──
 
-    def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: int = 0) -> ops.Batch | ops.Short:
+    def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION) -> ops.Batch | ops.Short:
         """Close a round of a step, or return the stored one."""
         batches.check_rank(pull)
         return batches.pull(self._begin(run_id, seen_revision), pull)
@@ -173,19 +198,25 @@ class ReferenceModel(EvaluationOperations):
 
     # ── progress ──
 
-    def commit(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+    def commit(
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """Settle delivered groups as trained; returns (revision, committed_steps)."""
         return progress.commit(self._begin(run_id, seen_revision), epoch, through_step)
 
-    def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: int = 0) -> ops.Published:
+    def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION) -> ops.Published:
         """Publish and commit in one decision."""
         return progress.publish(self._begin(run_id, seen_revision), publish)
 
-    def plan_collective(self, run_id: str, plan: ops.PlanCollective, *, seen_revision: int = 0) -> int:
+    def plan_collective(
+        self, run_id: str, plan: ops.PlanCollective, *, seen_revision: Revision = NO_REVISION
+    ) -> Revision:
         """Announce a collective update in place of an earlier one."""
         return progress.plan_collective(self._begin(run_id, seen_revision), plan)
 
-    def checkpoint(self, run_id: str, epoch: int, through_step: int, *, seen_revision: int = 0) -> tuple[int, int]:
+    def checkpoint(
+        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    ) -> tuple[Revision, int]:
         """Free replay data and tombstones; returns (revision, checkpointed_steps)."""
         return progress.checkpoint(self._begin(run_id, seen_revision), epoch, through_step)
 
@@ -200,7 +231,7 @@ class ReferenceModel(EvaluationOperations):
         run = self._known(run_id)
         limit = run.policy.max_unavailable_engines
         return ops.WeightsView(
-            run.revision,
+            run.signed_revision,
             run.published,
             run.manifest,
             paused=bool(run.paused),
@@ -208,7 +239,9 @@ class ReferenceModel(EvaluationOperations):
             may_load=not limit or len(run.engines.held(max(run.now, self._now_ms()))) < limit,
         )
 
-    def report_engine(self, run_id: str, report: ops.EngineReport, *, seen_revision: int = 0) -> ops.EngineReported:
+    def report_engine(
+        self, run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
+    ) -> ops.EngineReported:
         """Record an engine's state; give or take back its place among those that are out of service for a load."""
         run = self._begin(run_id, seen_revision)
         run.totals.engine(report)
@@ -228,7 +261,7 @@ class ReferenceModel(EvaluationOperations):
         run = self._known(run_id)
         return len(run.payloads.bodies) + sum(task.continuation is not None for task in run.tasks.values())
 
-    def _control(self, run_id: str, *, held: bool | None = None, draining: bool | None = None) -> int:
+    def _control(self, run_id: str, *, held: bool | None = None, draining: bool | None = None) -> Revision:
         """An operator's word; None leaves a switch as it is."""
         run = self._begin(run_id)
         before = run.held, run.draining
@@ -243,11 +276,13 @@ class ReferenceModel(EvaluationOperations):
             raise UnknownRun(run_id)
         return run
 
-    def _begin(self, run_id: str, seen_revision: int = 0) -> RunState:
-        """The run, at the time of this operation; a caller who has seen more than there is pauses it."""
+    def _begin(self, run_id: str, seen_revision: Revision = NO_REVISION) -> RunState:
+        """The run, at the time of this operation; a caller who has provably seen more than there is pauses it."""
         run = self._known(run_id)
         run.now = max(run.now, self._now_ms())
         if seen_revision > run.revision:
+            if seen_revision.proof != prove(run.secret, seen_revision).proof:
+                raise UnprovenRevision(run_id, seen_revision, run.revision)
             run.rolled_back = True
             run.seen_revision = max(run.seen_revision, seen_revision)
             raise StoreRolledBack(run_id, seen_revision, run.revision)

@@ -31,11 +31,13 @@ from buffer_service.domain.ops import (
 )
 from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
+from buffer_service.domain.proofs import prove
 from buffer_service.domain.quota import within_quotas
 from buffer_service.domain.stride import Stride
 from buffer_service.domain.timeline import Timeline, next_train_version
 from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
+from buffer_wire.revision import Revision
 
 STORE_ROLLED_BACK = "store_rolled_back"
 HELD_BY_OPERATOR = "operator"
@@ -75,9 +77,11 @@ class RunState:
     now: int
     """Time of the present operation, ms; never goes back."""
     revision: int = 1
+    secret: str = ""
+    """Of the proofs that the run's revisions carry."""
     changed: bool = False
     seen_revision: int = 0
-    """Highest revision that a caller has seen of a store that was rolled back."""
+    """Highest revision that a caller has proven to have seen of a store that was rolled back."""
     rolled_back: bool = False
     held: bool = False
     """By an operator."""
@@ -166,12 +170,17 @@ class RunState:
 
     # ── bookkeeping ──
 
-    def settle(self) -> int:
+    def settle(self) -> Revision:
         """The operation's reply is made: its revision."""
         if self.changed:
             self.revision += 1
             self.changed = False
-        return self.revision
+        return self.signed_revision
+
+    @property
+    def signed_revision(self) -> Revision:
+        """The revision as replies carry it that acknowledge something."""
+        return prove(self.secret, self.revision)
 
     def count(self, statistic: str, amount: int = 1) -> None:
         """Raise a counter."""

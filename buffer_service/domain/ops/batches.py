@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from buffer_wire.revision import Revision
+
 
 @dataclass(frozen=True, slots=True)
 class Pull:
@@ -38,7 +40,7 @@ class Batch:
     hence the step's totals when `final`.
     """
 
-    revision: int
+    revision: Revision
     step: int
     round: int
     final: bool
@@ -59,7 +61,7 @@ class Batch:
 class Short:
     """No round yet: what is queued, what the round needs, and on whom the pull waits."""
 
-    revision: int
+    revision: Revision
     step: int
     queued: int
     needed: int
@@ -91,7 +93,7 @@ class Resume:
 class Resumed:
     """Result of a resume."""
 
-    revision: int
+    revision: Revision
     epoch: int
     next_step: int
     next_unassembled_step: int

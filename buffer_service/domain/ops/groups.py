@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from buffer_service.domain.ops.weights import WeightVersion
+from buffer_wire.revision import Revision
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -105,6 +106,6 @@ class Pushed:
 class PushResult:
     """Outcomes in request order."""
 
-    revision: int
+    revision: Revision
     outcomes: Sequence[Pushed]
     published: WeightVersion

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from buffer_service.domain.ops.weights import WeightVersion
+from buffer_wire.revision import Revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Submit:
 class Submitted:
     """Result of a submit, or of its repeat."""
 
-    revision: int
+    revision: Revision
     cursor: int
     task_ids: Sequence[str]
     pending: int
@@ -85,7 +86,7 @@ class LeaseGrant:
 class Leased:
     """Result of a lease request; `wait` is None when all that was asked for was given, or all that fits."""
 
-    revision: int
+    revision: Revision
     grants: Sequence[LeaseGrant]
     wait: LeaseWait | None
     published: WeightVersion
@@ -137,7 +138,7 @@ class LeaseState(StrEnum):
 class Extended:
     """Result of a heartbeat; `states` is in request order."""
 
-    revision: int
+    revision: Revision
     states: Sequence[LeaseState]
     ttl_ms: int
 
@@ -146,5 +147,5 @@ class Extended:
 class Returned:
     """Result of a return, in request order."""
 
-    revision: int
+    revision: Revision
     outcomes: Sequence[ReturnOutcome]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from buffer_wire.revision import Revision
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightVersion:
@@ -48,7 +50,7 @@ class PlanCollective:
 class Published:
     """Result of a publish."""
 
-    revision: int
+    revision: Revision
     published: WeightVersion
     committed_steps: int
 
@@ -57,7 +59,7 @@ class Published:
 class WeightsView:
     """The published weights of a run, and the collective update to newer ones that is under way (empty: none)."""
 
-    revision: int
+    revision: Revision
     published: WeightVersion
     manifest: bytes
     paused: bool
@@ -104,6 +106,6 @@ class EngineReport:
 class EngineReported:
     """Result of an engine's report."""
 
-    revision: int
+    revision: Revision
     published: WeightVersion
     may_load: bool

@@ -68,6 +68,7 @@ def to_resumed(result: ops.Resumed) -> pb.ResumeResponse:
     """The reply of a resume."""
     return pb.ResumeResponse(
         revision=result.revision,
+        revision_proof=result.revision.proof,
         epoch=result.epoch,
         next_step=result.next_step,
         next_unassembled_step=result.next_unassembled_step,

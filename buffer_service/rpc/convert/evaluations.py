@@ -7,6 +7,7 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields, groups, tasks
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 
@@ -52,7 +53,10 @@ def submit(request: pb.SubmitEvaluationRequest) -> ev.SubmitEvaluation:
 def to_submitted(result: ev.EvaluationSubmitted) -> pb.SubmitEvaluationResponse:
     """The reply of a submit."""
     return pb.SubmitEvaluationResponse(
-        revision=result.revision, evaluation=to_evaluation(result.evaluation), created=result.created
+        revision=result.revision,
+        revision_proof=result.revision.proof,
+        evaluation=to_evaluation(result.evaluation),
+        created=result.created,
     )
 
 
@@ -117,6 +121,7 @@ def to_leased(result: ev.EvaluationLeased) -> pb.LeaseEvaluationResponse:
     """The reply of a lease request."""
     return pb.LeaseEvaluationResponse(
         revision=result.revision,
+        revision_proof=result.revision.proof,
         leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
         wait=tasks.LEASE_WAITS[result.wait],
         wanted=_to_wanted(result.wanted) if result.wanted is not None else None,
@@ -150,6 +155,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendEvaluationResponse:
     """The reply of a heartbeat."""
     return pb.ExtendEvaluationResponse(
         revision=result.revision,
+        revision_proof=result.revision.proof,
         states=[tasks.LEASE_STATES[state] for state in result.states],
         ttl_ms=result.ttl_ms,
     )
@@ -180,6 +186,6 @@ def finish(request: pb.FinishEvaluationRequest, max_payload_bytes: int) -> ev.Fi
     return ev.FinishEvaluation(worker_id, instance_id, lease_id, _KINDS[back.kind], error=error)
 
 
-def to_finished(revision: int, outcome: ev.EvaluationOutcome) -> pb.FinishEvaluationResponse:
+def to_finished(revision: Revision, outcome: ev.EvaluationOutcome) -> pb.FinishEvaluationResponse:
     """The reply to the end of a lease."""
-    return pb.FinishEvaluationResponse(revision=revision, outcome=_OUTCOMES[outcome])
+    return pb.FinishEvaluationResponse(revision=revision, revision_proof=revision.proof, outcome=_OUTCOMES[outcome])

@@ -7,6 +7,7 @@ from typing import TypeVar
 from buffer_service.domain.ops import WeightVersion
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
+from buffer_wire.revision import Revision
 from rollout_buffer.v1 import common_pb2
 
 T = TypeVar("T")
@@ -20,9 +21,9 @@ def run_id(value: str, field: str = "run.run_id") -> str:
     return value
 
 
-def run_ref(run: common_pb2.RunRef) -> tuple[str, int]:
-    """(run_id, seen_revision) of a reference to a run."""
-    return run_id(run.run_id), run.seen_revision
+def run_ref(run: common_pb2.RunRef) -> tuple[str, Revision]:
+    """(run_id, seen revision) of a reference to a run."""
+    return run_id(run.run_id), Revision(run.seen_revision, text(run.seen_proof, "run.seen_proof", 0, 64))
 
 
 def name(value: str, field: str) -> str:

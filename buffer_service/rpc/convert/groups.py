@@ -15,6 +15,7 @@ from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
 from buffer_wire.errors import InvalidField, RolloutBufferError, UnknownLease
+from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
@@ -158,8 +159,10 @@ def refusal(error: RolloutBufferError, group_id: str = "") -> pb.PushAck:
 
 
 def to_push_response(
-    revision: int, sequence: int, acks: list[pb.PushAck], published: ops.WeightVersion
+    revision: Revision, sequence: int, acks: list[pb.PushAck], published: ops.WeightVersion
 ) -> pb.PushGroupsResponse:
     """The acknowledgement of a bundle."""
     weights = common_pb2.WeightVersion(epoch=published.epoch, version=published.version)
-    return pb.PushGroupsResponse(revision=revision, sequence=sequence, acks=acks, published=weights)
+    return pb.PushGroupsResponse(
+        revision=revision, revision_proof=revision.proof, sequence=sequence, acks=acks, published=weights
+    )

@@ -120,7 +120,11 @@ def _check_columns(at: str, names: Sequence[str]) -> None:
 def to_submitted(result: ops.Submitted) -> pb.SubmitTasksResponse:
     """The reply of a submit."""
     return pb.SubmitTasksResponse(
-        revision=result.revision, cursor=result.cursor, task_ids=result.task_ids, pending_tasks=result.pending
+        revision=result.revision,
+        revision_proof=result.revision.proof,
+        cursor=result.cursor,
+        task_ids=result.task_ids,
+        pending_tasks=result.pending,
     )
 
 
@@ -150,6 +154,7 @@ def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
     """The reply of a lease request."""
     return pb.LeaseTasksResponse(
         revision=result.revision,
+        revision_proof=result.revision.proof,
         leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
         wait=LEASE_WAITS[result.wait],
         published=fields.to_version(result.published),
@@ -180,6 +185,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
     """The reply of a heartbeat."""
     return pb.ExtendLeasesResponse(
         revision=result.revision,
+        revision_proof=result.revision.proof,
         states=[LEASE_STATES[state] for state in result.states],
         ttl_ms=result.ttl_ms,
     )
@@ -214,5 +220,7 @@ def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
 def to_returned(result: ops.Returned) -> pb.ReturnLeasesResponse:
     """The reply of a return."""
     return pb.ReturnLeasesResponse(
-        revision=result.revision, outcomes=[_OUTCOMES[outcome] for outcome in result.outcomes]
+        revision=result.revision,
+        revision_proof=result.revision.proof,
+        outcomes=[_OUTCOMES[outcome] for outcome in result.outcomes],
     )

@@ -105,6 +105,7 @@ def to_watch(view: ops.WeightsView) -> pb.WatchWeightsResponse:
     """The message of the published weights."""
     return pb.WatchWeightsResponse(
         revision=view.revision,
+        revision_proof=view.revision.proof,
         published=fields.to_version(view.published),
         manifest=pb.WeightManifest.FromString(view.manifest) if view.manifest else None,
         paused=view.paused,

@@ -2,7 +2,7 @@
 -- service has acknowledged. A process calls it before anything else that it does to the run on that server: the first
 -- one to come finds the revision as the server got it, and the others are compared with that, however far the run has
 -- moved on by then. A run of an older version of the service also gets the fields of the policy that it lacks, which
--- scripts take to be there.
+-- scripts take to be there, and a secret.
 --
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
 --         survived_epoch (its epoch then: a resume has settled since what was lost)
@@ -26,6 +26,10 @@ for name, value in pairs(POLICY_DEFAULTS) do
     lacks = true
   end
 end
+if not secret then
+  relieve()
+  call('HSET', RUN, 'secret', request[3])
+end
 if lacks then
   relieve()
   call('HSET', RUN, 'policy', pack(policy))
@@ -38,7 +42,7 @@ if known[1] ~= server then
   call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_epoch', format('%d', epoch))
 end
 if seen > survived and state.epoch == epoch then
-  open_run(math.max(seen, state.revision + 1))
+  roll_back(math.max(seen, state.revision + 1))
   return refuse('store_rolled_back', seen, survived)
 end
 return reply('claimed')

@@ -1,7 +1,7 @@
 -- Creates a run.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {policy, revision to begin with}; policy: a map of integers, names, and environments {{name, share,
+-- ARGV[1] {policy, revision to begin with, secret}; policy: a map of integers, names, and environments {{name, share,
 --         priority}, ...}
 -- Replies {'created'} | {'exists', policy} | {'error', 'deleting'}
 -- Complexity O(1)
@@ -18,7 +18,7 @@ elseif call('EXISTS', key('deleting')) == 1 then
 end
 
 local revision
-policy, revision = unpack(request, 1, 2)
+policy, revision, secret = unpack(request, 1, 3)
 read_clock()
 ledger = {groups = {}, tasks = {}, statistics = {}}
 for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
@@ -41,6 +41,6 @@ state = {
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
   sequence = 0, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,
 }
-call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(policy), 'now', format('%d', now))
+call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(policy), 'now', format('%d', now), 'secret', secret)
 write_run()
 return reply('created')

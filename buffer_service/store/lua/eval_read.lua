@@ -23,4 +23,4 @@ for at, index in ipairs(call('LRANGE', eval_key('ended', evaluation.number), for
   local task = load_eval_task(evaluation, tonumber(index))
   results[at] = {tonumber(index), task.task_id, task.attempt, task.payload == '' and task.error or '', task.payload}
 end
-return reply('results', state.revision, view_evaluation(eval_id, evaluation, true), results)
+return reply('results', signed(state.revision), view_evaluation(eval_id, evaluation, true), results)

@@ -18,7 +18,7 @@ if eval_id ~= '' then
   if not evaluation then
     return refuse('unknown_evaluation', eval_id)
   end
-  return reply('evaluations', state.revision, {view_evaluation(eval_id, evaluation, true)})
+  return reply('evaluations', signed(state.revision), {view_evaluation(eval_id, evaluation, true)})
 end
 local found = {}
 local flat = call('HGETALL', EVALS)
@@ -31,4 +31,4 @@ end)
 for at, pair in ipairs(found) do
   found[at] = view_evaluation(pair[1], pair[2], false)
 end
-return reply('evaluations', state.revision, found)
+return reply('evaluations', signed(state.revision), found)

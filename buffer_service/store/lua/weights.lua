@@ -13,5 +13,5 @@ if not load_run() then
 end
 local manifest = call('HGET', key('manifests'), format('%d', state.version)) or ''
 local plan = call('HGET', RUN, 'plan') or ''
-return reply('weights', state.revision, state.epoch, state.version, manifest, state.paused, plan,
+return reply('weights', signed(state.revision), state.epoch, state.version, manifest, state.paused, plan,
   free_places() > 0 and 1 or 0)

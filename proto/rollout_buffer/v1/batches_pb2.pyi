@@ -234,10 +234,13 @@ class PullBatchResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def batch(self) -> Global___BatchInfo:
         """First message only."""
@@ -250,11 +253,12 @@ class PullBatchResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         batch: Global___BatchInfo | None = ...,
         groups: collections.abc.Iterable[Global___DeliveredGroup] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["batch", b"batch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "groups", b"groups", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "groups", b"groups", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___PullBatchResponse: typing_extensions.TypeAlias = PullBatchResponse
 
@@ -294,18 +298,22 @@ class CommitResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     committed_steps: builtins.int
     """Steps committed so far: every step below this one."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         committed_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_steps", b"committed_steps", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_steps", b"committed_steps", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___CommitResponse: typing_extensions.TypeAlias = CommitResponse
 
@@ -345,18 +353,22 @@ class CheckpointResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     CHECKPOINTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     checkpointed_steps: builtins.int
     """Steps whose replay data is gone: every step below this one."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         checkpointed_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___CheckpointResponse: typing_extensions.TypeAlias = CheckpointResponse
 
@@ -407,6 +419,7 @@ class ResumeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     NEXT_STEP_FIELD_NUMBER: builtins.int
     NEXT_UNASSEMBLED_STEP_FIELD_NUMBER: builtins.int
@@ -414,7 +427,9 @@ class ResumeResponse(google.protobuf.message.Message):
     CURSOR_FIELD_NUMBER: builtins.int
     FEEDER_STATE_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     epoch: builtins.int
     """The trainer's epoch from now on; every older one is refused."""
     next_step: builtins.int
@@ -431,6 +446,7 @@ class ResumeResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         epoch: builtins.int = ...,
         next_step: builtins.int = ...,
         next_unassembled_step: builtins.int = ...,
@@ -438,6 +454,6 @@ class ResumeResponse(google.protobuf.message.Message):
         cursor: builtins.int = ...,
         feeder_state: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "epoch", b"epoch", "feeder_state", b"feeder_state", "next_step", b"next_step", "next_unassembled_step", b"next_unassembled_step", "revision", b"revision", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "epoch", b"epoch", "feeder_state", b"feeder_state", "next_step", b"next_step", "next_unassembled_step", b"next_unassembled_step", "revision", b"revision", "revision_proof", b"revision_proof", "version", b"version"]) -> None: ...
 
 Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse

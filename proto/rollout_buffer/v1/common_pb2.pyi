@@ -32,20 +32,26 @@ class RunRef(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     SEEN_REVISION_FIELD_NUMBER: builtins.int
+    SEEN_PROOF_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     seen_revision: builtins.int
-    """The highest `revision` the caller has seen in a reply for this run; 0 for none. A store that is behind it
-    has lost acknowledged writes: the request fails with reason `store_rolled_back` and the run pauses until
+    """The highest `revision` the caller has seen in a reply for this run; 0 for none. At most 2^53 - 1. A store that is
+    behind it has lost acknowledged writes: the request fails with reason `store_rolled_back` and the run pauses until
     a trainer resumes it.
+    """
+    seen_proof: builtins.str
+    """The `revision_proof` that came with `seen_revision`. A revision that is ahead of the store is believed by its proof
+    alone: without the right one the request fails with reason `unproven_revision`, and nothing else happens.
     """
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         seen_revision: builtins.int = ...,
+        seen_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "seen_revision", b"seen_revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "seen_proof", b"seen_proof", "seen_revision", b"seen_revision"]) -> None: ...
 
 Global___RunRef: typing_extensions.TypeAlias = RunRef
 

@@ -201,10 +201,13 @@ class SubmitEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     created: builtins.bool
     """False when it was there already."""
     @property
@@ -215,11 +218,12 @@ class SubmitEvaluationResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         evaluation: Global___Evaluation | None = ...,
         created: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["evaluation", b"evaluation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created", "evaluation", b"evaluation", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created", b"created", "evaluation", b"evaluation", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___SubmitEvaluationResponse: typing_extensions.TypeAlias = SubmitEvaluationResponse
 
@@ -255,9 +259,12 @@ class GetEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def evaluation(self) -> Global___Evaluation:
         """The evaluation as it is."""
@@ -266,10 +273,11 @@ class GetEvaluationResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         evaluation: Global___Evaluation | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["evaluation", b"evaluation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___GetEvaluationResponse: typing_extensions.TypeAlias = GetEvaluationResponse
 
@@ -350,10 +358,13 @@ class ReadEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
     RESULTS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def evaluation(self) -> Global___Evaluation:
         """How far the evaluation is."""
@@ -366,11 +377,12 @@ class ReadEvaluationResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         evaluation: Global___Evaluation | None = ...,
         results: collections.abc.Iterable[Global___EvaluationResult] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["evaluation", b"evaluation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "results", b"results", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evaluation", b"evaluation", "results", b"results", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___ReadEvaluationResponse: typing_extensions.TypeAlias = ReadEvaluationResponse
 
@@ -402,9 +414,12 @@ class ListEvaluationsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     EVALUATIONS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def evaluations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Evaluation]:
         """In order of submission, at most 64."""
@@ -413,9 +428,10 @@ class ListEvaluationsResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         evaluations: collections.abc.Iterable[Global___Evaluation] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["evaluations", b"evaluations", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evaluations", b"evaluations", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___ListEvaluationsResponse: typing_extensions.TypeAlias = ListEvaluationsResponse
 
@@ -451,14 +467,18 @@ class DeleteEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___DeleteEvaluationResponse: typing_extensions.TypeAlias = DeleteEvaluationResponse
 
@@ -590,11 +610,14 @@ class LeaseEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     wait: rollout_buffer.v1.tasks_pb2.LeaseWait.ValueType
     """Set when fewer leases than asked were given: NO_TASKS, PAUSED, BACKING_OFF, QUARANTINED, or ENGINE_STALE where all
     that is pending is of other versions.
@@ -613,12 +636,13 @@ class LeaseEvaluationResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         leases: collections.abc.Iterable[Global___EvaluationLease] | None = ...,
         wait: rollout_buffer.v1.tasks_pb2.LeaseWait.ValueType = ...,
         wanted: Global___WantedWeights | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wanted", b"wanted"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "revision", b"revision", "wait", b"wait", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "revision", b"revision", "revision_proof", b"revision_proof", "wait", b"wait", "wanted", b"wanted"]) -> None: ...
 
 Global___LeaseEvaluationResponse: typing_extensions.TypeAlias = LeaseEvaluationResponse
 
@@ -664,10 +688,13 @@ class ExtendEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     STATES_FIELD_NUMBER: builtins.int
     TTL_MS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     ttl_ms: builtins.int
     """Time to live from the moment the request was sent, in milliseconds."""
     @property
@@ -678,10 +705,11 @@ class ExtendEvaluationResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         states: collections.abc.Iterable[rollout_buffer.v1.tasks_pb2.LeaseState.ValueType] | None = ...,
         ttl_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision", "states", b"states", "ttl_ms", b"ttl_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof", "states", b"states", "ttl_ms", b"ttl_ms"]) -> None: ...
 
 Global___ExtendEvaluationResponse: typing_extensions.TypeAlias = ExtendEvaluationResponse
 
@@ -762,17 +790,21 @@ class FinishEvaluationResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     outcome: Global___EvaluationOutcome.ValueType
     """What became of the task."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         outcome: Global___EvaluationOutcome.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outcome", b"outcome", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outcome", b"outcome", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___FinishEvaluationResponse: typing_extensions.TypeAlias = FinishEvaluationResponse

@@ -463,11 +463,14 @@ class PushGroupsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     ACKS_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     sequence: builtins.int
     """Echo of the request's sequence."""
     @property
@@ -482,12 +485,13 @@ class PushGroupsResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         sequence: builtins.int = ...,
         acks: collections.abc.Iterable[Global___PushAck] | None = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acks", b"acks", "published", b"published", "revision", b"revision", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acks", b"acks", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof", "sequence", b"sequence"]) -> None: ...
 
 Global___PushGroupsResponse: typing_extensions.TypeAlias = PushGroupsResponse
 
@@ -525,9 +529,12 @@ class PushGroupResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def ack(self) -> Global___PushAck:
         """The acknowledgement."""
@@ -536,9 +543,10 @@ class PushGroupResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         ack: Global___PushAck | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ack", b"ack"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___PushGroupResponse: typing_extensions.TypeAlias = PushGroupResponse

@@ -1529,7 +1529,7 @@ class CreateRunResponse(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     CREATED_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision, as GetRunResponse has it: not to be sent back."""
     created: builtins.bool
     """False when the run existed with the same policy."""
     @property
@@ -1671,9 +1671,12 @@ class UpdatePolicyResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The effective policy."""
@@ -1682,10 +1685,11 @@ class UpdatePolicyResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         policy: Global___RunPolicy | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["policy", b"policy", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["policy", b"policy", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___UpdatePolicyResponse: typing_extensions.TypeAlias = UpdatePolicyResponse
 
@@ -1717,14 +1721,18 @@ class PauseRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___PauseRunResponse: typing_extensions.TypeAlias = PauseRunResponse
 
@@ -1756,14 +1764,18 @@ class DrainRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___DrainRunResponse: typing_extensions.TypeAlias = DrainRunResponse
 
@@ -1795,14 +1807,18 @@ class ContinueRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___ContinueRunResponse: typing_extensions.TypeAlias = ContinueRunResponse
 

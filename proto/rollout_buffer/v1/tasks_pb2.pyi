@@ -355,11 +355,14 @@ class SubmitTasksResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     CURSOR_FIELD_NUMBER: builtins.int
     TASK_IDS_FIELD_NUMBER: builtins.int
     PENDING_TASKS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     cursor: builtins.int
     """The feeder's position: items consumed so far."""
     pending_tasks: builtins.int
@@ -372,11 +375,12 @@ class SubmitTasksResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         cursor: builtins.int = ...,
         task_ids: collections.abc.Iterable[builtins.str] | None = ...,
         pending_tasks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "pending_tasks", b"pending_tasks", "revision", b"revision", "task_ids", b"task_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "pending_tasks", b"pending_tasks", "revision", b"revision", "revision_proof", b"revision_proof", "task_ids", b"task_ids"]) -> None: ...
 
 Global___SubmitTasksResponse: typing_extensions.TypeAlias = SubmitTasksResponse
 
@@ -483,12 +487,15 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     REQUIRED_VERSION_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     wait: Global___LeaseWait.ValueType
     """Set when fewer leases than asked were given, unless more did not fit into the reply: the next request gets them."""
     required_version: builtins.int
@@ -508,13 +515,14 @@ class LeaseTasksResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         leases: collections.abc.Iterable[Global___Lease] | None = ...,
         wait: Global___LeaseWait.ValueType = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         required_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "published", b"published", "required_version", b"required_version", "revision", b"revision", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "published", b"published", "required_version", b"required_version", "revision", b"revision", "revision_proof", b"revision_proof", "wait", b"wait"]) -> None: ...
 
 Global___LeaseTasksResponse: typing_extensions.TypeAlias = LeaseTasksResponse
 
@@ -560,10 +568,13 @@ class ExtendLeasesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     STATES_FIELD_NUMBER: builtins.int
     TTL_MS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     ttl_ms: builtins.int
     """Time to live from the moment the request was sent, in milliseconds."""
     @property
@@ -574,10 +585,11 @@ class ExtendLeasesResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         states: collections.abc.Iterable[Global___LeaseState.ValueType] | None = ...,
         ttl_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision", "states", b"states", "ttl_ms", b"ttl_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof", "states", b"states", "ttl_ms", b"ttl_ms"]) -> None: ...
 
 Global___ExtendLeasesResponse: typing_extensions.TypeAlias = ExtendLeasesResponse
 
@@ -658,9 +670,12 @@ class ReturnLeasesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     OUTCOMES_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___ReturnOutcome.ValueType]:
         """In request order."""
@@ -669,8 +684,9 @@ class ReturnLeasesResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         outcomes: collections.abc.Iterable[Global___ReturnOutcome.ValueType] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___ReturnLeasesResponse: typing_extensions.TypeAlias = ReturnLeasesResponse

@@ -422,14 +422,18 @@ class PlanCollectiveResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___PlanCollectiveResponse: typing_extensions.TypeAlias = PlanCollectiveResponse
 
@@ -495,10 +499,13 @@ class PublishResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     committed_steps: builtins.int
     """Steps committed so far: every step below this one."""
     @property
@@ -509,11 +516,12 @@ class PublishResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         committed_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["committed_steps", b"committed_steps", "published", b"published", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_steps", b"committed_steps", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___PublishResponse: typing_extensions.TypeAlias = PublishResponse
 
@@ -545,12 +553,15 @@ class WatchWeightsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     MANIFEST_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
     PLAN_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     paused: builtins.bool
     """True when the run is paused."""
     @property
@@ -569,13 +580,14 @@ class WatchWeightsResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         manifest: Global___WeightManifest | None = ...,
         paused: builtins.bool = ...,
         plan: Global___CollectivePlan | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["manifest", b"manifest", "plan", b"plan", "published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "paused", b"paused", "plan", b"plan", "published", b"published", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "paused", b"paused", "plan", b"plan", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___WatchWeightsResponse: typing_extensions.TypeAlias = WatchWeightsResponse
 
@@ -740,10 +752,13 @@ class ReportEngineResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     MAY_LOAD_FIELD_NUMBER: builtins.int
     revision: builtins.int
-    """The run's revision after this call; send the highest seen back in RunRef.seen_revision."""
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     may_load: builtins.bool
     """True when the engine may be taken out of service now; always where the policy has no limit."""
     @property
@@ -754,10 +769,11 @@ class ReportEngineResponse(google.protobuf.message.Message):
         self,
         *,
         revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         may_load: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["may_load", b"may_load", "published", b"published", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["may_load", b"may_load", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___ReportEngineResponse: typing_extensions.TypeAlias = ReportEngineResponse

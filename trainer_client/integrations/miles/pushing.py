@@ -8,10 +8,12 @@ that does not answer is logged.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.connect import Connector
 from buffer_wire.retry import retry_sync
+from buffer_wire.revision import Revision
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.client import BufferClient
@@ -101,8 +103,9 @@ class GroupPusher:
             retry_on=lambda error: worth_repeating(error) and not withdrawal.asked,
             on_retry=WaitNotices(f"pushing group {header.task_id!r}", self._client.target, None).on_retry,
             tokens=self._tokens,
+            mend=partial(self._client.revisions.met, self._run_id),
         )
-        self._client.revisions.note(self._run_id, reply.revision)
+        self._client.revisions.note(self._run_id, Revision.of(reply))
         ack = reply.acks[0]
         if ack.HasField("error"):
             raise from_detail(ack.error)

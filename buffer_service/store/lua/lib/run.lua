@@ -5,19 +5,19 @@
 -- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
 -- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer, staleness and
 -- reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the
--- published one.
+-- published one; secret, of the proofs of revisions, which nothing shows.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
 -- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
 -- (tombstones up to it may go), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
--- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller claimed
+-- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller proved
 -- while the store was behind it), last_error, forks ({{epoch, version}, ...}).
 
 -- @include reply
 -- @include keys
 
-local policy, state, ledger, now
+local policy, state, ledger, now, secret
 local stored_now = 0
 -- By how much the run's clock is behind the host's; and as it is stored.
 local behind, stored_behind = 0, 0
@@ -57,7 +57,7 @@ end
 -- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
 -- names another version than ours.
 local function load_run()
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'behind')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'behind', 'secret')
   if not raw[2] then
     return false
   end
@@ -67,7 +67,7 @@ local function load_run()
     error('rb-layout ' .. tostring(raw[6]))
   end
   policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
-  stored_now, stored_behind = tonumber(raw[4]), tonumber(raw[7] or 0)
+  stored_now, stored_behind, secret = tonumber(raw[4]), tonumber(raw[7] or 0), raw[8]
   behind = stored_behind
   wanted = tonumber(raw[5] or policy.batch_groups)
   read_clock()
@@ -133,21 +133,36 @@ local function record(kind, fields)
   end
 end
 
--- Loads the run and checks that the store is not behind `seen`. Returns a refusal, or nil.
-local function open_run(seen)
+-- A revision as replies carry it that acknowledge something: {revision, proof}. Nobody else can make the proof.
+local function signed(revision)
+  return {revision, secret and string.sub(redis.sha1hex(secret .. ':' .. format('%d', revision)), 1, 16) or ''}
+end
+
+-- Pauses the run: the store has lost what led to the revision `seen`. Returns the refusal.
+local function roll_back(seen)
+  if state.paused ~= 'store_rolled_back' or state.seen < seen then
+    state.paused = 'store_rolled_back'
+    if state.seen < seen then
+      state.seen = seen
+    end
+    write_run()
+    call('PUBLISH', key('notify'), 'weights,tasks,groups,space,evaluations,results')
+  end
+  return refuse('store_rolled_back', seen, state.revision)
+end
+
+-- Loads the run and checks that the store is not behind what the caller has seen, {revision, proof}. Returns a refusal,
+-- or nil. A revision that we have not given out says nothing of the store: it is that of a deleted run, or made up.
+local function open_run(claim)
   if not begin_run() then
     return refuse('unknown_run')
   end
+  local seen, proof = claim[1], claim[2]
   if seen > state.revision then
-    if state.paused ~= 'store_rolled_back' or state.seen < seen then
-      state.paused = 'store_rolled_back'
-      if state.seen < seen then
-        state.seen = seen
-      end
-      write_run()
-      call('PUBLISH', key('notify'), 'weights,tasks,groups,space,evaluations,results')
+    if not secret or proof ~= signed(seen)[2] then
+      return refuse('unproven_revision', seen, state.revision)
     end
-    return refuse('store_rolled_back', seen, state.revision)
+    return roll_back(seen)
   end
   return nil
 end
@@ -178,6 +193,7 @@ local function check_rolled_back()
 end
 
 -- Ends the script: raises the revision if anything changed, writes what was kept back, publishes hints. Called once.
+-- Returns the signed revision.
 -- `goes_on`: the operation has further calls, and leaves the revision to the last one. Only what that one answers is
 -- acknowledged, and a store that has lost it must be found out by its revision.
 local function close_run(goes_on)
@@ -198,7 +214,7 @@ local function close_run(goes_on)
     table.sort(names)
     call('PUBLISH', key('notify'), table.concat(names, ','))
   end
-  return state.revision
+  return signed(state.revision)
 end
 
 local function stat(name, by)
