@@ -5,6 +5,7 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule
 from buffer_service.store.replies import pack
+from buffer_wire.revision import NO_REVISION
 from tests.store.driver import Run
 
 UNSET = -1
@@ -24,7 +25,7 @@ async def portion(
     again: bool = False,
 ) -> str:
     """One call of a pull's script, of a process that dies after it."""
-    request = (0, run.epoch, step, rank, world_size, train_version, round_, batch_groups, groups, int(again))
+    request = (NO_REVISION, run.epoch, step, rank, world_size, train_version, round_, batch_groups, groups, int(again))
     tag, _ = await run.store._call("pull", run.run_id, pack(*request))
     return tag
 
