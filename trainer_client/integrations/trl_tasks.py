@@ -22,6 +22,9 @@ ROW = "trl_row"
 REWARD = "buffer_reward"
 """Extra field of a rollout: the reward that the worker gave."""
 
+_GENERATION_KWARGS = frozenset({"stop", "stop_token_ids", "seed", "min_new_tokens", "min_tokens"})
+"""What TRL passes on to its generator, by the names of transformers and of vLLM."""
+
 Prompts: TypeAlias = Literal["token_ids", "messages"]
 Encode: TypeAlias = Callable[[Any], Sequence[int]]
 
@@ -112,20 +115,20 @@ class RowTasks:
 
 def sampling_of(config: SamplingConfig) -> SamplingParams:
     """How the workers sample under a GRPOConfig. Raises InvalidField for what engines are not asked for."""
-    if config.min_p is not None:
-        raise InvalidField("min_p", config.min_p, "None: tasks have no min_p")
-    if config.repetition_penalty != 1.0:
-        raise InvalidField("repetition_penalty", config.repetition_penalty, "1.0: tasks have none")
-    known = {"stop", "stop_token_ids"}
     extra = dict(config.generation_kwargs or {})
-    if not extra.keys() <= known:
-        raise InvalidField("generation_kwargs", sorted(extra.keys() - known), f"only {sorted(known)}")
+    if not extra.keys() <= _GENERATION_KWARGS:
+        limit = f"only {sorted(_GENERATION_KWARGS)}"
+        raise InvalidField("generation_kwargs", sorted(extra.keys() - _GENERATION_KWARGS), limit)
     stop = extra.get("stop", ())
     return SamplingParams(
         max_new_tokens=config.max_completion_length,
         temperature=config.temperature,
         top_p=config.top_p,
-        top_k=config.top_k or None,
+        top_k=config.top_k if config.top_k > 0 else None,
+        min_p=config.min_p,
+        repetition_penalty=None if config.repetition_penalty == 1 else config.repetition_penalty,
+        min_new_tokens=extra.get("min_new_tokens", extra.get("min_tokens", 0)),
+        seed=extra.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(extra.get("stop_token_ids", ())),
     )
