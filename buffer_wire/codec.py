@@ -5,7 +5,7 @@ is kept as its serialized `Group` message from the worker's push to the trainer'
 Everything returned is a memoryview into the message that came in.
 
 Unknown fields are skipped; of a repeated singular field the last one counts, as in protobuf, except that embedded
-messages are not merged.
+messages are not merged. Groups, which others parse again, are taken only as what they are to any protobuf.
 """
 
 from collections.abc import Iterable, Iterator
@@ -118,23 +118,32 @@ _EMPTY = memoryview(b"")
 _HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | _LEN, 2 << 3 | _LEN
 
 
+_MAX_LENGTH_END = 6
+"""Where the first length of a group ends at the latest: protobuf takes no more than five bytes for one."""
+
+
 def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
-    """Header and payload of a serialized Group."""
+    """Header and payload of a serialized Group, which any protobuf can parse. Raises MalformedMessage.
+
+    A header or payload that is there twice is refused: whoever parses the whole would merge them.
+    """
     if len(body) > 2 and body[0] == _HEADER_TAG:
         # As it is nearly always written: header, payload, and nothing else.
         size, at = read_varint(body, 1)
         stop = at + size
-        if stop < len(body) and body[stop] == _PAYLOAD_TAG:
+        if at <= _MAX_LENGTH_END and stop < len(body) and body[stop] == _PAYLOAD_TAG:
             size, start = read_varint(body, stop + 1)
-            if start + size == len(body):
+            if start + size == len(body) and start - stop <= _MAX_LENGTH_END:
                 return body[at:stop], body[start:]
-    header = payload = _EMPTY
+    # It is kept and handed on as it is: what we skip, others may not.
+    _parse(groups_pb2.Group, body)
+    parts = {1: _EMPTY, 2: _EMPTY}
     for number, value in fields(body):
-        if number == 1 and isinstance(value, memoryview):
-            header = value
-        elif number == 2 and isinstance(value, memoryview):
-            payload = value
-    return header, payload
+        if number in parts and isinstance(value, memoryview):
+            if parts[number] is not _EMPTY:
+                raise MalformedMessage(f"field {number} of the group is there twice")
+            parts[number] = value
+    return parts[1], parts[2]
 
 
 def join_group(header: groups_pb2.GroupHeader, payload: Buffer) -> list[Buffer]:

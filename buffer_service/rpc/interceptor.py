@@ -151,6 +151,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                     await context.write(message)
             except grpc.aio.AbortError:
                 raise
+            except NotImplementedError:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served")
             except Exception as error:
                 if _client_gone(error):
                     raise asyncio.CancelledError from error

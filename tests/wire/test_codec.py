@@ -1,16 +1,19 @@
 """The hand-written codec speaks exactly the wire format that protobuf does."""
 
 import contextlib
+from random import Random
 from typing import TypeAlias
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buffer_wire import codec
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
+from tests.fuzz.wire import damaged
 
 pytestmark = pytest.mark.matrix
 
@@ -117,3 +120,39 @@ def test_split_groups_share_the_messages_memory() -> None:
     )
     _, view = codec.split_group(codec.split_push(message).groups[0])
     assert view.obj is message
+
+
+_GROUP = groups_pb2.Group(header=groups_pb2.GroupHeader(task_id="a"), payload=b"pay").SerializeToString()
+
+
+def _same_to_protobuf(body: bytes) -> bool:
+    """False where the codec refuses it."""
+    try:
+        head, payload = codec.split_group(memoryview(body))
+        header = groups_pb2.GroupHeader.FromString(bytes(head))
+    except (codec.MalformedMessage, DecodeError):
+        return False
+    whole = groups_pb2.Group.FromString(body)
+    assert (whole.header, whole.payload) == (header, bytes(payload))
+    return True
+
+
+@given(headers, payloads, st.integers(0, 2**32))
+def test_a_group_that_is_taken_is_the_same_one_to_any_protobuf(header: Header, payload: bytes, seed: int) -> None:
+    group = groups_pb2.Group(header=header, payload=payload)
+    _same_to_protobuf(damaged(Random(seed), group.SerializeToString()))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _GROUP + b"\x00\x01",
+        _GROUP + b"\x8a\x80\x80\x80\x80\x80\x01\x00",
+        _GROUP[:1] + b"\x83\x80\x80\x80\x80\x80\x00" + _GROUP[2:],
+        _GROUP + _GROUP,
+    ],
+    ids=["a field 0", "a tag beyond 32 bits", "a length of seven bytes", "a header and a payload twice"],
+)
+def test_a_group_that_another_protobuf_reads_otherwise_is_refused(body: bytes) -> None:
+    assert not _same_to_protobuf(body)
+    assert _same_to_protobuf(_GROUP)

@@ -1,0 +1,103 @@
+"""A real service under random messages to every method and to the admin page (`make fuzz`).
+
+FUZZ_SEED repeats a run's messages (which of them meet whom is up to the machine), FUZZ_MESSAGES says how many. Fails on
+an answer INTERNAL or UNKNOWN, a traceback or an error in the service's log, a process that was restarted, memory,
+descriptors or keys of the store that are not given back, and a run that does not work afterwards.
+"""
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from tests.fuzz.calls import Lane
+from tests.fuzz.life import check_and_delete
+from tests.fuzz.sockets import HttpLane
+from tests.fuzz.verdicts import Verdicts
+from tests.fuzz.watch import Watch
+from tests.support.rpc import connect
+from tests.support.service import ServiceProcess, running_service
+
+MESSAGES = 150_000
+CALLERS, PUSHERS, BROWSERS = 24, 4, 8
+CALLS, BUNDLES, HTTP = 0.2, 0.76, 0.04
+"""Shares of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves,
+requests to the admin page and frames to the port of gRPC."""
+
+SETTINGS = {
+    "rpc_processes": 1,
+    "log_format": "json",
+    # Caches would look like growth until they are full.
+    "recent_bytes": 1 << 20,
+    "max_streams": 64,
+}
+
+
+async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Watch) -> list[str]:
+    """Send the budget; the names of the runs that are left."""
+    admin = service.admin.removeprefix("http://")
+    lanes = [Lane(service.address, number, seed, verdicts) for number in range(CALLERS + PUSHERS)]
+    browsers = [HttpLane(admin, service.address, number, seed, verdicts) for number in range(BROWSERS)]
+    sampling = asyncio.create_task(watch.sample(verdicts))
+    async with asyncio.TaskGroup() as tasks:
+        for lane in lanes[:CALLERS]:
+            tasks.create_task(lane.call_on(CALLS))
+        for lane in lanes[CALLERS:]:
+            tasks.create_task(lane.push_on(BUNDLES))
+        for browser in browsers:
+            tasks.create_task(browser.send_on(HTTP))
+    sampling.cancel()
+    for lane in lanes:
+        await lane.close()
+    return [f"fuzz-{number}" for number in range(len(lanes))]
+
+
+def main() -> int:
+    """Exit status."""
+    seed = int(os.environ.get("FUZZ_SEED") or secrets.randbits(32))
+    verdicts = Verdicts(int(os.environ.get("FUZZ_MESSAGES") or MESSAGES))
+    print(f"fuzz: seed {seed}, {verdicts.budget} messages", flush=True)
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder), **SETTINGS) as service:
+        rpc = connect(service.address)
+        service.metric("nothing")  # The page has connected to the store.
+        watch = Watch(service)
+        began = time.monotonic()
+        runs = uvloop.run(fuzz(service, seed, verdicts, watch))
+        took = time.monotonic() - began
+        check_and_delete(rpc, service.admin, [*runs, *left_runs(service)], verdicts)
+        rpc.channel.close()
+        asyncio.run(watch.check(verdicts))
+        sent = verdicts.sent.total()
+        print(f"fuzz: {sent} messages in {took:.0f} s, {sent / took:.0f} a second: {dict(verdicts.sent)}")
+        print(f"fuzz: MiB at the end {rounded(watch.resident())}, grown in the second half {rounded(watch.grown())}")
+    if os.environ.get("FUZZ_CODES"):
+        for (method, code), count in sorted(verdicts.codes.items()):
+            print(f"    {method:28} {code:22} {count:9}")
+    for failure in verdicts.failures.values():
+        print(f"\nFAILED {failure}")
+    if verdicts.failures:
+        print(f"\nfuzz: {len(verdicts.failures)} kinds of failures; again with FUZZ_SEED={seed}")
+    return 1 if verdicts.failures else 0
+
+
+def left_runs(service: ServiceProcess) -> list[str]:
+    """Runs that messages made under names of their own."""
+    rpc = connect(service.address)
+    from rollout_buffer.v1 import runs_pb2
+
+    names = list(rpc.runs.ListRuns(runs_pb2.ListRunsRequest()).run_ids)
+    rpc.channel.close()
+    return [name for name in names if not name.startswith("fuzz-")]
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What a service's processes hold while it is fuzzed: memory, descriptors, keys in its store; and what its log says."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.fuzz.verdicts import Failure, Verdicts
+from tests.support.processes import command, descendants
+from tests.support.service import ServiceProcess
+
+SAMPLE_S = 1.0
+GROWTH_BYTES = 48 << 20
+"""That a process may grow by in the second half of the messages, by a straight line through its samples: of an
+allocator that has not settled, not of a leak. A leak of 100 bytes a message is twice that in a million messages."""
+SPARE_FILES = 8
+"""Descriptors that may be open at the end and were not before: connections of this program's last calls."""
+SETTLE_S = 60.0
+LOG_BYTES_OF_A_MESSAGE = 40
+"""On average: lines that anybody can cause are counted, not written one by one."""
+
+
+class Watch:
+    """One service from before the fuzz to after it."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self._service = service
+        self._pids = self._processes()
+        self._files = {pid: _files(pid) for pid in self._pids}
+        self._keys = self._store_keys()
+        self._log_from = service.log.stat().st_size
+        self._samples: list[dict[int, int]] = []
+        self._sent: list[int] = []
+
+    async def sample(self, verdicts: Verdicts) -> None:
+        """Until cancelled."""
+        while True:
+            self._samples.append({pid: _resident(pid) for pid in self._pids})
+            self._sent.append(verdicts.sent.total())
+            await asyncio.sleep(SAMPLE_S)
+
+    async def check(self, verdicts: Verdicts) -> None:
+        """Of a service whose clients have left and whose runs are deleted."""
+        self._check_processes(verdicts)
+        self._check_memory(verdicts)
+        self._check_log(verdicts)
+        await _settled(lambda: not self._open_files(), "descriptors", self._open_files, verdicts)
+        await _settled(lambda: not self._left_keys(), "keys of deleted runs", self._left_keys, verdicts)
+
+    def grown(self) -> dict[str, float]:
+        """MiB by which each process grew over the second half of the messages."""
+        return {_name(pid): _growth([s[pid] for s in self._half()]) / (1 << 20) for pid in self._pids}
+
+    def resident(self) -> dict[str, float]:
+        """MiB of each process at the end."""
+        return {_name(pid): self._samples[-1][pid] / (1 << 20) for pid in self._pids}
+
+    def _processes(self) -> list[int]:
+        return sorted([self._service.pid, *descendants(self._service.pid)])
+
+    def _check_processes(self, verdicts: Verdicts) -> None:
+        now = self._processes()
+        if now != self._pids:
+            verdicts.fail(Failure(f"processes were {self._pids} and are {now}: one was restarted", "restart"))
+
+    def _half(self) -> list[dict[int, int]]:
+        middle = self._sent[-1] / 2
+        return [sample for sample, sent in zip(self._samples, self._sent, strict=True) if sent >= middle]
+
+    def _check_memory(self, verdicts: Verdicts) -> None:
+        for name, grown in self.grown().items():
+            if grown > GROWTH_BYTES / (1 << 20):
+                verdicts.fail(
+                    Failure(f"{name} grew by {grown:.0f} MiB over the second half of the messages", f"memory {name}")
+                )
+
+    def _check_log(self, verdicts: Verdicts) -> None:
+        with self._service.log.open("rb") as log:
+            log.seek(self._log_from)
+            written = log.read()
+        for line in written.decode("utf-8", "replace").splitlines():
+            bad = _bad(line)
+            if bad:
+                verdicts.fail(Failure(f"the log says: {line[:6_000]}", f"log {bad}"))
+        allowed = 100_000 + LOG_BYTES_OF_A_MESSAGE * verdicts.sent.total()
+        if len(written) > allowed:
+            verdicts.fail(Failure(f"the log has {len(written)} bytes for {verdicts.sent.total()} messages", "log size"))
+
+    def _open_files(self) -> list[str]:
+        return [
+            f"{_name(pid)} had {before} open and has {now}"
+            for pid, before in self._files.items()
+            if (now := _files(pid)) > before + SPARE_FILES
+        ]
+
+    def _left_keys(self) -> list[str]:
+        return sorted(self._store_keys() - self._keys)[:20]
+
+    def _store_keys(self) -> set[str]:
+        return set(_keys(next(self._service.data_dir.rglob("*.sock"))))
+
+
+async def _settled(settled: object, what: str, left: object, verdicts: Verdicts) -> None:
+    """What ends by itself has a while to do so."""
+    assert callable(settled)
+    assert callable(left)
+    deadline = asyncio.get_running_loop().time() + SETTLE_S
+    while not settled():
+        if asyncio.get_running_loop().time() > deadline:
+            verdicts.fail(Failure(f"{what} are left: {left()}", what))
+            return
+        await asyncio.sleep(0.5)
+
+
+def _bad(line: str) -> str:
+    """What kind of line must not be in a log, empty for others."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return "traceback" if "Traceback" in line or "Error" in line else ""
+    if not isinstance(said, dict):
+        return ""
+    if said.get("level") in ("error", "critical") or "exception" in said:
+        return f"{said.get('event')} {str(said.get('exception'))[-120:]}"
+    return ""
+
+
+def _growth(values: list[int]) -> float:
+    """Of the straight line through the values, from first to last."""
+    count = len(values)
+    if count < 2:
+        return 0.0
+    mean_x, mean_y = (count - 1) / 2, sum(values) / count
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in enumerate(values)) / sum(
+        (x - mean_x) ** 2 for x in range(count)
+    )
+    return slope * (count - 1)
+
+
+def _name(pid: int) -> str:
+    text = command(pid)
+    kind = "rpc process" if "buffer_service.app" in text else "supervisor" if "buffer_cli" in text else "store"
+    return f"{kind} {pid}"
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _files(pid: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except FileNotFoundError:
+        return 0
+
+
+def _keys(path: Path) -> Iterable[str]:
+    with socket.socket(socket.AF_UNIX) as store:
+        store.connect(str(path))
+        store.sendall(b"KEYS *\r\nECHO end-of-keys\r\n")
+        reply = b""
+        while not reply.endswith(b"end-of-keys\r\n"):
+            reply += store.recv(1 << 20)
+    # An array of bulk strings, and the echo.
+    return [line.decode("utf-8", "replace") for line in reply.split(b"\r\n")[2:-3:2]]
