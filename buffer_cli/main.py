@@ -63,7 +63,7 @@ _KEY = "PEM file of its private key."
 _CLIENT_CA = "PEM file of the authorities of clients' certificates: gRPC clients then need one."
 _ADMIN_CA = "The same for clients of the admin page."
 _DOORS = "Who gets in"
-_DATA_DIR = "Embedded store, metrics and service.json. Default: ~/.local/share/rollout-buffer."
+_DATA_DIR = "Embedded store and service.json. Default: ~/.local/share/rollout-buffer."
 _STORE = (
     "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
     "already. Default: a private one, embedded."

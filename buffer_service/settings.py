@@ -82,7 +82,7 @@ class Settings(BaseSettings):
     admin_client_ca: Path | None = None
     """The same for clients of the admin page. Probes of Kubernetes have no certificate."""
     data_dir: Path = Field(default_factory=default_data_dir)
-    """Embedded store, metrics and service.json; locked while the service runs."""
+    """Embedded store and service.json; locked while the service runs."""
     store: str = ""
     """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
     empty: the embedded one."""

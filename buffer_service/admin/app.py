@@ -6,7 +6,6 @@ All data is read from the store, or asked of the supervisor, when it is requeste
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -22,6 +21,7 @@ from buffer_service.admin.reading import LOOK_S, RunReader
 from buffer_service.admin.run_values import in_short, whole
 from buffer_service.admin.scrape import scrape
 from buffer_service.domain.ports import RunStore
+from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.security.gate import caller
 from buffer_service.security.roles import PAGE_FILES
 from buffer_wire.errors import (
@@ -44,7 +44,7 @@ class Facts:
 
     address: str
     store: str
-    metrics_dir: Path
+    metrics: SharedMetrics
     not_ready_because: Callable[[], str]
     """Empty when the rpc processes serve."""
     collectors: Sequence[Collector] = ()
@@ -103,8 +103,8 @@ class AdminPage:
         return PlainTextResponse("\n".join([*(reasons or ["ok"]), ""]), 503 if reasons else 200)
 
     async def metrics(self, _: Request) -> Response:
-        """Runs from the store, RPCs from the files of the rpc processes."""
-        body = await scrape(self._store, self._reader, self._facts.metrics_dir, self._facts.collectors)
+        """Runs from the store, RPCs from the memory of the rpc processes."""
+        body = await scrape(self._store, self._reader, self._facts.metrics, self._facts.collectors)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     async def runs(self, _: Request) -> Response:

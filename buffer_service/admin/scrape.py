@@ -7,10 +7,9 @@ of the processes and `rollout_buffer_store_up`; runs that are not in it are coun
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
@@ -21,6 +20,7 @@ from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView, StoreFacts
 from buffer_service.domain.ports import RunStore
+from buffer_service.observability.shared_values import SharedMetrics
 from buffer_wire.errors import StoreFault
 
 log = structlog.get_logger(__name__)
@@ -49,23 +49,22 @@ class Look:
 class ProcessCollector(Collector):
     """What the rpc processes have written; of runs, about `run_ids` alone: others are gone, or not the caller's."""
 
-    def __init__(self, metrics_dir: Path, run_ids: Collection[str]) -> None:
-        self._metrics_dir = metrics_dir
+    def __init__(self, written: SharedMetrics, run_ids: Collection[str]) -> None:
+        self._written = written
         self._run_ids = {None, *run_ids}
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        written = multiprocess.MultiProcessCollector(None, path=str(self._metrics_dir))  # type: ignore[no-untyped-call]
-        for family in written.collect():  # type: ignore[no-untyped-call]
+        for family in self._written.collect():
             family.samples = [one for one in family.samples if one.labels.get("run") in self._run_ids]
             yield family
 
 
-async def scrape(store: RunStore, reader: RunReader, metrics_dir: Path, collectors: Iterable[Collector]) -> bytes:
+async def scrape(store: RunStore, reader: RunReader, written: SharedMetrics, collectors: Iterable[Collector]) -> bytes:
     """The text of a scrape by the present caller, whose runs alone are in it; `collectors`: more of this process."""
     processes, here = CollectorRegistry(), CollectorRegistry()
     look = await _look(store, reader)
-    processes.register(ProcessCollector(metrics_dir, {view.run_id for view, _ in look.runs}))
+    processes.register(ProcessCollector(written, {view.run_id for view, _ in look.runs}))
     for collector in (*look.collectors(), *collectors):
         here.register(collector)
     return await asyncio.to_thread(lambda: generate_latest(processes) + generate_latest(here))

@@ -13,9 +13,6 @@ from buffer_service.rpc_settings import RpcSettings
 READY = b"ready\n"
 """Written to standard output once RPCs are served."""
 
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Where prometheus_client keeps the values of this process; read when it is imported."""
-
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -27,17 +24,22 @@ class Assignment:
     store: str
     """URL; on standard input and not on the command line, since it may hold a password."""
     settings: RpcSettings
+    embedded: bool = False
+    """The store is the supervisor's child."""
+    metrics: int = -1
+    """Descriptor of the memory for the values of its metrics (observability/shared_values.py); -1 for its own."""
 
     def to_json(self) -> bytes:
         """One line."""
         settings = self.settings.to_values()
-        return dumps([self.supervisor_pid, self.address, self.store, settings]).encode() + b"\n"
+        told = [self.supervisor_pid, self.address, self.store, settings, self.embedded, self.metrics]
+        return dumps(told).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
         """The inverse of `to_json`."""
-        supervisor_pid, address, store, settings = loads(line)
-        return cls(supervisor_pid, address, store, RpcSettings.from_values(settings))
+        supervisor_pid, address, store, settings, *others = loads(line)
+        return cls(supervisor_pid, address, store, RpcSettings.from_values(settings), *others)
 
 
 def die_with(parent_pid: int) -> None:

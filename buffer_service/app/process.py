@@ -1,6 +1,7 @@
 """The life of one rpc process: connect, serve, wait for SIGTERM, drain, close."""
 
 import asyncio
+import faulthandler
 import gc
 import signal
 import sys
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from buffer_service.app.assignment import READY, Assignment, die_with
 from buffer_service.observability import logs
+from buffer_service.observability.shared_values import share_values
 from buffer_service.observability.store_metrics import StoreMetrics
 from buffer_service.rpc.credentials import server_credentials
 from buffer_service.rpc.server import build
@@ -28,11 +30,15 @@ GC_THRESHOLD = 20_000
 
 def main() -> None:
     """Serve the assignment on standard input until SIGTERM."""
+    # A process that ends by a fault says where.
+    faulthandler.enable()
     # Ctrl-C reaches the whole foreground group; the supervisor is the one to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assignment = Assignment.from_json(sys.stdin.buffer.readline())
     die_with(assignment.supervisor_pid)
     logs.configure(assignment.settings.log_level, assignment.settings.log_format)
+    if assignment.metrics >= 0:
+        share_values(assignment.metrics)
     try:
         uvloop.run(serve(assignment))
     except RolloutBufferError as error:
@@ -52,7 +58,11 @@ async def serve(assignment: Assignment) -> None:
     registry = CollectorRegistry()
     calls = StoreMetrics(registry)
     store = await RedisRunStore.connect(
-        assignment.store, ca=settings.store_ca, recent_bytes=settings.recent_bytes, meter=calls
+        assignment.store,
+        ca=settings.store_ca,
+        embedded=assignment.embedded,
+        recent_bytes=settings.recent_bytes,
+        meter=calls,
     )
     try:
         rpc = build(settings, store, registry, doors.gate)

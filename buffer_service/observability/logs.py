@@ -2,8 +2,24 @@
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
+
+
+class _Bearing:
+    """Standard error; a line that cannot be written, as into a file on a full disk, is left out and ends nothing."""
+
+    def write(self, text: str) -> None:
+        """Write."""
+        with suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush."""
+        with suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure(level: str, log_format: str) -> None:
@@ -29,7 +45,7 @@ def configure(level: str, log_format: str) -> None:
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         # One write a line: the processes of a service share the stream.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Bearing())),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

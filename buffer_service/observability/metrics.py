@@ -1,5 +1,5 @@
-"""Metrics of the rpc processes. Their values live in files of the data directory (prometheus_client's multiprocess
-mode, switched on by the supervisor through the environment), which the supervisor's admin page adds up.
+"""Metrics of the rpc processes. Their values live in memory that the supervisor shares (shared_values.py), whose admin
+page adds them up.
 
 No label names a worker, a task or a sample.
 """
@@ -75,7 +75,6 @@ class RpcMetrics:
             "rollout_buffer_blocked_pushes",
             "Pushes that wait for room in a full queue.",
             registry=registry,
-            multiprocess_mode="livesum",
         )
         self._push_wait = Histogram(
             "rollout_buffer_push_wait_seconds",
@@ -95,11 +94,8 @@ class RpcMetrics:
             "Pulls that wait for their batch.",
             ["run"],
             registry=registry,
-            multiprocess_mode="livesum",
         )
-        self._open = Gauge(
-            "rollout_buffer_open_rpcs", "RPCs in progress.", ["method"], registry=registry, multiprocess_mode="livesum"
-        )
+        self._open = Gauge("rollout_buffer_open_rpcs", "RPCs in progress.", ["method"], registry=registry)
 
     @contextmanager
     def in_progress(self, method: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What the store's calls cost an rpc process, and how many fail; in the same files as metrics.py's."""
+"""What the store's calls cost an rpc process, and how many fail; in the same memory as metrics.py's."""
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -12,6 +12,7 @@ STORE_ERRORS = tuple(
     for error in (
         errors.StoreUnavailable,
         errors.StoreOutOfMemory,
+        errors.StoreOutOfDisk,
         errors.StoreUnsuitable,
         errors.StoreRolledBack,
         errors.NotReplicated,

@@ -1,4 +1,4 @@
-"""What is to be added to metrics of a process, added up before it is written: a write to a file that is shared with the
+"""What is to be added to metrics of a process, added up before it is written: a write to memory that is shared with the
 admin page costs as much as handling a small group.
 """
 

@@ -39,11 +39,16 @@ class Janitor:
 
     async def sweep(self) -> None:
         """Run until closed."""
+        said = ""
         while not self._closing.is_set():
             try:
                 await self._store.sweep()
+                said = ""
             except StoreFault as error:
-                log.warning("sweep failed", why=error.message)
+                # Once: a store may be full for hours.
+                if error.reason != said:
+                    log.warning("sweep failed", why=error.message)
+                said = error.reason
             try:
                 async with asyncio.timeout(self._sweep_every_s * random.uniform(0.8, 1.2)):  # noqa: S311 - jitter
                     await self._closing.wait()

@@ -9,7 +9,14 @@ from buffer_service.store.keys import index_key
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.replies import Fields, pack, parse
 from buffer_service.store.scripts import load_scripts
-from buffer_wire.errors import LayoutChanged, NotReplicated, StoreFault, StoreOutOfMemory, UnknownRun
+from buffer_wire.errors import (
+    LayoutChanged,
+    NotReplicated,
+    StoreFault,
+    StoreOutOfDisk,
+    StoreOutOfMemory,
+    UnknownRun,
+)
 
 
 class StoreBase:
@@ -46,8 +53,9 @@ class StoreBase:
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
             raise
-        except NotReplicated:
-            # The caller comes again with the same groups under new keys: nobody would come for those that are blocked.
+        except (NotReplicated, StoreOutOfDisk):
+            # It may have run. The caller comes again with the same groups under new keys: nobody would come for those
+            # that are blocked.
             with contextlib.suppress(StoreFault):
                 await self._call("abandon", run_id, pack(keys))
             raise

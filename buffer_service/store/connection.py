@@ -3,8 +3,9 @@
 Knows nothing of the rules. Invariants: a script is never sent twice unless its first try certainly did not run;
 payloads and the script that indexes them go out in one transaction, so near maxmemory either both happen or neither;
 nothing is done to a run on a server before that server has been told what this process has acknowledged of it; what
-policy.wait_replicas asks for is there before an answer is; every wait has a deadline and ends in StoreUnavailable,
-StoreOutOfMemory, StoreUnsuitable, LayoutChanged or NotReplicated.
+policy.wait_replicas asks for is there before an answer is, and where there is an append-only file the operating system
+has it; every wait has a deadline and ends in StoreUnavailable, StoreOutOfMemory, StoreOutOfDisk, StoreUnsuitable,
+LayoutChanged or NotReplicated.
 """
 
 import asyncio
@@ -24,10 +25,12 @@ from buffer_service.store.replication import Exchange, Replication
 from buffer_service.store.replies import head_of, pack, parse
 from buffer_service.store.resp import Command, ConnectionLost, Part, ReplyError, RespConnection
 from buffer_service.store.scripts import Script, load_scripts
+from buffer_service.store.shared_rounds import SharedRounds
 from buffer_wire.errors import (
     LayoutChanged,
     RolloutBufferError,
     StoreFault,
+    StoreOutOfDisk,
     StoreOutOfMemory,
     StoreRolledBack,
     StoreUnavailable,
@@ -53,7 +56,7 @@ _CHANGES_POLICY = frozenset({"create_run", "update_policy"})
 _ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
 """Codes of a server that has become a replica."""
 
-_UNAVAILABLE = frozenset({"LOADING", "BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
+_UNAVAILABLE = frozenset({"LOADING", "BUSY", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
 """Codes of a server that may do the same later."""
 
 _LAYOUT = re.compile(r"rb-layout (\w+)")
@@ -130,17 +133,25 @@ class StoreConnection:
     """Connections to one store: one for scripts and commands, and two for payloads, which would hold the others up."""
 
     def __init__(
-        self, url: str, *, ca: Path | None = None, timeout_s: float = 30.0, meter: CallMeter | None = None
+        self,
+        url: str,
+        *,
+        ca: Path | None = None,
+        embedded: bool = False,
+        timeout_s: float = 30.0,
+        meter: CallMeter | None = None,
     ) -> None:
         self.address = dataclasses.replace(Address.parse(url), ca=ca)
         self.name = self.address.shown
         self.primary = Primary(self.address)
+        self._embedded = embedded
         self._timeout_s = timeout_s
         self._meter = meter or _NoMeter()
         self._control = _Link(self.primary)
         self._writes = _Link(self.primary)
         self._reads = _Link(self.primary)
         self._replication = Replication(self.name, self._over(self._control), lambda: self._over(_Link(self.primary)))
+        self._appended = SharedRounds(self._ask_whether_appended)
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
         """Runs by the primary's tenure in which it was told what was acknowledged of them."""
         self._acknowledged: dict[str, int] = {}
@@ -186,16 +197,16 @@ class StoreConnection:
     ) -> Buffer:
         """The script's reply; `commands` call it alone, or at the end of a transaction."""
         acknowledges = acknowledges and script.name not in UNACKNOWLEDGED
-        replies, server = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
+        replies, at = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
         reply = self._script_reply(replies)
         if isinstance(reply, ReplyError):
             if reply.code != "NOSCRIPT":
                 raise self._fault(reply)
             # A transaction again as a whole: the server may be another one by now, without the payloads.
             await self._load_scripts()
-            replies, server = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
+            replies, at = await self._exchange(link, commands, script, run_id, acknowledges=acknowledges)
             reply = self._checked(self._script_reply(replies))
-        return await self._replicated(script, run_id, server, reply) if acknowledges else reply
+        return await self._kept(script, run_id, at, reply) if acknowledges else reply
 
     def _script_reply(self, replies: Sequence[Any]) -> Any:  # noqa: ANN401
         *queued, reply = replies
@@ -243,8 +254,8 @@ class StoreConnection:
         for reply in replies:
             self._checked(reply)
 
-    async def _replicated(self, script: Script, run_id: str, server: str, reply: Buffer) -> Buffer:
-        """The reply, once the run's replicas have what it acknowledges; remembers its revision."""
+    async def _kept(self, script: Script, run_id: str, at: RespConnection, reply: Buffer) -> Buffer:
+        """The reply, once what it acknowledges is where it must be; remembers its revision."""
         tag, then = head_of(reply)
         if tag == b"error":
             if then == b"unknown_run":
@@ -257,10 +268,22 @@ class StoreConnection:
             self._acknowledged.pop(run_id, None)
         wanted = self._replication.known(run_id) or await self._replication.asked(run_id)
         if wanted.replicas:
-            await self._replication.wait(wanted, server)
+            await self._replication.wait(wanted, at.server)
+        if at.appends and await self._appended.answer() != at.server:
+            raise StoreUnavailable(self.name, "it was started anew between a write and the look whether it is appended")
         if isinstance(then, int):
             self._acknowledged[run_id] = max(then, self._acknowledged.get(run_id, 0))
         return reply
+
+    async def _ask_whether_appended(self) -> str:
+        """The server that has handed all it has answered so far to the operating system. Raises StoreOutOfDisk.
+
+        A server that may go on without its disk (all but `appendfsync always`) answers the writes whose append has just
+        failed, and refuses whatever comes after it until it has made up for it: writes, and this.
+        """
+        (reply,), at = await self._exchange(self._control, [("PING",)])
+        self._checked(reply)
+        return at.server
 
     async def _claim(self, connection: RespConnection, run_id: str) -> ReplyError | None:
         """Tell a server what this process has acknowledged of a run; an answer by which it must be told again.
@@ -301,11 +324,17 @@ class StoreConnection:
             if acknowledges and script.name != "resume":
                 raise
             refusal = None
+        except StoreOutOfDisk:
+            # What only reads changes nothing before the server is told.
+            if script.name not in _LOOKS and script.name != "eval_view":
+                raise
+            refusal = None
         return [refusal] if refusal is not None else await connection.request(commands)
 
     def _over(self, link: _Link) -> Exchange:
         async def exchange(commands: Sequence[Command], longer_s: float) -> tuple[list[Any], str]:
-            return await self._exchange(link, commands, longer_s=longer_s)
+            replies, at = await self._exchange(link, commands, longer_s=longer_s)
+            return replies, at.server
 
         return exchange
 
@@ -318,8 +347,8 @@ class StoreConnection:
         *,
         acknowledges: bool = True,
         longer_s: float = 0.0,
-    ) -> tuple[list[Any], str]:
-        """Send commands and wait for their replies; which server answered.
+    ) -> tuple[list[Any], RespConnection]:
+        """Send commands and wait for their replies; over which connection.
 
         What certainly did not run is sent again, for LOADING_TIMEOUT_S: the store loads its data, or it has become a
         replica and there are Sentinels that know the primary.
@@ -343,7 +372,7 @@ class StoreConnection:
                 late.cancel()
             refusal = _unrun(replies)
             if refusal is None:
-                return replies, connection.server
+                return replies, connection
             if _code(refusal) in _ELSEWHERE:
                 self.primary.leave(connection, "it has become a replica")
                 if self.address.sentinels is None:
@@ -361,6 +390,9 @@ class StoreConnection:
         message = str(reply)
         if reply.code == "OOM" or "OOM command not allowed" in message:
             return StoreOutOfMemory(self.name)
+        # A transaction that is discarded quotes it.
+        if "MISCONF" in message or (self._embedded and "NOREPLICAS" in message):
+            return StoreOutOfDisk(self.name, message if "MISCONF" in message else "it is full but for a reserve")
         if _code(reply) in _UNAVAILABLE:
             return StoreUnavailable(self.name, message)
         if layout := _LAYOUT.search(message):

@@ -5,6 +5,7 @@ the service and its server are gone; the file names the pid of the service that 
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import time
@@ -36,8 +37,10 @@ class DataDirectory:
         path, lock = _open(path)
         try:
             await _lock(lock, path, time.monotonic() + wait_s)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            # On a full disk whoever comes next is told no pid.
+            with contextlib.suppress(OSError):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(lock)
             raise

@@ -88,6 +88,8 @@ class EmbeddedStore:
         self._socket_dir: Path | None = None
         self.socket_note = ""
         """Why the socket is not in the data directory, or empty."""
+        self.refuses_writes = False
+        """Also what it starts with the next time."""
 
     @property
     def socket_path(self) -> Path:
@@ -144,6 +146,13 @@ class EmbeddedStore:
         if self._process is None:
             return 0
         return await self._process.wait()
+
+    async def refuse_writes(self, *, refused: bool) -> None:
+        """Have the server refuse everything that writes, as one does that lacks replicas. Raises StoreUnavailable."""
+        answer = await self._ask(b"CONFIG SET min-replicas-to-write %d\r\n" % refused)
+        if not answer.startswith(b"+OK"):
+            raise StoreUnavailable(self.url, f"it answered {answer!r}")
+        self.refuses_writes = refused
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server cleanly; kill it when it takes longer than `timeout_s`."""
@@ -204,6 +213,7 @@ class EmbeddedStore:
             *("--databases", "1", "--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"),
             *("--save", "", *_PERSISTENCE[self.durability]),
             *("--auto-aof-rewrite-min-size", str(self._rewrite_min_bytes)),
+            *("--min-replicas-to-write", str(int(self.refuses_writes))),
         )
 
     async def _wait_until_ready(self) -> None:
@@ -212,7 +222,7 @@ class EmbeddedStore:
             if self._process is None or self._process.returncode is not None:
                 code = None if self._process is None else self._process.returncode
                 raise StoreUnavailable(self.url, f"the server ended with code {code}; its log: {self._log_tail()}")
-            answer = await self._ping()
+            answer = await self._ask(b"PING\r\n")
             if answer.startswith(b"+PONG"):
                 return
             loads = answer.startswith(b"-LOADING")
@@ -222,12 +232,12 @@ class EmbeddedStore:
                 raise StoreUnavailable(self.url, f"the server {why} after {limit_s:g} s; its log: {self._log_tail()}")
             await asyncio.sleep(POLL_S)
 
-    async def _ping(self) -> bytes:
+    async def _ask(self, command: bytes) -> bytes:
         try:
             async with asyncio.timeout(5.0):
                 reader, writer = await asyncio.open_unix_connection(str(self.socket_path))
                 try:
-                    writer.write(b"PING\r\n")
+                    writer.write(command)
                     return await reader.readline()
                 finally:
                     writer.close()

@@ -178,8 +178,11 @@ async def _open(
 
 
 async def _introduce(connection: RespConnection, address: Address) -> str:
-    questions: list[Command] = [("INFO", "server"), ("INFO", "replication"), ("INFO", "memory"), ("ROLE",)]
-    *_, server, replication, memory, role = replies = await connection.request([*address.greeting(), *questions])
+    sections = ("server", "replication", "memory", "persistence")
+    questions: list[Command] = [*(("INFO", section) for section in sections), ("ROLE",)]
+    *_, server, replication, memory, persistence, role = replies = await connection.request(
+        [*address.greeting(), *questions]
+    )
     for reply in replies:
         if isinstance(reply, ReplyError):
             raise StoreUnsuitable(address.shown, f"it refuses the address's credentials or database: {reply}")
@@ -188,4 +191,5 @@ async def _introduce(connection: RespConnection, address: Address) -> str:
     connection.server = fields_of(server)["run_id"]
     # A server gets a new replication id whenever it becomes a primary.
     connection.tenure = f"{connection.server}/{fields_of(replication)['master_replid']}"
+    connection.appends = fields_of(persistence).get("aof_enabled") == "1"
     return str(role[0], "ascii")

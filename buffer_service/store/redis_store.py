@@ -35,16 +35,18 @@ class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Ho
         store: str,
         *,
         ca: Path | None = None,
+        embedded: bool = False,
         timeout_s: float = 30.0,
         recent_bytes: int = 0,
         meter: CallMeter | None = None,
     ) -> Self:
         """Connect to an address (store/address.py), with TLS by the authorities in `ca` or the system's. Payloads that
-        were just pushed here are kept for pulls, up to `recent_bytes`. `meter` is told of every call.
+        were just pushed here are kept for pulls, up to `recent_bytes`. `meter` is told of every call. `embedded`: the
+        service's own, which it has refuse writes where its disk has no room (supervisor/disk.py).
 
         Raises StoreUnavailable, StoreUnsuitable.
         """
-        connection = StoreConnection(store, ca=ca, timeout_s=timeout_s, meter=meter)
+        connection = StoreConnection(store, ca=ca, embedded=embedded, timeout_s=timeout_s, meter=meter)
         try:
             await check_suitable(connection)
             await connection.open()

@@ -6,16 +6,17 @@ together share one WAIT, so a slow replica holds up nobody's commands, and nobod
 without wait_replicas costs nothing but a look at its policy every POLICY_AGE_S.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import unpack
 from buffer_service.store.resp import Command, ReplyError
-from buffer_wire.errors import NotReplicated, StoreFault, StoreUnavailable
+from buffer_service.store.shared_rounds import SharedRounds
+from buffer_wire.errors import NotReplicated, StoreUnavailable
 
 POLICY_AGE_S = 1.0
 """How long a changed wait_replicas may go unnoticed by the other processes of the service."""
@@ -46,7 +47,7 @@ class Replication:
         self._ask = ask
         self._connect = connect
         self._policies: dict[str, tuple[float, Wanted]] = {}
-        self._lines: dict[Wanted, _Line] = {}
+        self._rounds: dict[Wanted, SharedRounds[tuple[int | ReplyError, str]]] = {}
 
     def known(self, run_id: str) -> Wanted | None:
         """What an acknowledgement of this run waits for; None when that must be asked."""
@@ -72,10 +73,10 @@ class Replication:
 
     async def wait(self, wanted: Wanted, server: str) -> None:
         """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
-        line = self._lines.get(wanted)
-        if line is None:
-            line = self._lines[wanted] = _Line(wanted, self._connect())
-        reached, waited_at = await line.wait()
+        rounds = self._rounds.get(wanted)
+        if rounds is None:
+            rounds = self._rounds[wanted] = SharedRounds(partial(_send, wanted, self._connect()))
+        reached, waited_at = await rounds.answer()
         if isinstance(reached, ReplyError):
             raise StoreUnavailable(self._store, str(reached)) from reached
         if waited_at != server:
@@ -84,40 +85,8 @@ class Replication:
             raise NotReplicated(wanted.replicas, reached, wanted.timeout_ms)
 
 
-@dataclass(slots=True)
-class _Round:
-    """One WAIT and its outcome, shared by all who asked before it was sent."""
-
-    outcome: tuple[int | ReplyError, str] | None = None
-    failure: StoreFault | None = None
-
-
-class _Line:
-    """The WAITs of one kind, one after another on a connection of their own."""
-
-    def __init__(self, wanted: Wanted, exchange: Exchange) -> None:
-        self._wanted = wanted
-        self._exchange = exchange
-        self._turn = asyncio.Lock()
-        self._next = _Round()
-
-    async def wait(self) -> tuple[int | ReplyError, str]:
-        """How many replicas have what was written until now, and of which server."""
-        own = self._next
-        async with self._turn:
-            if own.outcome is None and own.failure is None:
-                # Who comes from now on may have written after this WAIT.
-                self._next = _Round()
-                try:
-                    own.outcome = await self._send()
-                except StoreFault as error:
-                    own.failure = error
-        if own.outcome is None:
-            assert own.failure is not None  # noqa: S101 - one of the two is set
-            raise own.failure
-        return own.outcome
-
-    async def _send(self) -> tuple[int | ReplyError, str]:
-        commands: list[Command] = [("PUBLISH", CHANNEL, ""), ("WAIT", self._wanted.replicas, self._wanted.timeout_ms)]
-        (_, reached), server = await self._exchange(commands, self._wanted.timeout_ms / 1000)
-        return reached, server
+async def _send(wanted: Wanted, exchange: Exchange) -> tuple[int | ReplyError, str]:
+    """How many replicas have what was written until now, and of which server."""
+    commands: list[Command] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
+    (_, reached), server = await exchange(commands, wanted.timeout_ms / 1000)
+    return reached, server

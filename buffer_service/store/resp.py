@@ -64,6 +64,8 @@ class RespConnection(asyncio.BufferedProtocol):
         """Which life of which server it leads to."""
         self.tenure = ""
         """Which time of that life as a primary: a server may be one again, with what another one had meanwhile."""
+        self.appends = False
+        """Whether that server has an append-only file."""
 
     async def request(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.

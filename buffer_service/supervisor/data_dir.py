@@ -3,14 +3,16 @@
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 LOCK_FILE = "service.lock"
 STATE_FILE = "service.json"
-METRICS_FOLDER = "metrics"
 
 
 class DataDirRefused(RuntimeError):
@@ -25,25 +27,23 @@ class DataDir:
         self.killed_predecessor = (path / STATE_FILE).exists()
         """A service was killed here: what it started dies a moment after it."""
 
-    def emptied_metrics(self) -> Path:
-        """The folder for metric values, without those of an earlier service."""
-        folder = self.path / METRICS_FOLDER
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        return folder
-
     @contextmanager
     def announced(self, *, address: str, admin: str, store: str) -> Iterator[None]:
         """service.json, present inside the context, for programs that started the service on a free port."""
         path = self.path / STATE_FILE
         state = {"address": address, "admin": admin, "pid": os.getpid(), "store": store}
         written = path.with_suffix(".tmp")
-        written.write_text(json.dumps(state, indent=2) + "\n")
-        written.replace(path)
+        try:
+            written.write_text(json.dumps(state, indent=2) + "\n")
+            written.replace(path)
+        except OSError as error:
+            # A full disk is no reason not to serve what there is.
+            log.warning("the service is not announced to other programs", file=str(path), why=error.strerror)
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            for left in (path, written):
+                left.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -5,16 +5,15 @@ dying young; after `drain` none is started any more.
 """
 
 import asyncio
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from pathlib import Path
+from dataclasses import replace
 
 import structlog
-from prometheus_client import multiprocess
 
-from buffer_service.app.assignment import METRICS_VARIABLE, READY, Assignment
+from buffer_service.app.assignment import READY, Assignment
+from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.supervisor.stopping import Stopped, unless
 
 log = structlog.get_logger(__name__)
@@ -26,16 +25,18 @@ KILL_AFTER_S = 5.0
 
 
 class StartFailed(RuntimeError):
-    """An rpc process could not be made, or it ended, or said nothing, before it served; then its log says why."""
+    """An rpc process could not be made, or it ended, or said nothing, before it served; then what it wrote on standard
+    error, which is the service's own, says why.
+    """
 
 
 class RpcProcesses:
-    """`count` processes with the same assignment."""
+    """As many processes as there are memories for metrics, with the same assignment."""
 
-    def __init__(self, assignment: Assignment, count: int, metrics_dir: Path) -> None:
+    def __init__(self, assignment: Assignment, metrics: SharedMetrics) -> None:
         self._assignment = assignment
-        self._metrics_dir = metrics_dir
-        self._processes: list[Process | None] = [None] * count
+        self._metrics = metrics
+        self._processes: list[Process | None] = [None] * len(metrics.memories)
         self._draining = asyncio.Event()
 
     @property
@@ -84,9 +85,9 @@ class RpcProcesses:
                     await process.wait()
 
     async def _fill(self, slot: int) -> None:
-        self._processes[slot] = await self._start()
+        self._processes[slot] = await self._start(slot)
 
-    async def _spawn(self) -> Process:
+    async def _spawn(self, memory: int) -> Process:
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -96,18 +97,19 @@ class RpcProcesses:
                 "buffer_service.app",
                 stdin=PIPE,
                 stdout=PIPE,
-                env={**os.environ, METRICS_VARIABLE: str(self._metrics_dir)},
+                pass_fds=(memory,),
             )
         except OSError as error:
             # The host is short of processes, memory or descriptors, which passes.
             raise StartFailed(f"an rpc process cannot be made: {error}") from error
 
-    async def _start(self) -> Process:
-        process = await self._spawn()
+    async def _start(self, slot: int) -> Process:
+        memory = self._metrics.memories[slot]
+        process = await self._spawn(memory)
         if process.stdin is None or process.stdout is None:
             raise StartFailed("an rpc process has no pipes")
         try:
-            process.stdin.write(self._assignment.to_json())
+            process.stdin.write(replace(self._assignment, metrics=memory).to_json())
             await process.stdin.drain()
             async with asyncio.timeout(START_TIMEOUT_S):
                 word = await process.stdout.readline()
@@ -121,7 +123,7 @@ class RpcProcesses:
             if process.returncode is None:
                 process.kill()
             status = await process.wait()
-            raise StartFailed(f"an rpc process ended before it served (exit status {status}); its log says why")
+            raise StartFailed(f"an rpc process ended before it served ({_named(status)}); standard error says why")
         return process
 
     async def _keep(self, slot: int) -> None:
@@ -132,7 +134,7 @@ class RpcProcesses:
             if process is not None:
                 born = loop.time()
                 status = await process.wait()
-                multiprocess.mark_process_dead(process.pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]
+                self._metrics.ended(self._metrics.memories[slot])
                 if self._draining.is_set():
                     return
                 log.warning("rpc process died", pid=process.pid, status=_named(status))
@@ -145,7 +147,7 @@ class RpcProcesses:
             except TimeoutError:
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             try:
-                started = await unless(self._draining, self._start())
+                started = await unless(self._draining, self._start(slot))
             except Stopped:
                 return
             except StartFailed as failure:
@@ -159,4 +161,4 @@ class RpcProcesses:
 
 
 def _named(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else str(status)
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

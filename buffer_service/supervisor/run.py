@@ -17,6 +17,7 @@ from buffer_service.admin.front import Front
 from buffer_service.admin.server import AdminServer
 from buffer_service.app.assignment import Assignment
 from buffer_service.observability.addresses import Address
+from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.security.doors import Doors
 from buffer_service.settings import Settings, redact_url
 from buffer_service.store.redis_store import RedisRunStore
@@ -62,7 +63,9 @@ async def serve(settings: Settings) -> None:
             tasks.create_task(admin.serve_on(admin_listener))
             try:
                 kept_store = await unless(stop, stack.enter_async_context(ServiceStore(settings)))
-                store = await unless(stop, RedisRunStore.connect(kept_store.url, ca=settings.store_ca))
+                store = await unless(
+                    stop, RedisRunStore.connect(kept_store.url, ca=settings.store_ca, embedded=not settings.store)
+                )
                 stack.push_async_callback(store.close)
                 service = Service(settings, doors, data_dir, address, kept_store, store)
                 front.open(service.admin_page())
@@ -96,16 +99,16 @@ class Service:
         self._address = address
         self._store = store
         self._store_name = redact_url(kept_store.url)
-        self._metrics_dir = data_dir.emptied_metrics()
-        assignment = Assignment(os.getpid(), str(address), kept_store.url, settings.for_rpc())
-        self._processes = RpcProcesses(assignment, settings.rpc_processes, self._metrics_dir)
+        self._metrics = SharedMetrics(settings.rpc_processes)
+        assignment = Assignment(os.getpid(), str(address), kept_store.url, settings.for_rpc(), not settings.store)
+        self._processes = RpcProcesses(assignment, self._metrics)
         self._not_ready = "the service is starting"
         self._taken_over: LayoutChanged | None = None
 
     def admin_page(self) -> AdminPage:
         """The admin page of this service."""
         collectors = (DoorCollector(self._doors),)
-        facts = Facts(str(self._address), self._store_name, self._metrics_dir, self.not_ready_because, collectors)
+        facts = Facts(str(self._address), self._store_name, self._metrics, self.not_ready_because, collectors)
         return AdminPage(self._store, facts)
 
     def not_ready_because(self) -> str:

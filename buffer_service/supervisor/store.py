@@ -9,6 +9,7 @@ import structlog
 
 from buffer_service.settings import Settings
 from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_service.supervisor.disk import has_room, watch
 from buffer_wire.errors import StoreFault
 
 log = structlog.get_logger(__name__)
@@ -55,9 +56,16 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
         await self._embedded.stop()
 
     async def keep_running(self) -> None:
-        """Start the embedded server again on the same data whenever it dies; ends when cancelled."""
+        """Start the embedded server again on the same data whenever it dies, and keep it from writing where its disk is
+        full; ends when cancelled.
+        """
         if self._external:
             return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch(self._embedded))
+            tasks.create_task(self._restart_always())
+
+    async def _restart_always(self) -> None:
         loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         while True:
@@ -68,6 +76,7 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
                 backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            self._embedded.refuses_writes = not has_room(self._embedded)
             try:
                 await self._embedded.restart()
                 log.info("embedded store", pid=self._embedded.pid, durability=self._embedded.durability.value)

@@ -19,7 +19,7 @@
     │   └── StoreRolledBack / FailureBudgetExceeded
     ├── ReplayGap                          replay data is gone
     └── StoreFault                         the store failed, or is not one we can use
-        └── StoreUnavailable / StoreUnsuitable / LayoutChanged / NotReplicated / StoreOutOfMemory
+        └── StoreUnavailable / StoreUnsuitable / LayoutChanged / NotReplicated / StoreOutOfMemory / StoreOutOfDisk
 
 Invariants: `reason` is stable and unique; every constructor takes the error's data as keywords and builds the
 message itself; `from_wire` of (`reason`, `message`, `attributes`) gives back an instance of the same class.
@@ -72,6 +72,7 @@ from buffer_wire.errors.stores import (
     LayoutChanged,
     NotReplicated,
     StoreFault,
+    StoreOutOfDisk,
     StoreOutOfMemory,
     StoreUnavailable,
     StoreUnsuitable,
@@ -104,6 +105,7 @@ __all__ = [
     "StaleEpoch",
     "StepAhead",
     "StoreFault",
+    "StoreOutOfDisk",
     "StoreOutOfMemory",
     "StoreRolledBack",
     "StoreUnavailable",

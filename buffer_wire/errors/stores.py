@@ -76,6 +76,20 @@ class NotReplicated(StoreFault):
         )
 
 
+class StoreOutOfDisk(StoreFault):
+    """The store cannot write to its disk, which is full or fails: nothing is acknowledged. Attributes: store, why."""
+
+    reason = "store_out_of_disk"
+    of_one_run = False
+    code = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(
+            f"the store at {store} cannot write to its disk, so nothing is acknowledged: {why}", store=store, why=why
+        )
+
+
 class StoreOutOfMemory(StoreFault):
     """The store refused a write for lack of memory; nothing was accepted."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from buffer_service.app.assignment import Assignment
+from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.settings import Settings
 from buffer_service.store.embedded import EmbeddedStore
 from buffer_service.supervisor import rpc_processes
@@ -117,10 +118,9 @@ CHILD = "print('ready', flush=True); import signal; signal.pause()"
 
 
 @pytest.fixture
-def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RpcProcesses:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+def processes(tmp_path: Path) -> RpcProcesses:
     settings = Settings(data_dir=tmp_path).for_rpc()
-    return RpcProcesses(Assignment(os.getpid(), "127.0.0.1:1", "redis://nowhere", settings), 1, tmp_path)
+    return RpcProcesses(Assignment(os.getpid(), "127.0.0.1:1", "redis://nowhere", settings), SharedMetrics(1))
 
 
 class Spawning:

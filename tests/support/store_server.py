@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -43,7 +44,10 @@ class StoreServer:
             str(self.binary), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
             "--save", "", "--loglevel", "warning", *self.settings,
         ]  # fmt: skip
-        self.process = subprocess.Popen(mortal(command), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        # restore_signals: SIGXFSZ stays ignored, as it is in Python; `fill_disk` would end the server.
+        self.process = subprocess.Popen(
+            mortal(command), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, restore_signals=False
+        )
 
     def until_loading(self) -> None:
         """Wait until it answers that it is loading its data."""
@@ -73,6 +77,19 @@ class StoreServer:
         answer = self._ask(f"CONFIG SET {name} {value}")
         if answer != b"+OK\r\n":
             raise RuntimeError(f"CONFIG SET was answered {answer!r}")
+
+    def fill_disk(self, left: int = 0) -> None:
+        """Have no file grow by more than `left` bytes: what a full disk does to a server, without one."""
+        largest = max(file.stat().st_size for file in self.folder.rglob("*.aof"))
+        self._limit_files(largest + left)
+
+    def free_disk(self) -> None:
+        """Have files grow again."""
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def _limit_files(self, size: int) -> None:
+        assert self.process is not None
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def set_layout(self, run_id: str, layout: int) -> None:
         """Give a run a layout, as a service of another version does."""

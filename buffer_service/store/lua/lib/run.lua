@@ -30,8 +30,9 @@ local before_close = {}
 
 -- Makes the later writes of this script legal in a store that is out of memory: the check ends with a script's first
 -- write, and HDEL may always run. Only scripts that free memory or grow it by little may call it.
+-- Where the store's disk is full it is refused, as every write is after it; what the script only reads it still finds.
 local function relieve()
-  call('HDEL', RUN, '')
+  redis.pcall('HDEL', RUN, '')
 end
 
 -- By how much a run's clock goes on at most from one look to the next. Replicas look once a second, so more has passed
@@ -84,7 +85,8 @@ local function begin_run()
     return false
   end
   if now ~= stored_now or behind ~= stored_behind then
-    call('HSET', RUN, 'now', format('%d', now), 'behind', format('%d', behind))
+    -- As in relieve.
+    redis.pcall('HSET', RUN, 'now', format('%d', now), 'behind', format('%d', behind))
   end
   return true
 end

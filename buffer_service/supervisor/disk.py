@@ -1,0 +1,53 @@
+"""The disk of the embedded store: where it has little room left the store refuses writes, and goes on reading.
+
+What could not be appended is acknowledged by nobody (store/connection.py), so this is not what keeps data. It keeps the
+store of durability `host` from ending with every write that its disk has no room for, and pulls of batches that are
+there from being refused with what would change something.
+"""
+
+import asyncio
+import contextlib
+import os
+
+import structlog
+
+from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_wire.errors import StoreFault
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.1
+RESERVE_BYTES = 64 << 20
+"""Room that is left to others: the next log line, service.json, the shrinking of the append-only file."""
+LARGEST_SHARE = 20
+"""Of a small disk no more than one part in so many is reserved."""
+
+
+def has_room(store: EmbeddedStore) -> bool:
+    """Whether the store may write; where it refuses to, only once there is a quarter more than must be left.
+
+    True where nobody can tell: a folder that is not there is for others to complain of.
+    """
+    try:
+        disk = os.statvfs(store.data_dir)
+    except OSError:
+        return True
+    reserve = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // LARGEST_SHARE)
+    return disk.f_bavail * disk.f_frsize >= reserve * (1.25 if store.refuses_writes else 1.0)
+
+
+async def watch(store: EmbeddedStore) -> None:
+    """Until cancelled, tell the store whether it may write."""
+    if store.durability is Durability.MEMORY:
+        return
+    while True:
+        room = has_room(store)
+        if store.refuses_writes == room:
+            # One that is down is told when it starts.
+            with contextlib.suppress(StoreFault):
+                await store.refuse_writes(refused=not room)
+                if room:
+                    log.info("the store takes writes again: its disk has room", folder=str(store.data_dir))
+                else:
+                    log.error("the store refuses writes: its disk has no room", folder=str(store.data_dir))
+        await asyncio.sleep(LOOK_S)
