@@ -20,11 +20,13 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_PLAN_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
 MAX_ERROR_CHARS = 2_048
+MAX_INTEGER = (1 << 53) - 1
+"""Of every integer of a request whose field says nothing else: a double holds it exactly."""
 MAX_COUNTER = (1 << 48) - 1
 """Of tokens or milliseconds that a worker or trainer counts from its beginning; the store adds them up in doubles."""
 MAX_VERSION = (1 << 43) - 1
 """Of weights: a thousand times it is still an exact integer in a double, which the store computes with."""
-MAX_SEED = (1 << 53) - 1
+MAX_SEED = MAX_INTEGER
 """Of sampling. The sum with a sample's index still fits everywhere where numbers are doubles or signed."""
 
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
+from buffer_service.rpc import integers
 from buffer_service.security.rate import RateLimit
 from buffer_wire.codec import MalformedMessage
 from buffer_wire.errors import InvalidField
@@ -40,12 +41,15 @@ _log = _Log()
 
 
 def parsed(what: str, parse: Callable[[bytes], T], message: bytes) -> T:
-    """The message, which is to be a serialized `what`. Raises InvalidField."""
+    """The message, which is to be a serialized `what`, with integers within their bounds. Raises InvalidField."""
     try:
-        return parse(message)
+        request = parse(message)
     except (MalformedMessage, DecodeError) as error:
         _log.malformed(what, len(message), str(error))
         raise InvalidField("message", f"{len(message)} bytes", f"a serialized {what} ({error})") from None
+    if isinstance(request, Message):
+        integers.check(request)
+    return request
 
 
 def parsing(what: str, parse: Callable[[bytes], Any], behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

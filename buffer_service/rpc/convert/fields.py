@@ -23,7 +23,8 @@ def run_id(value: str, field: str = "run.run_id") -> str:
 
 def run_ref(run: common_pb2.RunRef) -> tuple[str, Revision]:
     """(run_id, seen revision) of a reference to a run."""
-    return run_id(run.run_id), Revision(run.seen_revision, text(run.seen_proof, "run.seen_proof", 0, 64))
+    seen = number(run.seen_revision, "run.seen_revision", 0, limits.MAX_INTEGER)
+    return run_id(run.run_id), Revision(seen, text(run.seen_proof, "run.seen_proof", 0, 64))
 
 
 def name(value: str, field: str) -> str:

@@ -16,7 +16,6 @@ _PHASES = {
 _BACKENDS = ("gloo", "nccl")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _U32 = (1 << 32) - 1
-_U64 = (1 << 64) - 1
 
 
 def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
@@ -30,7 +29,7 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     version = fields.number(plan.version.version, "plan.version.version", 1, limits.MAX_VERSION)
     if plan.phase not in _PHASES:
         raise InvalidField("plan.phase", plan.phase, f"one of {', '.join(_PHASES.values())}")
-    fields.number(plan.membership, "plan.membership", 1, _U64)
+    fields.number(plan.membership, "plan.membership", 1, limits.MAX_INTEGER)
     fields.line(plan.master_address, "plan.master_address", 1, 256)
     fields.number(plan.master_port, "plan.master_port", 1, 65_535)
     fields.name(plan.group_name, "plan.group_name")

@@ -24,7 +24,6 @@ _URL_CHARS = 4_096
 _SAFETENSORS = ".safetensors"
 _BESIDE_SAFETENSORS = (".index.json", "config.json")
 _U32 = (1 << 32) - 1
-_U64 = (1 << 64) - 1
 
 
 def publish(request: pb.PublishRequest) -> ops.Publish:
@@ -65,7 +64,7 @@ def _manifest(manifest: pb.WeightManifest) -> bytes:
         _files(manifest.tensors.files, "manifest.tensors.files")
         _check_tensor_files(manifest.tensors.files)
     else:
-        fields.number(manifest.collective.membership, "manifest.collective.membership", 1, _U64)
+        fields.number(manifest.collective.membership, "manifest.collective.membership", 1, limits.MAX_INTEGER)
     if manifest.HasField("fallback"):
         if kind != "collective":
             raise InvalidField("manifest.fallback", "set", f"unset with {kind}")
