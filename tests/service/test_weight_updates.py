@@ -222,10 +222,10 @@ def test_a_bad_manifest_names_its_field(rpc: Rpc, bad: weights_pb2.WeightManifes
 def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run = rpc.create()
     prepared = common_pb2.WeightVersion(epoch=1, version=4)
-    run.report("e", membership=(1 << 64) - 1, prepared=prepared, weights_url="http://worker:9000/weights")
+    run.report("e", membership=(1 << 53) - 1, prepared=prepared, weights_url="http://worker:9000/weights")
     (engine,) = run.get().engines
     assert (engine.membership, engine.prepared, engine.weights_url) == (
-        (1 << 64) - 1,
+        (1 << 53) - 1,
         prepared,
         "http://worker:9000/weights",
     )
