@@ -24,8 +24,8 @@ EVERY_S = 5.0
 def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool, timeout_s: float) -> int:
     """Export to the end of what is there, with `follow` again and again until SIGTERM or Ctrl-C; returns the exit code.
 
-    With `follow`, a service that is away is waited for: once tries have failed for `timeout_s`, one more ends it. What
-    no wait cures ends it at once.
+    With `follow`, a service that is away and a disk that is full are waited for: once tries have failed for
+    `timeout_s`, one more ends it. What no wait cures ends it at once.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,20 +44,20 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
                     if not stop.is_set():
                         comparison.tell(recording.groups, before, service.get(run_id).run)
                     give_up_at = None
-                except RolloutBufferError as error:
-                    if not (follow and error.retryable):
+                except (OSError, RolloutBufferError) as error:
+                    if not (follow and (isinstance(error, OSError) or error.retryable)):
                         raise
                     now = time.monotonic()
                     give_up_at = now + timeout_s if give_up_at is None else give_up_at
                     if now >= give_up_at:
                         raise
-                    sys.stderr.write(f"waiting: {error.message}\n")
+                    sys.stderr.write(f"waiting: {error}\n")
                 ended = not follow or stop.is_set()
                 _say(recording, folder, last=ended)
                 if ended:
                     return 0
                 stop.wait(EVERY_S)
-    except (ValueError, RolloutBufferError) as error:
+    except (OSError, ValueError, RolloutBufferError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 

@@ -110,18 +110,18 @@ class Recording:
         name = f"{self.after or '0-0'}.parquet"
         self._write("groups", name, accepted, self._schema)
         self._write("events", name, others, EVENTS)
-        self.after = records[-1].event_id
-        self.groups += len(accepted)
-        self.events += len(others)
+        after, groups, events = records[-1].event_id, self.groups + len(accepted), self.events + len(others)
         state = {
             "run_id": self._run_id,
             "created_ms": self._created_ms,
             "whole": self._schema is WHOLE_GROUPS,
-            "after": self.after,
-            "groups": self.groups,
-            "events": self.events,
+            "after": after,
+            "groups": groups,
+            "events": events,
         }
         _write_aside(self._folder / CURSOR, lambda path: path.write_text(json.dumps(state)))
+        # Only now: after a write that failed the same portion is written again, in place of what is there of it.
+        self.after, self.groups, self.events = after, groups, events
 
     def _write(self, table: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
         path = self._folder / table / name

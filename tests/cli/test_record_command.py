@@ -1,11 +1,12 @@
 """`rollout-buffer run record` against a real service: what happened to a run's groups, as tables."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,12 @@ def rpc(address: str) -> Iterator[Rpc]:
     client.channel.close()
 
 
-def command(run: RunRpc, address: str, folder: Path, *options: str) -> "subprocess.Popen[str]":
+def command(
+    run: RunRpc, address: str, folder: Path, *options: str, within: Sequence[str] = ()
+) -> "subprocess.Popen[str]":
+    recorder = (sys.executable, "-m", "buffer_cli", "run", "record", run.run_id, str(folder))
     return subprocess.Popen(
-        [sys.executable, "-m", "buffer_cli", "run", "record", run.run_id, str(folder), "--address", address, *options],
+        [*within, *recorder, "--address", address, *options],
         stderr=subprocess.PIPE,
         text=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("RB_")},
@@ -152,6 +156,38 @@ def test_following_ends_cleanly_on_a_signal(rpc: Rpc, address: str, tmp_path: Pa
     _, told = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert "2 groups, 0 events" in told
+
+
+NO_ROOM = ("sh", "-c", 'ulimit -S -f 0 && exec "$@"', "sh")
+"""No file that the command writes may grow: a full disk, for it alone."""
+
+
+def test_following_waits_for_room_on_the_disk(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(2)
+    with command(run, address, tmp_path, "--follow", within=NO_ROOM) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("waiting: "), "it says why"
+        assert rows(tmp_path, "groups") == []
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        deadline = time.monotonic() + WAIT_S
+        while len(rows(tmp_path, "groups")) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, "2 groups" in told) == (0, True), told
+    assert len(rows(tmp_path, "groups")) == 2
+
+
+def test_without_room_on_the_disk_a_recording_ends_with_an_error(rpc: Rpc, address: str, tmp_path: Path) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=10, record_groups=True)
+    run.fill(2)
+    process = command(run, address, tmp_path, within=NO_ROOM)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, told.startswith("error: "), "Traceback" in told) == (1, True, False), told
+    record(run, address, tmp_path)
+    assert len(rows(tmp_path, "groups")) == 2
 
 
 def test_an_unknown_run_is_an_error(rpc: Rpc, address: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Weights on disk: complete when visible, checksummed, the same weights once, old ones gone."""
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,26 @@ def test_a_directory_is_copied_and_may_then_change(tmp_path: Path) -> None:
     manifest = publisher.write(source, epoch=1, version=1)
     (source / "model.safetensors").write_bytes(b"second")
     assert (Path(manifest.base_url) / "model.safetensors").read_bytes() == b"first"
+
+
+def test_a_write_that_the_disk_had_no_room_for_is_no_version_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = FilesPublisher(tmp_path)
+    whole = Path.write_text
+
+    def full(path: Path, *arguments: str) -> int:
+        whole(path, "")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            write(publisher, 1, b"same")
+    assert publisher.versions == []
+    manifest = write(publisher, 1, b"same")
+    assert publisher.versions == FilesPublisher(tmp_path).versions == [1]
+    assert (Path(manifest.base_url) / "model.safetensors").read_bytes() == b"same"
 
 
 def test_the_same_weights_again_are_the_same_manifest(tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ class FilesPublisher:
             files = files_of(temporary)
             name = f"v{version:08d}-e{epoch}-{_digest(files)}"
             if name not in self._records:
+                # Of a write that failed after it was put there, or was killed: nobody was told of it.
+                shutil.rmtree(self.root / name, ignore_errors=True)
                 temporary.chmod(0o755)
                 temporary.rename(self.root / name)
         finally:
