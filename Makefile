@@ -91,6 +91,16 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+# The last release that has the generator class; it and the one of the worker exclude each other.
+.venv-verifiers-generator/.installed: pyproject.toml constraints.txt constraints/verifiers-generator.txt
+	@$(call need_own,.venv-verifiers-generator)
+	@$(need_python)
+	@echo "test-verifiers-generator: verifiers 0.1.6 into .venv-verifiers-generator (0.6 GB, about 1 minute)"; \
+	test -x .venv-verifiers-generator/bin/python || $(PYTHON) -m venv .venv-verifiers-generator; \
+	.venv-verifiers-generator/bin/python $(PIP) -c constraints.txt -c constraints/verifiers-generator.txt \
+		-e '.[service,embedded]' verifiers==0.1.6 pytest pytest-asyncio pytest-timeout; \
+	pwd -P > $@
+
 .venv-trl/.installed: pyproject.toml constraints.txt constraints/trl.txt
 	@$(call need_own,.venv-trl)
 	@$(need_python)
@@ -148,7 +158,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-upstreams \
-	test-verifiers test-protobuf-matrix
+	test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -184,6 +194,9 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 
 test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
+
+test-verifiers-generator: .venv-verifiers-generator/.installed ## our batch generator and verifiers' own, through the same tests
+	@.venv-verifiers-generator/bin/python -m pytest tests/integrations/test_verifiers_generator.py $(PYTEST_ARGS)
 
 test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environment of its own
 	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
@@ -322,4 +335,4 @@ clean: ## remove caches and what runs left behind
 
 distclean: clean ## also remove the environments
 	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-trl .venv-upstreams \
-		.venv-verifiers
+		.venv-verifiers .venv-verifiers-generator

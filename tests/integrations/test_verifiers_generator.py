@@ -1,256 +1,481 @@
-"""What our AsyncBatchGenerator adds to the contract: failures by batch, batches side by side, exact commits."""
+"""The contract of verifiers' AsyncBatchGenerator: ours on a real service and, where it is installed, the original.
 
+`make test-verifiers-generator` installs the last verifiers that has the class. A batch is generated when the scene's
+`release` says so.
+"""
+
+import asyncio
+import importlib.util
+import itertools
+import pickle
+import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buffer_wire.errors import StaleEpoch
-from tests.integrations.verifiers_run import Characters, InMemoryRun
-from trainer_client.integrations import verifiers_collector
-from trainer_client.integrations.verifiers import AsyncBatchGenerator, BatchRequest
-from trainer_client.integrations.verifiers_progress import Progress
-from trainer_client.tasks import Task
+from buffer_wire.errors import InvalidField, StaleEpoch
+from rollout_buffer.v1 import common_pb2
+from tests.support.push import Pusher, group_of_lease
+from tests.support.service import ServiceProcess, running_service
+from trainer_client import BufferClient, ClientOptions, SamplingParams, Task
+from trainer_client.integrations.verifiers import POLICY, AsyncBatchGenerator, BatchResult, get_batch_slice
+from trainer_client.publish import FilesPublisher
 
-SAMPLING = {"max_tokens": 16}
+if TYPE_CHECKING:
+    from rollout_buffer.v1 import tasks_pb2
+
+DEADLINE_S = 30.0
+
+
+def tasks_of(batch_id: int, count: int = 2) -> list[Task]:
+    sampling = SamplingParams(max_new_tokens=16)
+    return [
+        Task(group_size=2, sampling=sampling, prompt_token_ids=[1, 2, 3], metadata={"batch": batch_id, "row": row})
+        for row in range(count)
+    ]
+
+
+class ScriptedWorker:
+    """Leases all tasks, and pushes the groups of a batch when it is released, the last task first."""
+
+    def __init__(self, address: str, run_id: str) -> None:
+        self.released: set[int] = set()
+        self._pusher = Pusher(address, run_id)
+        self._held: dict[int, list[tuple[tasks_pb2.Lease, common_pb2.WeightVersion]]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(DEADLINE_S)
+        self._pusher.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            reply = self._pusher.lease(wait_ms=50)
+            for lease in reply.leases:
+                batch = int(lease.task.metadata_json.partition(":")[2].partition(",")[0])
+                self._held.setdefault(batch, []).append((lease, reply.published))
+            for batch in [batch for batch in self._held if batch in self.released]:
+                for lease, published in reversed(self._held.pop(batch)):
+                    self._pusher.push(group_of_lease(lease, published))
+
+
+class Ours:
+    """Our generator on a service, with a worker that waits to be told."""
+
+    def __init__(self, service: ServiceProcess, run_id: str) -> None:
+        self.client = BufferClient(service.address, ClientOptions(timeout_s=DEADLINE_S))
+        self.client.create_run(run_id, POLICY)
+        self.run_id = run_id
+        self.worker = ScriptedWorker(service.address, run_id)
+
+    def generator(self, **options: Any) -> AsyncBatchGenerator:
+        return AsyncBatchGenerator(self.client, self.run_id, **options)
+
+    def submit(self, generator: Any, batch_id: int) -> bool:
+        submitted: bool = generator.submit_batch(batch_id, tasks_of(batch_id))
+        return submitted
+
+    def release(self, batch_id: int) -> None:
+        self.worker.released.add(batch_id)
+
+    def until_generated(self, generator: Any, batches: int) -> None:
+        def generated() -> bool:
+            return self.client.run(self.run_id).ledger.groups.accepted.groups >= 2 * batches
+
+        pause = threading.Event()
+        while not generated():
+            pause.wait(0.02)
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.client.close()
+
+
+class Original:
+    """The class of verifiers over an environment in memory."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        self.released: set[str] = set()
+
+    def generator(self, **options: Any) -> Any:
+        config = {"base_url": "http://nowhere", "api_key": "x"}
+        config["http_client_args"] = {"limits": {"max_connections": 1}, "timeout": 1.0}  # type: ignore[assignment]
+        return self.module.AsyncBatchGenerator(self, config, "model", {"max_tokens": 16}, **options)
+
+    def submit(self, generator: Any, batch_id: int) -> bool:
+        request = self.module.BatchRequest(
+            batch_id=batch_id,
+            env_inputs={"prompt": [f"prompt {batch_id}"] * 2, "answer": [str(batch_id)] * 2},
+            processing_class=None,
+            mask_env_responses=False,
+            max_seq_len=-1,
+            mask_truncated_completions=False,
+            zero_truncated_completions=False,
+            max_concurrent=1,
+        )
+        submitted: bool = generator.submit_batch(request)
+        return submitted
+
+    def release(self, batch_id: int) -> None:
+        self.released.add(str(batch_id))
+
+    def until_generated(self, generator: Any, batches: int) -> None:
+        while len(generator.generation_times) < batches:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        pass
+
+    async def a_generate(self, inputs: dict[str, list[str]], **_: Any) -> SimpleNamespace:
+        while inputs["answer"][0] not in self.released:  # noqa: ASYNC110 - another thread releases
+            await asyncio.sleep(0.005)
+        prompts = inputs["prompt"]
+        return SimpleNamespace(prompt=prompts, completion=["x", "x"], state=[], reward=[0.0, 1.0], metrics={})
+
+    def process_env_results_vllm(self, prompts: list[str], **_: Any) -> Any:
+        ones = [[1] for _ in prompts]
+        return sys.modules["verifiers.types"].ProcessedOutputs(
+            prompt_ids=ones,
+            prompt_mask=ones,
+            completion_ids=ones,
+            completion_mask=ones,
+            completion_logprobs=[[0.0] for _ in prompts],
+            rewards=[0.0, 1.0],
+        )
+
+
+def original_path() -> Path | None:
+    """Where the class of verifiers 0.1.2 to 0.1.6 is installed."""
+    found = importlib.util.find_spec("verifiers")
+    path = Path(found.origin or "").parent / "trainers/async_batch_generator.py" if found is not None else Path()
+    return path if path.is_file() else None
+
+
+def original_module() -> ModuleType:
+    """The module, loaded by its path: the package around it wants accelerators."""
+    path = original_path()
+    assert path is not None
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ABSENT = pytest.mark.skipif(
+    original_path() is None, reason="verifiers 0.1.6 is not there: make test-verifiers-generator"
+)
+RUNS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with running_service(tmp_path_factory.mktemp("service")) as running:
+        yield running
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> InMemoryRun:
-    made = InMemoryRun()
-    monkeypatch.setattr("trainer_client.integrations.verifiers_generator.AsyncBufferClient", made.client)
-    monkeypatch.setattr(verifiers_collector, "PULL_S", 0.05)
-    monkeypatch.setattr(verifiers_collector, "PAUSE_S", 0.01)
-    return made
-
-
-@pytest.fixture
-def generator(run: InMemoryRun) -> Any:
-    made = AsyncBatchGenerator(None, {"base_url": "nowhere", "run_id": "r"}, "m", SAMPLING, generation_timeout=20)
-    made.start()
+def ours(service: ServiceProcess) -> Iterator[Ours]:
+    made = Ours(service, f"run-{next(RUNS)}")
     yield made
-    made.stop()
+    made.close()
 
 
-def request(batch_id: int, *prompts: str, **more: Any) -> BatchRequest:
-    inputs = {"prompt": list(prompts), "answer": [f"{batch_id}/{prompt}" for prompt in prompts]}
-    return BatchRequest(batch_id=batch_id, env_inputs=inputs, processing_class=Characters(), **more)
+@pytest.fixture(params=["ours", pytest.param("original", marks=ABSENT)])
+def scene(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made: Any = request.getfixturevalue("ours") if request.param == "ours" else Original(original_module())
+    generators: list[Any] = []
+    make = made.generator
+
+    def generator(*, start: bool = True, **options: Any) -> Any:
+        generators.append(make(**options))
+        if start:
+            generators[-1].start()
+        return generators[-1]
+
+    made.generator = generator
+    yield made
+    for each in generators:
+        each.stop()
 
 
-def answers(*wanted: str) -> Callable[[Task], bool]:
-    return lambda task: task.metadata["answer"] in wanted
+# ── of both ──────────────────────────────────────────────────────────────────
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, f"waited 20 s for {what}"
-        time.sleep(0.005)
-
-
-# ── failures ─────────────────────────────────────────────────────────────────
-
-
-def test_failed_task_fails_its_batch_and_no_other(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    generator.submit_batch(request(0, "a", "b"))
-    generator.submit_batch(request(1, "c"))
-    until(lambda: len(run.tasks) == 3, "the tasks")
-    run.fail(run.tasks[1], "KeyError: 'answer'")
-    with pytest.raises(RuntimeError, match=r"Batch 0 generation failed: task .* failed after 5 attempts: KeyError"):
-        generator.get_batch(0)
-    assert generator.get_pending_count() == 1
-    run.generate(answers("1/c"))
-    assert generator.get_batch(1).prompts == ["c"]
-
-
-def test_task_that_ends_without_a_group_fails_its_batch(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    generator.submit_batch(request(0, "a", "b"))
-    until(lambda: len(run.tasks) == 2, "the tasks")
-    run.tasks.clear()
-    with pytest.raises(RuntimeError, match="Batch 0 generation failed: 2 tasks ended without a group"):
-        generator.get_batch(0)
-
-
-def test_groups_that_come_after_a_while_are_not_taken_for_lost(
-    run: InMemoryRun, generator: AsyncBatchGenerator
-) -> None:
-    run.slow_s = 3 * verifiers_collector.PULL_S  # As a look for failures is due when they come.
-    run.generate(lambda _: True)
-    generator.submit_batch(request(0, "a"))
-    assert generator.get_batch(0).prompts == ["a"]
-
-
-def test_a_service_that_is_away_for_a_while_ends_nothing(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    run.away = 3
-    run.generate(lambda _: True)
-    generator.submit_batch(request(0, "a"))
-    assert generator.get_batch(0).prompts == ["a"]
-    assert run.away == 0
-
-
-def test_a_service_that_is_away_for_longer_than_the_client_tries_ends_nothing(
-    run: InMemoryRun, generator: AsyncBatchGenerator
-) -> None:
-    run.given_up = ["submit_tasks", "run", "commit"]
-    generator.submit_batch(request(0, "a"))
-    until(lambda: run.given_up == ["commit"], "the tasks, and a look for failures")
-    run.generate(lambda _: True)
-    assert generator.get_batch(0).prompts == ["a"]
-    # The first batch is committed when the second one is asked for.
-    generator.submit_batch(request(1, "b"))
-    assert generator.get_batch(1).prompts == ["b"]
-    until(lambda: run.committed == [0], "the commit")
-    assert run.given_up == []
-
-
-def test_a_request_that_its_tokenizer_refuses_fails_alone(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    class Refuses(Characters):
-        def encode(self, text: str) -> list[int]:
-            raise KeyError(text)
-
-    inputs = {"prompt": ["a"], "answer": ["0/a"]}
-    generator.submit_batch(BatchRequest(batch_id=0, env_inputs=inputs, processing_class=Refuses()))
-    run.generate(lambda _: True)
-    generator.submit_batch(request(1, "b"))
-    assert generator.get_batch(1).prompts == ["b"]
-    with pytest.raises(RuntimeError, match="Batch 0 generation failed"):
-        generator.get_batch(0)
-
-
-def test_a_batch_that_was_seen_to_be_complete_is_not_generated_again(
-    run: InMemoryRun, generator: AsyncBatchGenerator
-) -> None:
-    run.generate(lambda _: True)
-    generator.submit_batch(request(0, "a"))
-    until(lambda: len(generator.generation_times) == 1, "the first batch")
-    generator.submit_batch(request(1, "b"))
-    assert generator.get_batch(1).prompts == ["b"]
-    assert generator.get_completed_count() == 1
-    assert generator.submit_batch(request(0, "a"))
-    assert generator.get_batch(0).prompts == ["a"]
+def test_nothing_is_submitted_before_the_start(scene: Any) -> None:
+    generator = scene.generator(start=False)
+    with pytest.raises(RuntimeError, match="AsyncBatchGenerator not started"):
+        scene.submit(generator, 0)
     assert generator.get_pending_count() == 0
 
 
-def test_what_ends_all_generation_is_raised_for_every_batch(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    generator.submit_batch(request(0, "a"))
-    generator.submit_batch(request(1, "b"))
-    run.generate(answers("0/a"))
-    until(lambda: len(generator.generation_times) == 1, "the first batch")
-    run.broken = StaleEpoch(1, 2)
-    with pytest.raises(RuntimeError, match="Batch 1 generation failed") as failed:
-        generator.get_batch(1)
-    assert isinstance(failed.value.__cause__, StaleEpoch)
-    # What was generated before is still there.
-    assert generator.get_batch(0).batch_id == 0
-    assert generator.submit_batch(request(2, "c"))
-    with pytest.raises(RuntimeError, match="Batch 2 generation failed"):
-        generator.get_batch(2)
-
-
-def test_request_that_cannot_be_a_task_fails_alone(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    generator.submit_batch(BatchRequest(batch_id=0, env_inputs={"prompt": ["text"]}))
-    generator.submit_batch(request(1, "a"))
-    run.generate(answers("1/a"))
-    assert generator.get_batch(1).batch_id == 1
-    with pytest.raises(RuntimeError, match=r"Batch 0 generation failed: .*processing_class"):
-        generator.get_batch(0)
-
-
-def test_stopped_generator_says_so(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    generator.submit_batch(request(0, "a"))
+def test_start_and_stop_can_be_repeated_and_stop_ends_the_submitting(scene: Any) -> None:
+    generator = scene.generator(start=False)
     generator.stop()
-    with pytest.raises(RuntimeError, match="was stopped"):
-        generator.get_batch(0)
-    with pytest.raises(RuntimeError, match="make a new one"):
-        generator.start()
-
-
-# ── batches side by side ─────────────────────────────────────────────────────
-
-
-def test_later_batch_can_be_ready_first(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    for i in range(3):
-        generator.submit_batch(request(i, "a", "b"))
-    run.generate(answers("2/a", "2/b", "0/a"))
-    assert generator.get_batch(2).prompts == ["a", "b"]
-    assert generator.is_generating
-    run.generate(answers("0/b", "1/a", "1/b"))
-    assert [generator.get_batch(i).batch_id for i in (1, 0)] == [1, 0]
-    assert not generator.is_generating
-
-
-def test_groups_that_wait_are_pulled_together(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    run.generate(lambda _: True)
-    generator.submit_batch(request(0, *"abcdefghij"))
-    assert [chr(ids[0]) for ids in generator.get_batch(0).processed_results.prompt_ids] == list("abcdefghij")
-    assert run.pulls == [1, 9]
-
-
-def test_only_steps_of_trained_batches_are_committed(run: InMemoryRun, generator: AsyncBatchGenerator) -> None:
-    """Steps hold 0/a, 1/a, 1/b, 0/b: step 1 is trained before step 0, yet nothing before step 0 is committed."""
-    generator.submit_batch(request(0, "a", "b"))
-    generator.submit_batch(request(1, "a", "b"))
-    for i, answer in enumerate(("0/a", "1/a", "1/b")):
-        run.generate(answers(answer))
-        until(lambda n=i: len(run.pulls) == n + 1, "the pull")  # type: ignore[misc]
-    generator.get_batch(1)
-    run.generate(answers("0/b"))
-    assert generator.get_batch(0).batch_id == 0
-    # Asking for a batch says that those before are trained: 1 now, 0 with the next.
-    assert run.committed == []
-    generator.submit_batch(request(2, "c"))
-    with pytest.raises(TimeoutError):
-        generator.get_batch(2, timeout=0.2)
-    until(lambda: run.committed == [3], "the commit")
-
-
-def test_failed_batch_does_not_hold_commits_up() -> None:
-    progress = Progress()
-    progress.begin(5)
-    a, b = object(), object()
-    progress.pulled(5, [a])
-    progress.pulled(6, [b])
-    progress.pulled(7, [])
-    assert progress.uncommitted() is None
-    progress.trained([b])
-    assert progress.uncommitted() is None
-    progress.trained([a])
-    assert progress.uncommitted() == 7
-    progress.committed(7)
-    assert progress.uncommitted() is None
-
-
-# ── results ──────────────────────────────────────────────────────────────────
+    generator.start()
+    generator.start()
+    assert scene.submit(generator, 0)
+    generator.stop()
+    generator.stop()
+    with pytest.raises(RuntimeError, match="AsyncBatchGenerator not started"):
+        scene.submit(generator, 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "mask", "ids", "reward"),
+    ("options", "limit"),
     [
-        ({}, [1, 1, 1], [66, 66, 67], 1.0),
-        ({"mask_env_responses": True}, [1, 0, 1], [66, 66, 67], 1.0),
-        ({"max_seq_len": 5}, [1, 1, 1], [66, 66, 67], 1.0),
-        ({"max_seq_len": 4}, [1, 1], [66, 66], 1.0),
-        ({"max_seq_len": 4, "mask_truncated_completions": True}, [0, 0], [66, 66], 1.0),
-        ({"max_seq_len": 4, "zero_truncated_completions": True}, [1, 1], [66, 66], 0.0),
-        ({"max_seq_len": 1}, [], [], 1.0),
+        ({}, 4),
+        ({"num_batches_ahead": 0}, 4),
+        ({"num_batches_ahead": 3}, 6),
+        ({"max_queue_size": 1}, 1),
+        ({"num_batches_ahead": 3, "max_queue_size": 2}, 2),
+        ({"max_queue_size": 0}, 4),
     ],
 )
-def test_completions_are_masked_and_cut_as_asked(
-    run: InMemoryRun,
-    generator: AsyncBatchGenerator,
-    options: dict[str, Any],
-    mask: list[int],
-    ids: list[int],
-    reward: float,
-) -> None:
-    run.generate(lambda _: True)
-    generator.submit_batch(request(0, "pq", "pq", **options))
-    result = generator.get_batch(0)
-    rows = result.processed_results
-    assert (rows.completion_mask[1], rows.completion_ids[1], rows.rewards[1]) == (mask, ids, reward)
-    assert rows.prompt_ids[1] == [112, 113][: options.get("max_seq_len", 2)]
-    assert rows.completion_logprobs[1] == [-0.5, 0.0, -0.5][: len(ids)]
-    assert result.versions[1] == [0] * len(ids)
-    assert result.all_reward_dict["reward"] == [0.0, 1.0]
-    assert result.completions == ["ABC", "BBC"]
+def test_queue_takes_twice_the_batches_ahead_or_what_is_said(scene: Any, options: dict[str, int], limit: int) -> None:
+    generator = scene.generator(**options)
+    assert generator.max_queue_size == limit
+    assert [scene.submit(generator, i) for i in range(limit + 1)] == [True] * limit + [False]
+    assert generator.get_pending_count() == limit
+
+
+def test_a_batch_under_way_is_not_submitted_twice(scene: Any) -> None:
+    generator = scene.generator(max_queue_size=1)
+    assert scene.submit(generator, 3)
+    assert scene.submit(generator, 3)
+    assert generator.get_pending_count() == 1
+    scene.release(3)
+    assert generator.get_batch(3).batch_id == 3
+    with pytest.raises(TimeoutError):
+        generator.get_batch(3, timeout=0.2)
+
+
+def test_room_is_made_by_collecting_and_not_by_generating(scene: Any) -> None:
+    generator = scene.generator(max_queue_size=1)
+    scene.submit(generator, 0)
+    scene.release(0)
+    scene.until_generated(generator, 1)
+    assert not scene.submit(generator, 1)
+    generator.get_batch(0)
+    assert generator.get_pending_count() == 0
+    assert scene.submit(generator, 1)
+
+
+def test_batches_are_collected_in_any_order(scene: Any) -> None:
+    generator = scene.generator(num_batches_ahead=3)
+    for i in range(4):
+        scene.submit(generator, i)
+        scene.release(i)
+        scene.until_generated(generator, i + 1)
+    assert generator.get_batch(2).batch_id == 2
+    assert generator.get_pending_count() == 1
+    assert [generator.get_batch(i, timeout=0.001).batch_id for i in (1, 0)] == [1, 0]
+    assert generator.get_batch(3).batch_id == 3
+
+
+def test_get_batch_waits_for_the_generation(scene: Any) -> None:
+    generator = scene.generator()
+    scene.submit(generator, 0)
+    got: list[int] = []
+    waiting = threading.Thread(target=lambda: got.append(generator.get_batch(0).batch_id))
+    waiting.start()
+    assert not got
+    scene.release(0)
+    waiting.join(DEADLINE_S)
+    assert got == [0]
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_waiting_ends_with_the_timeout(scene: Any, submitted: bool) -> None:
+    generator = scene.generator(generation_timeout=0.3)
+    if submitted:
+        scene.submit(generator, 7)
+    for timeout, said in ((None, "0.3"), (0, "0.3"), (0.2, "0.2")):
+        started = time.monotonic()
+        with pytest.raises(TimeoutError, match=f"Batch 7 generation timed out after {said}s"):
+            generator.get_batch(7, timeout)
+        assert time.monotonic() - started >= float(said)
+    # It was late, not lost.
+    scene.submit(generator, 7)
+    scene.release(7)
+    assert generator.get_batch(7, timeout=DEADLINE_S).batch_id == 7
+
+
+def test_generation_times_are_averaged(scene: Any) -> None:
+    generator = scene.generator()
+    assert generator.get_average_generation_time() == 0.0
+    results = []
+    for i in range(3):
+        scene.submit(generator, i)
+        scene.release(i)
+        results.append(generator.get_batch(i))
+    times = [result.generation_time for result in results]
+    assert all(taken > 0 for taken in times)
+    assert generator.get_average_generation_time() == pytest.approx(sum(times) / 3)
+    generator.generation_times.extend(itertools.repeat(2.5, 100))
+    assert generator.get_average_generation_time() == 2.5
+
+
+def test_more_is_wanted_until_enough_batches_are_ahead(scene: Any) -> None:
+    generator = scene.generator(num_batches_ahead=2)
+    wanted = []
+    for i in range(2):
+        wanted.append(generator.should_submit_more())
+        scene.submit(generator, i)
+    wanted.append(generator.should_submit_more())
+    for i in (0, 1):
+        scene.release(i)
+        scene.until_generated(generator, i + 1)
+    wanted.append(generator.should_submit_more())
+    generator.get_batch(1)
+    wanted.append(generator.should_submit_more())
+    generator.get_batch(0)
+    assert wanted == [True, True, False, False, True]
+
+
+def test_without_batches_ahead_none_are_wanted(scene: Any) -> None:
+    generator = scene.generator(num_batches_ahead=0)
+    assert not generator.should_submit_more()
+    assert scene.submit(generator, 0)
+    scene.release(0)
+    assert generator.get_batch(0).batch_id == 0
+
+
+def test_a_collected_batch_can_be_submitted_again(scene: Any) -> None:
+    generator = scene.generator()
+    for _ in range(2):
+        scene.submit(generator, 0)
+        scene.release(0)
+        assert generator.get_batch(0).batch_id == 0
+
+
+# ── of ours ──────────────────────────────────────────────────────────────────
+
+
+def rows_of(result: BatchResult) -> list[tuple[object, object]]:
+    return [(group.metadata["batch"], group.metadata["row"]) for group in result.groups]
+
+
+def test_groups_come_in_the_order_of_the_tasks(ours: Ours) -> None:
+    generator = ours.generator()
+    generator.start()
+    generator.submit_batch(5, tasks_of(5, 6))
+    ours.release(5)
+    result = generator.get_batch(5)
+    assert rows_of(result) == [(5, row) for row in range(6)]
+    assert rows_of(pickle.loads(pickle.dumps(result))) == rows_of(result)
+    generator.stop()
+
+
+@pytest.mark.parametrize(("ahead", "pending"), [(0, [0, 0, 0, 0]), (1, [1, 1, 1, 0]), (2, [2, 2, 1, 0])])
+def test_batches_run_ahead_of_the_trainer_and_no_further(ours: Ours, ahead: int, pending: list[int]) -> None:
+    generator = ours.generator(num_batches_ahead=ahead)
+    generator.start()
+    ours.release(0)
+    ahead_of = []
+    for step, result in enumerate(generator.batches(tasks_of(i) for i in range(4))):
+        assert (result.batch_id, rows_of(result)) == (step, [(step, 0), (step, 1)])
+        ahead_of.append(generator.get_pending_count())
+        assert generator.publish() == step + 1
+        ours.release(step + 1)
+    assert ahead_of == pending
+    run = ours.client.run(ours.run_id)
+    assert (run.published.version, run.ledger.groups.trained.groups, run.ledger.balanced) == (4, 8, True)
+    generator.stop()
+
+
+def test_weights_are_published_and_what_was_pulled_is_committed(ours: Ours, tmp_path: Path) -> None:
+    with FilesPublisher(tmp_path) as publisher:
+        generator = ours.generator(publisher=publisher)
+        generator.start()
+        ours.submit(generator, 0)
+        ours.release(0)
+        generator.get_batch(0)
+        assert generator.publish(lambda folder: (folder / "model").write_text("weights")) == 1
+        assert publisher.versions == [1]
+        generator.stop()
+    assert ours.client.run(ours.run_id).committed_steps == 2
+
+
+def test_a_failed_task_fails_its_batch_and_no_other(service: ServiceProcess) -> None:
+    run_id = f"run-{next(RUNS)}"
+    with BufferClient(service.address) as client:
+        policy = replace(POLICY, max_attempts=1, lease_ttl_ms=1_000)
+        generator = AsyncBatchGenerator(client, run_id, policy=policy)
+        generator.start()
+        for batch_id in (0, 1):
+            generator.submit_batch(batch_id, tasks_of(batch_id, 1))
+        with Pusher(service.address, run_id) as pusher:
+            leases = {int(lease.task.metadata_json[9]): lease for lease in pusher.lease(max_tasks=1).leases}
+            # Batch 0 was leased by a worker that is never heard of again.
+            assert list(leases) == [0]
+            with pytest.raises(RuntimeError, match=r"Batch 0 generation failed: task .* failed after 1 attempts"):
+                generator.get_batch(0, timeout=DEADLINE_S)
+            [lease] = pusher.lease(max_tasks=1).leases
+            pusher.push(group_of_lease(lease, common_pb2.WeightVersion(epoch=1)))
+        assert rows_of(generator.get_batch(1)) == [(1, 0)]
+        assert generator.get_pending_count() == 0
+        generator.stop()
+
+
+def test_cancelled_tasks_end_the_wait(ours: Ours) -> None:
+    generator = ours.generator()
+    generator.start()
+    ours.client.drain_run(ours.run_id)
+    with pytest.raises(RuntimeError, match="Batch 0 generation failed"):
+        generator.get_batch(0, timeout=DEADLINE_S)
+    generator.stop()
+
+
+def test_what_ends_all_generation_is_raised_in_the_caller(ours: Ours) -> None:
+    generator = ours.generator()
+    generator.start()
+    ours.submit(generator, 0)
+    successor = ours.generator()
+    successor.start()
+    with pytest.raises(RuntimeError, match="Batch 0 generation failed") as raised:
+        generator.get_batch(0)
+    assert isinstance(raised.value.__cause__, StaleEpoch)
+    # Groups of the earlier generator's batch are nobody's.
+    ours.submit(successor, 1)
+    ours.release(0)
+    ours.release(1)
+    assert rows_of(successor.get_batch(1)) == [(1, 0), (1, 1)]
+    generator.stop()
+    successor.stop()
+
+
+def test_every_process_gets_its_groups_or_the_error(ours: Ours) -> None:
+    generator = ours.generator(generation_timeout=0.3)
+    generator.start()
+    generator.submit_batch(0, tasks_of(0, 4))
+    box: list[Any] = []
+
+    def sent(entries: list[Any]) -> None:
+        box[:] = pickle.loads(pickle.dumps(entries))
+
+    def received(entries: list[Any]) -> None:
+        entries[:] = pickle.loads(pickle.dumps(box))
+
+    for rank, (held, broadcast) in enumerate([(generator, sent), (None, received)]):
+        with pytest.raises(TimeoutError, match="Batch 0 generation timed out"):
+            get_batch_slice(held, 0, rank, 2, broadcast)
+    ours.release(0)
+    ours.until_generated(generator, 2)
+    generator.generation_timeout = DEADLINE_S
+    slices = [get_batch_slice(generator, 0, 0, 2, sent)[1], get_batch_slice(None, 0, 1, 2, received)[1]]
+    assert [[group.metadata["row"] for group in part] for part in slices] == [[0, 1], [2, 3]]
+    with pytest.raises(InvalidField, match="world_size"):
+        get_batch_slice(None, 0, 2, 3, received)
+    generator.stop()

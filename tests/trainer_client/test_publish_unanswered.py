@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from buffer_wire.errors import NotReplicated, StaleEpoch, VersionConflict
 from rollout_buffer.v1 import runs_pb2, weights_pb2
-from tests.integrations.verifiers_run import InMemoryRun
 from tests.trainer_client.fake_service import FakeService
 from tests.trainer_client.streamed_run import StreamedRun
 from trainer_client import BufferClient, ClientOptions, SessionOptions
-from trainer_client.integrations.verifiers import AsyncBatchGenerator
 from trainer_client.publish import FilesPublisher
 
 OPTIONS = ClientOptions(timeout_s=0.3, attempt_timeout_s=5)
@@ -131,21 +128,3 @@ def test_version_of_another_trainer_is_not_taken_over(run: Replicated, client: B
         with pytest.raises(StaleEpoch):
             session.publish(saved(tmp_path / "b", "b"))
         assert (session.version, run.published) == (0, 7)
-
-
-def test_next_weights_of_a_verifiers_generator_get_the_next_number(
-    run: Replicated, fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer_client.integrations.verifiers_generator.AsyncBufferClient", InMemoryRun().client)
-    config = {"base_url": fake.target, "run_id": "r", "publisher": FilesPublisher(tmp_path / "w"), "options": OPTIONS}
-    generator = AsyncBatchGenerator(SimpleNamespace(), config, "m", {"max_tokens": 4})
-    generator.start()
-    try:
-        run.replica_away = True
-        with pytest.raises(NotReplicated):
-            generator.publish(saved(tmp_path / "a", "a"))
-        run.replica_away = False
-        assert generator.publish(saved(tmp_path / "b", "b")) == 2
-        assert generator.publish(saved(tmp_path / "c", "c")) == 3
-    finally:
-        generator.stop()
