@@ -20,6 +20,20 @@ SESSION_HEADER = "X-Session-ID"
 _MAX_BODY_BYTES = 256 << 20
 _NO_EVIDENCE = -9_999.0
 """vLLM's log-probability for "unknown", which callers refuse."""
+_OF_A_TURN = frozenset({"max_tokens", "min_tokens", "stop", "stop_token_ids"})
+_OF_THE_TASK = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"})
+"""Sampling for which the task's own parameters are used, whatever a request says."""
+_OF_THE_ANSWER = frozenset(
+    {
+        "n",
+        "logprobs",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "cache_salt",
+        "routed_experts_prompt_start",
+    }
+)
+"""What changes no token; there is one answer, with its log-probabilities."""
 
 
 class Conversation:
@@ -36,6 +50,7 @@ class Conversation:
 
     async def generate(self, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request. Raises EpisodeFull, and whatever ends the episode."""
+        _check(sampling)
         episode = self._episode
         have = np.concatenate([episode.prompt_ids, *(turn.ids for turn in episode.turns)])
         if not episode.turns:
@@ -50,6 +65,7 @@ class Conversation:
         most = sampling.get("max_tokens")
         turn = await episode.generate(
             int(most) if most else None,
+            min_new_tokens=int(sampling.get("min_tokens") or 0),
             stop=[sampling["stop"]] if isinstance(sampling.get("stop"), str) else sampling.get("stop") or (),
             stop_token_ids=sampling.get("stop_token_ids") or (),
         )
@@ -67,6 +83,16 @@ class Conversation:
             "finish_reason": turn.finish_reason,
         }
         return {"request_id": f"{len(episode.turns)}", "choices": [choice]}
+
+
+def _check(sampling: dict[str, Any]) -> None:
+    """Raise ValueError for what would change the tokens and is not done."""
+    known = _OF_A_TURN | _OF_THE_TASK | _OF_THE_ANSWER
+    asked = sorted(name for name, value in sampling.items() if name not in known and value)
+    if sampling.get("n") not in (None, 1):
+        asked.append("n")
+    if asked:
+        raise ValueError(f"sampling parameters that are not supported: {', '.join(asked)}")
 
 
 class TokenServer:
