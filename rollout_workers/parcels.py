@@ -36,6 +36,8 @@ class Parcel:
     size_bytes: int
     result: asyncio.Future[PushResult]
     rejections: int = 0
+    answered: bool = True
+    """Whether each try so far had an answer: none can have been accepted unseen."""
     since: float = field(default_factory=time.monotonic)
 
 

@@ -1,7 +1,8 @@
 """Carries finished groups to the service: one stream of bundles for the whole worker, one answer per group.
 
 Invariants: a group leaves only with a final answer (queued, duplicate, closed, filtered, invalid, refused) or by
-`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent; what waits
+`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent: one without
+a lease carries the run's revision from before its first try, so that a repeat of it is never trained twice; what waits
 and what is under way stays within `window_bytes` and `window_groups`, so a full queue at the service stops the engines
 instead of filling this process's memory.
 """
@@ -114,6 +115,11 @@ class Pusher:
 
     async def _stream(self) -> RolloutBufferError | None:
         """Use one stream until it ends; returns its error, None when the service ended it in order."""
+        try:
+            if not self._waiting.first.header.lease_id:
+                await self._service.learn_revision()
+        except RolloutBufferError as error:
+            return error
         stream = self._service.push()
         end = StreamEnd(stream)
         sender = asyncio.create_task(self._send(stream), name="push sender")
@@ -138,6 +144,8 @@ class Pusher:
             if not parcels:
                 continue
             sequence += 1
+            for parcel in parcels:
+                self._stamp(parcel.header)
             self._sent.append((sequence, parcels))
             message = join_push(
                 self._service.ref(), sequence, [join_group(parcel.header, parcel.payload) for parcel in parcels]
@@ -146,6 +154,10 @@ class Pusher:
                 await stream.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # The reader learns why.
+
+    def _stamp(self, header: groups_pb2.GroupHeader) -> None:
+        if not header.lease_id and not header.first_revision:
+            header.first_revision = self._service.ref().seen_revision
 
     def _may_send(self) -> bool:
         return len(self._waiting) > 0 and not (self._one_by_one and self._sent)
@@ -188,7 +200,13 @@ class Pusher:
             self._counters.pushed[name] += 1
             self._again_later(parcel)
             return
-        self._settle(parcel, name, from_detail(ack.error) if ack.HasField("error") else None)
+        error = from_detail(ack.error) if ack.HasField("error") else None
+        if error is not None and error.attributes.get("field") == "first_revision" and parcel.answered:
+            # It was known for sure that this group was not accepted, and is again: as of the present revision.
+            parcel.header.first_revision = 0
+            self._again_later(parcel)
+            return
+        self._settle(parcel, name, error)
 
     def _again_later(self, parcel: Parcel) -> None:
         delays = _REJECTED.delays()
@@ -215,6 +233,8 @@ class Pusher:
     def _requeue(self) -> None:
         """Everything unanswered goes to the head of the line again, in order."""
         for _, parcels in reversed(self._sent):
+            for parcel in parcels:
+                parcel.answered = False
             self._waiting.return_to_head(parcels)
         self._sent.clear()
 

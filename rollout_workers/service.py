@@ -192,6 +192,11 @@ class ServiceClient:
 
         return (await self.repeat("ask for the engines", attempt, timeout_s)).run.engines
 
+    async def learn_revision(self) -> None:
+        """Know the run's revision, if no reply has told it yet. Raises RolloutBufferError."""
+        if not self.ref().seen_revision:
+            await self.engines(timeout_s=CALL_TIMEOUT_S)
+
     def watch(self) -> WatchStream:
         """A stream of the published weights, the present state first."""
         return self._weights.WatchWeights(weights_pb2.WatchWeightsRequest(run=self.ref()))

@@ -10,6 +10,7 @@ what no replica came for; should one come after all, the caller is told to push 
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from buffer_service.domain import ops
@@ -114,7 +115,11 @@ class _Push:
             self._outcomes[position] = outcome
             self.gone |= outcome.kind is ops.PushKind.GONE
             if outcome.kind is ops.PushKind.BLOCKED:
-                self.blocked[position] = (self.facts[position], outcome.payload_key)
+                facts = self.facts[position]
+                if facts.first_revision:
+                    # As of this revision it was not accepted: however long it waits now, it is not forgotten.
+                    facts = replace(facts, first_revision=int(result.revision))
+                self.blocked[position] = (facts, outcome.payload_key)
             else:
                 self.blocked.pop(position, None)
 

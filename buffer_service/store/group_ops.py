@@ -117,6 +117,7 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
         facts.truncated_samples,
         [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
         [number for made, tokens in facts.version_tokens for number in (made.epoch, made.version, tokens)],
+        facts.first_revision,
     )
 
 
@@ -127,7 +128,8 @@ def _push_result(groups: Sequence[tuple[ops.GroupFacts, str]], fields: Fields) -
         group_id = f"{facts.task_id}/{facts.generation}"
         if isinstance(outcome, list):
             field, value, limit = (text(part) for part in outcome)
-            pushed.append(ops.Pushed(ops.PushKind.INVALID, group_id, "", field, value, limit))
+            kind = ops.PushKind.FORGOTTEN if field == "first_revision" else ops.PushKind.INVALID
+            pushed.append(ops.Pushed(kind, group_id, "", field, value, limit))
         else:
             kind = ops.PushKind(text(outcome))
             pushed.append(ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else ""))

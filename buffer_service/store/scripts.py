@@ -1,8 +1,8 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders tables and constants, keeps the digests.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py, the bounds those of domain/policy.py and domain/evaluations.py, the places of totals those of
-domain/window.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
+domain/transitions.py, the bounds those of domain/policy.py, domain/evaluations.py and domain/ops/groups.py, the places
+of totals those of domain/window.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
 buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 
@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
+from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND, RunPolicy
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.domain.window import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
@@ -94,6 +95,8 @@ def _virtual() -> dict[str, str]:
         f"local MAX_EVAL_BYTES = {MAX_STORED_BYTES}\n"
         f"local MAX_EVAL_ATTEMPTS = {MAX_ATTEMPTS}\n"
         f"local EVAL_FAILURES_SHOWN = {FAILURES_SHOWN}\n"
+        "\n-- From domain/ops/groups.py.\n\n"
+        f"local REMEMBERED_TASKS = {groups.REMEMBERED_TASKS}\n"
     )
     places = (
         "-- From domain/window.py.\n\n"

@@ -107,6 +107,9 @@ class History:
             reward_milli=draw.pick(REWARD_SUMS),
             turns=samples + draw.pick((0, 0, 5)),
             truncated_samples=draw.integer(0, samples),
+            first_revision=0
+            if lease_id
+            else draw.pick((0, self.view.revision, self.view.revision, 1 + self.view.revision // 2)),
             version_tokens=draw.pick(((), _split(sum(lengths), head, tail))) if head != tail else (),
         )
 

@@ -6,9 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from buffer_service.domain.ops import groups
 from buffer_service.store.binary import find_binary
+from buffer_service.store.scripts import expanded, load_scripts
 from tests.model.subjects import StoreSubject
 from tests.support.store_server import store_server
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_are_remembered() -> Iterator[None]:
+    """So few forgotten tasks that histories get beyond them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(groups, "REMEMBERED_TASKS", 4)
+        _load_again()
+        yield
+    _load_again()
+
+
+def _load_again() -> None:
+    expanded.cache_clear()
+    load_scripts.cache_clear()
 
 
 def _subject(binary: Path | None) -> Iterator[StoreSubject]:

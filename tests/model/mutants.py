@@ -39,6 +39,7 @@ from buffer_service.domain.model.rounds import Plan
 from buffer_service.domain.model.state import RunState
 from buffer_service.domain.model.steps import Round, Step
 from buffer_service.domain.model.totals import Totals
+from buffer_service.domain.ops import groups
 from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.sharding import shard
@@ -256,6 +257,18 @@ def what_is_gone_is_closed(run: RunState, facts: ops.GroupFacts, *, gone: bool) 
     return replace(refused, kind=ops.PushKind.CLOSED) if gone and refused is not None else refused
 
 
+def forgotten_at_once(run: RunState, task_id: str) -> None:
+    del run.tasks[task_id]
+    run.changed = True
+
+
+_judge_unknown = pushing._judge_unknown
+
+
+def first_tried_just_now(run: RunState, facts: ops.GroupFacts) -> ops.Pushed | None:
+    return _judge_unknown(run, replace(facts, first_revision=0))
+
+
 # ── rounds ──
 
 
@@ -465,6 +478,11 @@ MUTANTS: dict[str, Defect] = {
     ),
     "blocked pushes are never given up": Defect("standing in line", pushing, "give_up", lambda _: None),
     "blocked pushes last a millisecond longer": Defect("standing in line", pushing, "STAGING_AGE_MS", 600_001),
+    "what is forgotten may be accepted again": Defect("resumed", RunState, "forget_task", forgotten_at_once),
+    "it does not matter when a push was first tried": Defect(
+        "resumed", pushing, "_judge_unknown", first_tried_just_now
+    ),
+    "a task more is remembered": Defect("resumed", groups, "REMEMBERED_TASKS", 5),
     "equal shards are not equal": Defect("even", steps, "shard", never_equal),
     "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
     "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),

@@ -56,6 +56,7 @@ EXPECTED = frozenset(
         "retry_push:filtered",
         "retry_push:refused",
         "push:unknown_attempt",
+        "push:remembered",
         *(f"blocked:by_{why}" for why in ("caps", "quota", "line")),
         "line:lapsed",
         "rejected:by_quota",
@@ -267,6 +268,8 @@ def _count_push(
         seen[f"{entry.operation}:{outcome.kind}"] += 1
         if outcome.kind is PushKind.UNKNOWN_LEASE:
             seen["push:unknown_attempt"] += group.task_id in inside.environments()
+        if outcome.kind is PushKind.CLOSED:
+            seen["push:remembered"] += group.task_id not in inside.environments()
         if outcome.kind is PushKind.INVALID:
             seen[f"push:invalid:{outcome.field}"] += 1
     if not pushed.outcomes:

@@ -43,6 +43,10 @@ def _huge_header(group: groups_pb2.Group) -> None:
     group.header.samples[0].turns.extend([groups_pb2.Turn(role="r" * 4_000, start=0, end=1)] * 300)
 
 
+def _first_revision_beyond_numbers(group: groups_pb2.Group) -> None:
+    group.header.first_revision = 1 << 53
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -53,6 +57,7 @@ def _huge_header(group: groups_pb2.Group) -> None:
         (_endless_reward, "samples[0].reward"),
         (_gap_in_spans, "samples[0].spans[0]"),
         (_huge_header, "header"),
+        (_first_revision_beyond_numbers, "first_revision"),
     ],
 )
 def test_a_bad_group_names_its_field(rpc: Rpc, change: Callable[[groups_pb2.Group], None], field: str) -> None:

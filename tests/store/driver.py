@@ -118,6 +118,7 @@ class Run:
         turns: int = 4,
         truncated: int = 0,
         version_tokens: Sequence[tuple[ops.WeightVersion, int]] = (),
+        first_revision: int = 0,
     ) -> ops.NewGroup:
         """A group of a lease, or without one of a task id. `mean` is in milli-versions, by default that of head and
         tail; `rewards` and `lengths` (in tokens) are what the filter sees and what is summed.
@@ -151,6 +152,7 @@ class Run:
             turns=turns,
             truncated_samples=truncated,
             version_tokens=version_tokens,
+            first_revision=first_revision,
         )
         return ops.NewGroup(facts, body)
 

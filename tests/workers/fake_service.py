@@ -62,6 +62,8 @@ class FakeService:
     """Answers to the next pushes, in place of the right ones."""
     refuse_pushes: deque[RolloutBufferError] = field(default_factory=deque)
     """Errors that end the next push streams, at their first bundle."""
+    forgotten: int = 0
+    """Pushes without leases that were first tried below this revision may be repeats."""
     swallow_acks: int = 0
     """So many bundles are accepted, but their acknowledgement is lost with the stream."""
     lose_lease_replies: int = 0
@@ -223,6 +225,10 @@ class FakeService:
         return task if task is not None and task.leased_to and task.lease_id == lease_id else None
 
     def take(self, group: groups_pb2.Group) -> groups_pb2.PushAck:
+        first = group.header.first_revision
+        if not group.header.lease_id and first < self.forgotten:
+            forgotten = InvalidField("first_revision", first, f"at least {self.forgotten}")
+            return groups_pb2.PushAck(outcome=groups_pb2.PUSH_OUTCOME_INVALID, error=to_detail(forgotten))
         outcome = self.outcomes.popleft() if self.outcomes else None
         task = self.tasks[group.header.task_id]
         if outcome is None:

@@ -95,6 +95,50 @@ async def test_lost_acknowledgement_is_asked_for_again(fake: FakeService) -> Non
     assert set(fake.results()) == {"t1", "t2"}
 
 
+async def test_a_push_without_a_lease_says_over_all_retries_what_was_known_before_its_first_try(
+    fake: FakeService,
+) -> None:
+    fake.swallow_acks = 2
+    async with pushing(fake) as p:
+        known = fake.revision
+        header, payload = p.group("t1")
+        header.lease_id = ""
+        assert (await p.pusher.push(header, payload)).outcome == "duplicate"
+    assert fake.revision > known
+    assert fake.results()["t1"].header.first_revision == header.first_revision == known
+
+
+async def test_a_push_whose_tries_were_all_answered_is_no_repeat(fake: FakeService) -> None:
+    async with pushing(fake) as p:
+        header, payload = p.group("t1")
+        header.lease_id, header.first_revision = "", fake.revision
+        fake.revision += 5
+        fake.forgotten = fake.revision
+        assert (await p.pusher.push(header, payload)).outcome == "queued"
+    assert fake.results()["t1"].header.first_revision >= fake.forgotten
+
+
+async def test_a_push_that_may_be_a_forgotten_repeat_is_given_up_with_what_the_service_says(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = fake.take
+
+    def take_and_forget(group: groups_pb2.Group) -> groups_pb2.PushAck:
+        ack = take(group)
+        fake.forgotten = fake.revision + 1
+        return ack
+
+    monkeypatch.setattr(fake, "take", take_and_forget)
+    fake.swallow_acks = 1
+    async with pushing(fake) as p:
+        header, payload = p.group("t1")
+        header.lease_id = ""
+        result = await p.pusher.push(header, payload)
+    assert result.outcome == "invalid"
+    assert result.error is not None
+    assert result.error.attributes["field"] == "first_revision"
+
+
 async def test_nothing_is_lost_when_the_service_is_killed_and_comes_back(fake: FakeService) -> None:
     fake.hold_pushes.clear()
     async with pushing(fake, bundle_bytes=1) as p:

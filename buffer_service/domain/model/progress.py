@@ -106,8 +106,7 @@ def _free(run: RunState, below: int) -> None:
     if below > run.checkpointed_steps:
         _free_steps(run, below)
     for task_id in run.ended:
-        del run.tasks[task_id]
-        run.changed = True
+        run.forget_task(task_id)
     run.ended.clear()
 
 
@@ -118,7 +117,7 @@ def _free_steps(run: RunState, below: int) -> None:
         run.retained_bytes -= freed.bytes
         for group in freed.groups:
             run.payloads.trash(group.payload_key)
-            del run.tasks[group.task.task_id]
+            run.forget_task(group.task.task_id)
         run.checkpointed_steps = step + 1
     run.changed = True
     needed = max((p.committed_steps for p in run.publishes if p.committed_steps <= run.checkpointed_steps), default=0)

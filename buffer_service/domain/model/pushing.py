@@ -5,6 +5,7 @@ live lease; a push never exceeds a cap or a quota; no blocked push overtakes ano
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from buffer_service.domain.filters import acceptance_ppm, has_filter, why_filtered
 from buffer_service.domain.identity import LeaseId, group_id
@@ -41,7 +42,7 @@ def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:
     if invalid is not None or gone:
         return invalid or _pushed(facts, PushKind.GONE)
     task = run.tasks.get(facts.task_id)
-    refused = _judge_unknown(facts) if task is None else _judge(run, task, facts)
+    refused = _judge_unknown(run, facts) if task is None else _judge(run, task, facts)
     if refused is None and not run.has_environment_left(facts.environment):
         limit = f"one of the run's {MAX_ENVIRONMENTS} environments"
         return _named(facts, "environment", facts.environment, limit)
@@ -61,12 +62,18 @@ def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
     return None
 
 
-def _judge_unknown(facts: GroupFacts) -> Pushed | None:
+def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:
     """Whether a push may make its task."""
     if facts.lease_id:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
     if facts.generation > 0:
         return _named(facts, "generation", facts.generation, "0 for a task pushed without a lease")
+    if facts.task_id in run.remembered:
+        return _counted(run, facts, PushKind.CLOSED)
+    if 0 < facts.first_revision < run.forgotten:
+        limit = f"at least {run.forgotten}: what was accepted before may have been forgotten"
+        refused = _named(facts, "first_revision", facts.first_revision, limit)
+        return replace(refused, kind=PushKind.FORGOTTEN)
     return None
 
 
@@ -148,6 +155,7 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     run.leases.close(task)
     run.move_task(task, TaskState.COMPLETED)
     task.accepted_attempt = _attempt(facts)
+    run.leaseless |= not task.accepted_attempt
     is_last_lease = 0 < task.attempt == task.accepted_attempt
     run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)
     task.continuation = None

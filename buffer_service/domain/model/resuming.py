@@ -30,6 +30,10 @@ def resume(run: RunState, request: Resume) -> Resumed:
     if regenerate and not request.allow_regenerate:
         raise ReplayGap(next_step, run.checkpointed_steps)
 
+    if regenerate:
+        # The same tasks are to be generated again.
+        run.remembered.clear()
+        run.forgotten = run.revision
     _rewind_clock(run, next_step)
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
     if regenerate:

@@ -28,6 +28,7 @@ from buffer_service.domain.ops import (
     Submitted,
     TaskFailure,
     WeightVersion,
+    groups,
 )
 from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
@@ -127,6 +128,13 @@ class RunState:
     ended: dict[str, Task] = field(default_factory=dict)
     """Tombstones that no retained step keeps: they go with the next checkpoint."""
 
+    leaseless: bool = False
+    """A group was accepted without a lease."""
+    remembered: dict[str, int] = field(default_factory=dict)
+    """Tasks that were forgotten since, with the revision at which they were."""
+    forgotten: int = field(init=False)
+    """The highest revision among those that are remembered no more; at first, that with which the run began."""
+
     group_ledger: GroupLedger = field(default_factory=GroupLedger)
     environment_ledgers: dict[str, GroupLedger] = field(default_factory=dict)
     environments: set[str] = field(default_factory=set)
@@ -145,6 +153,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.mixture = Mixture.of(self.policy)
+        self.forgotten = self.revision
 
     # ── policy and pauses ──
 
@@ -281,6 +290,20 @@ class RunState:
             self.start_anew(group.task)
         else:
             self.ended[group.task.task_id] = group.task
+
+    def forget_task(self, task_id: str) -> None:
+        """A task goes with its step, or with its tombstone; its name is remembered for the pushes without leases."""
+        del self.tasks[task_id]
+        self.changed = True
+        if self.leaseless:
+            # The operation raises the revision.
+            self.remembered[task_id] = self.revision + 1
+        beyond = len(self.remembered) - groups.REMEMBERED_TASKS
+        for revision, dropped in sorted((revision, name) for name, revision in self.remembered.items())[
+            : max(0, beyond)
+        ]:
+            del self.remembered[dropped]
+            self.forgotten = revision
 
     def live(self) -> Amount:
         """Everything that quotas bound."""

@@ -21,6 +21,9 @@ STAGING_AGE_MS = 600_000
 """A payload that was staged, is not indexed and has not been tried for this long belongs to a replica that died, or to
 nobody."""
 
+REMEMBERED_TASKS = 32_768
+"""Names of tasks that a run keeps after their checkpoint, where groups are pushed without leases: 100 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
@@ -63,6 +66,9 @@ class GroupFacts:
     """Response tokens of each version below the tail, the others are the tail's; empty: all count as made with the mean
     version. Versions that are more than window.MOST_BEHIND behind the tail may be told as that many."""
 
+    first_revision: int = 0
+    """Of the run, as the pusher knew it before it first tried this group; 0: the present one."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
@@ -85,6 +91,8 @@ class PushKind(StrEnum):
     """Blocked before, and given up since: nobody had tried for STAGING_AGE_MS. Its body has to come again."""
     FILTERED = "filtered"
     """Accepted, and ended by the run's filter."""
+    FORGOTTEN = "forgotten"
+    """Pushed without a lease, and first tried before what the run remembers: perhaps it was accepted then."""
     INVALID = "invalid"
     """Could never be accepted: above a cap on its own, or a generation that does not exist yet."""
 
@@ -97,7 +105,7 @@ class Pushed:
     group_id: str
     payload_key: str = ""
     field: str = ""
-    """For INVALID: the field, with `value` and `limit` for the error."""
+    """For INVALID and FORGOTTEN: the field, with `value` and `limit` for the error."""
     value: str = ""
     limit: str = ""
 

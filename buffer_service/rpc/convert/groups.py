@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import NO_REWARD_BOUND
-from buffer_service.domain.window import MOST_BEHIND
+from buffer_service.domain.window import MOST, MOST_BEHIND
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
@@ -50,6 +50,7 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
     if len(payload) > max_payload_bytes:
         raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
     summary = check_group(header, len(payload))
+    fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
     return ops.NewGroup(_facts(header, summary, len(body)), body)
 
@@ -92,6 +93,7 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         turns=summary.turns,
         truncated_samples=summary.truncated_samples,
         version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
+        first_revision=header.first_revision,
     )
 
 
@@ -148,7 +150,7 @@ def to_ack(pushed: ops.Pushed, facts: ops.GroupFacts) -> pb.PushAck:
     """The acknowledgement of a group that the store has judged; BLOCKED ones never get here."""
     if pushed.kind is ops.PushKind.UNKNOWN_LEASE:
         return refusal(UnknownLease(facts.lease_id), pushed.group_id)
-    if pushed.kind is ops.PushKind.INVALID:
+    if pushed.kind in {ops.PushKind.INVALID, ops.PushKind.FORGOTTEN}:
         return refusal(InvalidField(pushed.field, pushed.value, pushed.limit), pushed.group_id)
     return pb.PushAck(outcome=_OUTCOMES[pushed.kind], group_id=pushed.group_id)
 

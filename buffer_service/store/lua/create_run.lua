@@ -36,7 +36,7 @@ for _, name in ipairs({
 end
 ledger.statistics.recent_acceptance_ppm = 1000000
 state = {
-  revision = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
+  revision = revision, forgotten = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
   epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
   sequence = 0, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,

@@ -7,7 +7,8 @@
 --         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
 --         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
 --         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
---         for each version below the tail (empty: all are of the mean version)}
+--         for each version below the tail (empty: all are of the mean version), first_revision (the run's, that the
+--         pusher knew before its first try; 0: the present one)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload, which was staged,
 --         is not any more) | 'more' (much was dropped; call again for it), or for what can never be accepted {field, value, limit}
@@ -18,6 +19,7 @@
 -- @include groups
 -- @include gathering
 -- @include environments
+-- @include remembered
 -- @include staging
 -- @include totals
 -- @include waiting
@@ -202,6 +204,7 @@ end
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
+  state.leaseless = state.leaseless or attempt == 0 or nil
   local task_id, environment = group[1], group[14]
   count_accepted(group, task, attempt)
   if task.state ~= 'new' then
@@ -259,6 +262,10 @@ local function push(group)
   elseif group[2] ~= 0 then
     return {'generation', format('%d', group[2]), '0 for a task pushed without a lease'}
   else
+    local refused = recall(group[1], group[28])
+    if refused then
+      return refused
+    end
     task = new_task(0, 0, group[14])
     task.leaseless = true
   end

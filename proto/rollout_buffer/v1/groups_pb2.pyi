@@ -335,6 +335,7 @@ class GroupHeader(google.protobuf.message.Message):
     COLUMNS_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
+    FIRST_REVISION_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     generation: builtins.int
@@ -347,6 +348,11 @@ class GroupHeader(google.protobuf.message.Message):
     """The task's metadata_json, for the trainer; at most 256 KiB."""
     worker_id: builtins.str
     """The worker that made it; at most 128 characters."""
+    first_revision: builtins.int
+    """Of a push without a lease: the run's revision as its pusher knew it before it first tried this group, kept over
+    every retry. By it the service tells a repeat that it may have forgotten, and refuses it. 0: the present revision.
+    At most 2^53 - 1.
+    """
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Sample]:
         """1 to 1,024."""
@@ -366,8 +372,9 @@ class GroupHeader(google.protobuf.message.Message):
         columns: collections.abc.Iterable[Global___Column] | None = ...,
         metadata_json: builtins.str = ...,
         worker_id: builtins.str = ...,
+        first_revision: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "generation", b"generation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "generation", b"generation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
 
 Global___GroupHeader: typing_extensions.TypeAlias = GroupHeader
 

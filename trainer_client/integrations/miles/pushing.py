@@ -1,7 +1,8 @@
 """Pushes groups without a lease, one at a time, from a process that is no worker.
 
 Invariants: a push is repeated, byte for byte, until it is answered, so a lost answer or a restarting service neither
-loses nor doubles a group; a group that waits for room keeps its place in line and is not sent anew; a wait on a service
+loses nor doubles a group, not even when its step was checkpointed meanwhile: it carries the run's revision from before
+its first try; a group that waits for room keeps its place in line and is not sent anew; a wait on a service
 that does not answer is logged.
 """
 
@@ -83,8 +84,25 @@ class GroupPusher:
         there. Raises what the service says of a group that it does not take, and, once it is withdrawn, the error that
         the last attempt met.
         """
-        body = join_group(header, payload)
         deadline = Deadline.after(PATIENCE_S)
+        # An engine's process may push before it has heard anything of the run.
+        header.first_revision = self._client.revisions.seen(self._run_id) or self._client.run(self._run_id).revision
+        reply, attempts = self._repeat(header, payload, withdrawal, deadline)
+        if attempts == 1 and _is_forgotten(reply.acks[0]):
+            # No try went without an answer: it was never accepted, whatever has been forgotten meanwhile.
+            header.first_revision = reply.revision
+            reply, attempts = self._repeat(header, payload, withdrawal, deadline)
+        ack = reply.acks[0]
+        if ack.HasField("error"):
+            raise from_detail(ack.error)
+        outcome = pb.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        return "queued" if outcome == "duplicate" and attempts > 1 else outcome
+
+    def _repeat(
+        self, header: pb.GroupHeader, payload: bytes, withdrawal: Withdrawal, deadline: Deadline
+    ) -> tuple[pb.PushGroupsResponse, int]:
+        """The answer, and how many attempts it took."""
+        body = join_group(header, payload)
         attempts = 0
 
         def attempt() -> pb.PushGroupsResponse:
@@ -106,12 +124,13 @@ class GroupPusher:
             mend=partial(self._client.revisions.met, self._run_id),
         )
         self._client.revisions.note(self._run_id, Revision.of(reply))
-        ack = reply.acks[0]
-        if ack.HasField("error"):
-            raise from_detail(ack.error)
-        outcome = pb.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
-        return "queued" if outcome == "duplicate" and attempts > 1 else outcome
+        return reply, attempts
 
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
+
+
+def _is_forgotten(ack: pb.PushAck) -> bool:
+    """The service cannot tell this push from a repeat of one that it has forgotten."""
+    return dict(ack.error.attributes).get("field") == "first_revision"

@@ -1,11 +1,13 @@
 -- Freeing what replays no longer need, in portions.
 
 -- @include batches
+-- @include remembered
 
 -- What one script takes on: few enough that it holds the store up for milliseconds only.
 local VICTIMS = 256
 
 local function forget_tasks(task_ids)
+  remember(task_ids)
   call_many('HDEL', TASKS, task_ids)
   call_many('HDEL', key('specs'), task_ids)
 end

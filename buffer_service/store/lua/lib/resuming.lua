@@ -31,6 +31,9 @@ local function forgive_loss()
 end
 
 local function begin_resume(request_id, step, mode, regenerate)
+  if regenerate then
+    forget_remembered()
+  end
   state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
   state.version = rewind_publishes(step)
   forget_plan()

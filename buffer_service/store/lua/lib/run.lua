@@ -10,7 +10,8 @@
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
 -- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
--- (tombstones up to it may go), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
+-- (tombstones up to it may go), leaseless (true once a group was accepted without a lease, absent before), forgotten
+-- (lib/remembered.lua), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
 -- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller proved
 -- while the store was behind it), last_error, forks ({{epoch, version}, ...}).
 
