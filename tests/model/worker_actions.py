@@ -80,6 +80,9 @@ class WorkerActions(History):
             head = self.span(draw)[0] if body and not draw.rarely(8) else None
             returns.append(ops.LeaseReturn(lease_id, kind, error, body, head, len(body)))
         self.pair.both("give_back", worker, instance, returns)
+        if draw.rarely(3):
+            # A reply has no room for what was kept.
+            self.lease_with(self.versions[-1], 1, MESSAGES[0])
 
     def keep(self, draw: Draw, head: ops.WeightVersion) -> None:
         """A lease comes back with a continuation."""
@@ -146,10 +149,12 @@ class WorkerActions(History):
         """What an engine is given that has the published weights."""
         return self.lease_with(self.versions[-1], count)
 
-    def lease_with(self, loaded: ops.WeightVersion, count: int) -> list[ops.LeaseGrant]:
+    def lease_with(
+        self, loaded: ops.WeightVersion, count: int, message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> list[ops.LeaseGrant]:
         """What an engine is given that has these weights."""
         worker = WORKERS[0]
-        ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], loaded, count)
+        ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], loaded, count, message_bytes)
         leased = self.pair.both("lease", ask)
         grants = list(leased.grants) if leased is not None else []
         self.grants.extend((ask.worker_id, ask.instance_id, grant) for grant in grants)
@@ -161,7 +166,8 @@ class WorkerActions(History):
         self.send(draw, [self.facts(draw, name, generation, "") for name in names])
 
     def push_again(self, draw: Draw) -> None:
-        self.send(draw, [draw.recent(self.pushes)])
+        # Often one whose task may be trained and forgotten by now.
+        self.send(draw, [draw.pick(self.pushes[-32:]) if draw.rarely(2) else draw.recent(self.pushes)])
 
     def push_forged(self, draw: Draw) -> None:
         """Leases that were never given, of tasks that there are and of others."""
