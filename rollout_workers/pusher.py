@@ -54,6 +54,8 @@ class Pusher:
         self._open: set[Parcel] = set()
         self._open_bytes = 0
         self._changes = Changes()
+        self._known_revision = 0
+        """The run's, as of the beginning of the stream, where groups have no leases."""
         self._one_by_one = False
         """After the service has refused a whole bundle: one group at a time, until the culprit is found."""
 
@@ -117,7 +119,7 @@ class Pusher:
         """Use one stream until it ends; returns its error, None when the service ended it in order."""
         try:
             if not self._waiting.first.header.lease_id:
-                await self._service.learn_revision()
+                self._known_revision = await self._service.revision()
         except RolloutBufferError as error:
             return error
         stream = self._service.push()
@@ -157,7 +159,7 @@ class Pusher:
 
     def _stamp(self, header: groups_pb2.GroupHeader) -> None:
         if not header.lease_id and not header.first_revision:
-            header.first_revision = self._service.ref().seen_revision
+            header.first_revision = max(self._known_revision, self._service.ref().seen_revision)
 
     def _may_send(self) -> bool:
         return len(self._waiting) > 0 and not (self._one_by_one and self._sent)

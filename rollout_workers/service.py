@@ -107,9 +107,10 @@ class ServiceClient:
         """The run, with the highest revision seen."""
         return self.revisions.ref(self.run_id)
 
-    def note(self, reply: Claimable) -> None:
-        """Take the revision of a streamed reply into account."""
-        self.revisions.note(self.run_id, Revision.of(reply))
+    def note(self, reply: Claimable | runs_pb2.GetRunResponse) -> None:
+        """Take the revision of a reply into account; that of a view acknowledges nothing."""
+        if not isinstance(reply, runs_pb2.GetRunResponse):
+            self.revisions.note(self.run_id, Revision.of(reply))
 
     def met(self, error: RolloutBufferError) -> bool:
         """Take an error into account; True when what failed can be tried again at once."""
@@ -186,16 +187,19 @@ class ServiceClient:
 
     async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
         """The engines of the run, as they were last reported. Raises RolloutBufferError."""
+        return (await self._view("ask for the engines", timeout_s)).run.engines
 
+    async def revision(self) -> int:
+        """The run's revision, as this worker knows it; it is asked for if no reply has told it yet. Raises
+        RolloutBufferError.
+        """
+        return self.ref().seen_revision or (await self._view("ask for the run", self.timeout_s)).revision
+
+    async def _view(self, what: str, timeout_s: float) -> runs_pb2.GetRunResponse:
         def attempt() -> Awaitable[runs_pb2.GetRunResponse]:
             return self._runs.GetRun(runs_pb2.GetRunRequest(run=self.ref()), timeout=min(CALL_TIMEOUT_S, timeout_s))
 
-        return (await self.repeat("ask for the engines", attempt, timeout_s)).run.engines
-
-    async def learn_revision(self) -> None:
-        """Know the run's revision, if no reply has told it yet. Raises RolloutBufferError."""
-        if not self.ref().seen_revision:
-            await self.engines(timeout_s=CALL_TIMEOUT_S)
+        return await self.repeat(what, attempt, timeout_s)
 
     def watch(self) -> WatchStream:
         """A stream of the published weights, the present state first."""
