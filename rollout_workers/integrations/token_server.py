@@ -34,6 +34,8 @@ _OF_THE_ANSWER = frozenset(
     }
 )
 """What changes no token; there is one answer, with its log-probabilities."""
+_IMAGES = frozenset({"content_parts", "features"})
+"""Beside the tokens of a request: what an engine that is given tokens alone would not see."""
 
 
 class Conversation:
@@ -95,6 +97,12 @@ def _check(sampling: dict[str, Any]) -> None:
         raise ValueError(f"sampling parameters that are not supported: {', '.join(asked)}")
 
 
+def _check_tokens_only(body: dict[str, Any]) -> None:
+    """Raise ValueError for a request with images."""
+    if images := sorted(name for name in _IMAGES if body.get(name)):
+        raise ValueError(f"images are not supported: {', '.join(images)}")
+
+
 class TokenServer:
     """Serves the conversations that are registered."""
 
@@ -139,6 +147,7 @@ class TokenServer:
             return _refusal(404, "no such conversation")
         body = await request.json()
         try:
+            _check_tokens_only(body)
             return web.json_response(
                 await conversation.generate(list(body["token_ids"]), body.get("sampling_params") or {})
             )

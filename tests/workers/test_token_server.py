@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rollout_workers.episode import Episode
-from rollout_workers.integrations.token_server import Conversation
+from rollout_workers.integrations.token_server import SESSION_HEADER, Conversation, TokenServer
 from tests.workers.scene import Scene
 
 
@@ -45,6 +46,23 @@ async def test_what_would_change_the_tokens_and_is_not_done_is_refused_by_name(a
     async def rollout(episode: Episode) -> float:
         with pytest.raises(ValueError, match=f"not supported: {next(iter(asked))}"):
             await Conversation(episode, lambda: "user").generate([1, 5, 6], asked)
+        await episode.generate()
+        episode.finish()
+        return 1.0
+
+    assert await Scene(rollout, group_size=1, most=1).run()
+
+
+@pytest.mark.parametrize("images", ["features", "content_parts"])
+async def test_images_are_refused_and_not_left_out(images: str) -> None:
+    async def rollout(episode: Episode) -> float:
+        conversation, server = Conversation(episode, lambda: "user"), TokenServer("policy")
+        server.register("one", conversation)
+        async with server.serving(), aiohttp.ClientSession(headers={SESSION_HEADER: "one"}) as session:
+            url = f"{server.base_url.removesuffix('/v1')}/inference/v1/generate"
+            async with session.post(url, json={"token_ids": [1, 5, 6], images: {"image": "…"}}) as response:
+                assert f"images are not supported: {images}" in (await response.json())["error"]["message"]
+        assert isinstance(conversation.fault, ValueError)
         await episode.generate()
         episode.finish()
         return 1.0
