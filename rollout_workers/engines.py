@@ -68,8 +68,8 @@ class RemoteHost:
         self._timeout_s = options.engine_timeout_s
 
     async def is_ready(self) -> bool:
-        """True if the server could be opened at once."""
-        return await self._engine.ready()
+        """True if the server could be opened at once. Raises EngineUnfit."""
+        return await self._is_fit() and await self._engine.ready()
 
     async def open(self) -> Engine:
         """Wait until the server is ready."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineUnavailable
+from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineUnavailable, EngineUnfit
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engines import RemoteHost
 from rollout_workers.options import WorkerOptions
@@ -80,6 +80,8 @@ class RouterWatch:
         self._every_s = EVERY_S if every_s is None else every_s
         self._missing: dict[str, int] = {}
         self._changing: set[str] = set()
+        self._errors: dict[str, str] = {}
+        """Why servers were not added, as it was said last."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -109,24 +111,38 @@ class RouterWatch:
         try:
             await change(url)
         except EngineError as error:
-            # Listed, and not ready yet: the next listing tries again.
-            _log.warning("engine not added", address=url, error=str(error))
+            # Listed, and not ready yet or not to be driven: the next listing tries again.
+            if self._errors.get(url) != str(error):
+                self._errors[url] = str(error)
+                _log.warning("engine not added", address=url, error=str(error))
+        else:
+            self._errors.pop(url, None)
         finally:
             self._changing.discard(url)
 
 
 async def first_ready(router: RouterClient, options: WorkerOptions) -> RemoteHost:
-    """The first listed server that is ready; the others join later. Raises EngineUnavailable when none is in time."""
+    """The first listed server that is ready; the others join later. Raises EngineUnavailable when none is in time, and
+    EngineUnfit when none of those that are listed can be driven.
+    """
     log, deadline = WaitLog("find engines"), time.monotonic() + options.engine_timeout_s
     while True:
         why = "it lists no server"
         try:
-            for url in await router.servers():
+            urls, unfit = await router.servers(), list[EngineUnfit]()
+            for url in urls:
                 host = RemoteHost(url, options)
-                if await host.is_ready():
-                    return host
+                try:
+                    if await host.is_ready():
+                        return host
+                    why = f"{url} is not ready"
+                except EngineUnfit as error:
+                    unfit.append(error)
                 await host.close()
-                why = f"{url} is not ready"
+            if unfit and len(unfit) == len(urls):
+                raise unfit[0]
+        except EngineUnfit:
+            raise
         except EngineError as error:
             why = str(error)
         if time.monotonic() > deadline:

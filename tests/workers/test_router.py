@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers import router as router_module
-from rollout_workers.engine.errors import EngineMalformed, EngineUnavailable
-from rollout_workers.router import RouterClient, RouterWatch
+from rollout_workers.engine.errors import EngineMalformed, EngineUnavailable, EngineUnfit
+from rollout_workers.engines import RemoteHost, open_slot
+from rollout_workers.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.worker import Worker
 from tests.engine.fake_sglang import FakeSglang
 from tests.workers.building import eventually, length_reward, options, task, weight_files
@@ -106,6 +108,40 @@ async def test_something_else_than_a_router_is_named(fake: FakeService) -> None:
         client = RouterClient(server.url)
         with pytest.raises(EngineMalformed, match="asking the router for its workers"):
             await client.servers()
+        await client.close()
+
+
+async def test_servers_of_a_router_that_are_too_old_are_refused_by_name_and_said_once(tmp_path: Path) -> None:
+    made = options("x:1", tmp_path, simulated=None, router="http://unused")
+    async with FakeSglang("0.5.19") as old, FakeSglang() as good, FakeRouter(old.url) as router:
+        client = RouterClient(router.url)
+        with pytest.raises(EngineUnfit, match=r"SGLang 0\.5\.19"):
+            await first_ready(client, made)
+        router.urls = [old.url, good.url]
+        host = await first_ready(client, made)
+        assert host.url == good.url
+        await host.close()
+
+        tried: list[str] = []
+
+        async def add(url: str) -> None:
+            tried.append(url)
+            refused = RemoteHost(url, made)
+            try:
+                await open_slot("e", refused)
+            finally:
+                await refused.close()
+
+        async def remove(url: str) -> None:
+            raise AssertionError
+
+        watch = RouterWatch(client, lambda: {good.url}, add=add, remove=remove, every_s=0.01)
+        with capture_logs() as logs:
+            running = asyncio.create_task(watch.run())
+            await eventually(lambda: len(tried) > 3)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert [log["address"] for log in logs if log["event"] == "engine not added"] == [old.url]
         await client.close()
 
 
