@@ -30,7 +30,7 @@ RUN_ID = "miles-example"
 
 def train_async(args: Namespace) -> Iterator[tuple[int, stand_in.RolloutFnTrainOutput]]:
     """The loop of train_async.py, its remote calls as calls in a thread."""
-    data_source = stand_in.RolloutDataSource(args)
+    data_source = stand_in.RolloutDataSourceWithBuffer(args)
     with ThreadPoolExecutor(1) as manager:
 
         def generate(rollout_id: int) -> object:

@@ -15,70 +15,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-
-@dataclass
-class Sample:
-    """`utils/types.py`: one prompt, and its response once there is one."""
-
-    group_index: int | None = None
-    index: int | None = None
-    rollout_id: int | None = None
-    prompt: str | list[dict[str, str]] = ""
-    tokens: list[int] = field(default_factory=list)
-    multimodal_inputs: dict[str, Any] | None = None
-    multimodal_train_inputs: dict[str, Any] | None = None
-    response: str = ""
-    response_length: int = 0
-    label: str | None = None
-    reward: float | dict[str, Any] | None = None
-    loss_mask: list[int] | None = None
-    weight_versions: list[Any] = field(default_factory=list)
-    rollout_log_probs: list[float] | None = None
-    rollout_routed_experts: Any = None
-    remove_sample: bool = False
-    teacher_log_probs: list[float] | None = None
-
-    class Status(Enum):
-        """Where a sample stands."""
-
-        PENDING = "pending"
-        COMPLETED = "completed"
-        TRUNCATED = "truncated"
-        ABORTED = "aborted"
-        FAILED = "failed"
-
-    status: Status = Status.PENDING
-    metadata: dict[str, Any] = field(default_factory=dict)
-    train_metadata: dict[str, Any] | None = None
-    non_generation_time: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field; the status as its value."""
-        return {**self.__dict__, "status": self.status.value}
-
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> "Sample":
-        """The inverse of `to_dict`."""
-        return Sample(**{**data, "status": Sample.Status(data["status"])})
-
-    def reset_for_retry(self) -> None:
-        """What was generated is forgotten; the prompt and its identity stay."""
-        fresh = Sample(
-            self.group_index, self.index, prompt=self.prompt, label=self.label, metadata=self.metadata,
-            multimodal_inputs=self.multimodal_inputs, status=Sample.Status.ABORTED,
-        )  # fmt: skip
-        self.__dict__.update(fresh.__dict__)
-
-    @property
-    def oldest_weight_version(self) -> int | None:
-        """The smallest version of any call."""
-        numbers = [int(version) for version in self.weight_versions if str(version).isdigit()]
-        return min(numbers) if numbers else None
+from examples.miles.stand_in_samples import AdapterRef, MilesSample, RewardSpec, Sample, SlimeSample
 
 
 @dataclass
@@ -103,20 +44,47 @@ class EvalDatasetConfig:
 
     name: str
     path: str
-    n_samples_per_eval_prompt: int = 1
+    rm_type: str | None = None
+    input_key: str | None = None
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: str | None = None
+    n_samples_per_eval_prompt: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_response_len: int | None = None
-    input_key: str | None = None
-    label_key: str | None = None
-    metadata_key: str | None = None
-    tool_key: str | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_new_tokens: int | None = None
+    custom_generate_function_path: str | None = None
     metadata_overrides: dict[str, Any] = field(default_factory=dict)
 
     def inject_metadata(self, sample_metadata: dict[str, Any] | None) -> dict[str, Any]:
         """The sample's metadata with the dataset's own on top."""
-        return {**(sample_metadata or {}), **self.metadata_overrides}
+        own = {} if self.rm_type is None else {"rm_type": self.rm_type}
+        return {**(sample_metadata or {}), **own, **self.metadata_overrides}
+
+
+@dataclass
+class SlimeEvalDatasetConfig(EvalDatasetConfig):
+    """What only slime has."""
+
+    custom_rm_path: str | None = None
+    multimodal_keys: dict[str, str] | None = None
+    apply_chat_template: bool | None = None
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    repetition_penalty: float | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    app_service: str | None = None
+    eval_task_timeout: int | None = None
+    min_eval_samples: int | None = None
+    eval_early_stop_remaining: int | None = None
+    eval_early_stop_idle_timeout: float | None = None
+    message_processor: dict[str, Any] | None = None
+    reward_model: dict[str, Any] | None = None
+    remote_environment: dict[str, Any] | None = None
 
 
 class Tokenizer:
@@ -131,51 +99,99 @@ class Tokenizer:
         return "".join(chr(token) for token in token_ids)
 
 
-def load_tokenizer(name_or_path: str, **options: object) -> Tokenizer:  # noqa: ARG001 - there is but one
-    """`utils/processing_utils.py`."""
+def load_tokenizer(name_or_path: str, chat_template_path: str | None = None, **kwargs: object) -> Tokenizer:  # noqa: ARG001 - there is but one
+    """`utils/processing_utils.py` of Miles."""
+    return Tokenizer()
+
+
+def slime_load_tokenizer(name_or_path: str, **kwargs: object) -> Tokenizer:  # noqa: ARG001 - there is but one
+    """`utils/processing_utils.py` of slime."""
     return Tokenizer()
 
 
 class Dataset:
     """`utils/data.py`: prompts of a JSON-lines file; `shuffle(epoch)` orders them by seed and epoch alone."""
 
-    def __init__(self, path: str | Path, **options: object) -> None:
-        prompt, label = options.get("prompt_key") or "text", options.get("label_key") or "label"
+    sample: type[Sample] = Sample
+
+    def __init__(  # noqa: PLR0913 - theirs
+        self,
+        path: str | Path,
+        tokenizer: Tokenizer,  # noqa: ARG002 - theirs filters and renders with it
+        processor: object,  # noqa: ARG002 - same
+        max_length: int | None,  # noqa: ARG002 - same
+        *,
+        prompt_key: str = "text",
+        multimodal_keys: dict[str, str] | None = None,  # noqa: ARG002 - text only
+        label_key: str | None = None,
+        tool_key: str | None = None,  # noqa: ARG002 - same
+        metadata_key: str = "metadata",
+        seed: int = 42,
+        apply_chat_template: bool = False,  # noqa: ARG002 - same
+        apply_chat_template_kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - same
+    ) -> None:
+        if not str(path).endswith(".jsonl"):
+            raise ValueError(f"{path}: .jsonl is what the stand-in reads")
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        self._in_file = [
-            Sample(prompt=row[prompt], label=row.get(label), metadata={"row": i}) for i, row in enumerate(rows)
+        self.origin_samples = [
+            self.sample(
+                prompt=row.get(prompt_key),
+                label=row[label_key] if label_key is not None else None,
+                metadata=row.get(metadata_key) or {},
+            )
+            for row in rows
         ]
-        self._seed = int(str(options.get("seed", 42)))
-        self.samples = list(self._in_file)
+        self.epoch_id = -1
+        self.seed = seed
+        self.samples = self.origin_samples
 
     def shuffle(self, new_epoch_id: int) -> None:
         """A new order for a new epoch."""
-        order = list(range(len(self._in_file)))
-        random.Random(self._seed + new_epoch_id).shuffle(order)
-        self.samples = [self._in_file[i] for i in order]
+        if self.epoch_id != new_epoch_id:
+            order = list(range(len(self.samples)))
+            random.seed(self.seed + new_epoch_id)
+            random.shuffle(order)
+            self.samples = [self.origin_samples[i] for i in order]
+            self.epoch_id = new_epoch_id
 
     def __len__(self) -> int:
-        return len(self._in_file)
+        return len(self.samples)
 
 
-class RolloutDataSource:
+class MilesDataset(Dataset):
+    """Of Miles' samples."""
+
+    sample = MilesSample
+
+
+class SlimeDataset(Dataset):
+    """Of slime's samples."""
+
+    sample = SlimeSample
+
+
+class RolloutDataSourceWithBuffer:
     """`rollout/data_source.py`: groups of one prompt, over and over; `save` and `load` keep its position."""
+
+    dataset_of: type[Dataset] = MilesDataset
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
         self.epoch_id = self.sample_group_index = self.sample_index = self.sample_offset = 0
-        self.dataset = Dataset(args.prompt_data, prompt_key=args.input_key, label_key=args.label_key)
-        self.recycled: list[list[Sample]] = []
+        self.metadata: dict[str, Any] = {}
+        self.dataset = self.dataset_of(
+            args.prompt_data, Tokenizer(), None, args.rollout_max_prompt_len, prompt_key=args.input_key,
+            label_key=args.label_key, metadata_key=args.metadata_key, seed=args.rollout_seed,
+        )  # fmt: skip
+        self.buffer: list[list[Sample]] = []
         if args.rollout_shuffle:
             self.dataset.shuffle(0)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """The next groups."""
-        return [self._next_group() for _ in range(num_samples)]
+        """The next groups; those to be generated again come first."""
+        return [self.buffer.pop(0) if self.buffer else self._next_group() for _ in range(num_samples)]
 
     def _next_group(self) -> list[Sample]:
-        if self.recycled:
-            return self.recycled.pop(0)
         if self.sample_offset == len(self.dataset):
             self.sample_offset, self.epoch_id = 0, self.epoch_id + 1
             if self.args.rollout_shuffle:
@@ -189,22 +205,35 @@ class RolloutDataSource:
         return group
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Groups to be generated again, before any new one."""
-        self.recycled += samples
+        """Groups to be generated again."""
+        self.buffer += samples
 
     def save(self, rollout_id: int) -> None:
         """Keep the position of a checkpoint."""
-        names = ("sample_offset", "epoch_id", "sample_group_index", "sample_index")
-        self._path(rollout_id).write_text(json.dumps({name: getattr(self, name) for name in names}), encoding="utf-8")
+        path = self._path(self.args.save, rollout_id)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({name: getattr(self, name) for name in (*_POSITION, "metadata")}), encoding="utf-8")
 
-    def load(self, rollout_id: int) -> None:
-        """Go back to it."""
-        self.__dict__.update(json.loads(self._path(rollout_id).read_text(encoding="utf-8")))
+    def load(self, rollout_id: int | None = None) -> None:
+        """Go back to it; nothing where there is none."""
+        if self.args.load is None or not self._path(self.args.load, rollout_id).exists():
+            return
+        vars(self).update(json.loads(self._path(self.args.load, rollout_id).read_text(encoding="utf-8")))
         if self.args.rollout_shuffle:
             self.dataset.shuffle(self.epoch_id)
 
-    def _path(self, rollout_id: int) -> Path:
-        return Path(self.args.save) / f"global_dataset_state_dict_{rollout_id}.json"
+    @staticmethod
+    def _path(folder: str, rollout_id: int | None) -> Path:
+        return Path(folder) / f"rollout/global_dataset_state_dict_{rollout_id}.pt"
+
+
+_POSITION = ("sample_offset", "epoch_id", "sample_group_index", "sample_index")
+
+
+class SlimeDataSource(RolloutDataSourceWithBuffer):
+    """Of slime's samples."""
+
+    dataset_of = SlimeDataset
 
 
 @dataclass(frozen=True)
@@ -223,51 +252,77 @@ class DataBufferInput:
     group: list[Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class DynamicFilterOutput:
-    """`rollout/filter_hub/base_types.py`."""
+    """`rollout/filter_hub/base_types.py` of Miles."""
 
     keep: bool
     reason: str | None = None
 
 
 def arguments(**values: object) -> Namespace:
-    """The parsed arguments that are read, with the frameworks' defaults."""
-    defaults: dict[str, Any] = {
-        "rollout_global_dataset": True, "rollout_shuffle": False, "input_key": "text", "label_key": "label",
-        "multimodal_keys": None, "metadata_key": None, "tool_key": None, "apply_chat_template": False,
-        "apply_chat_template_kwargs": None, "hf_checkpoint": "none", "n_samples_per_prompt": 4, "rollout_batch_size": 8,
-        "rollout_max_response_len": 16, "rollout_max_context_len": None, "rollout_temperature": 1.0,
-        "rollout_top_p": 1.0, "rollout_top_k": -1, "rollout_stop": None, "rollout_stop_token_ids": None,
-        "eval_datasets": None, "eval_max_prompt_len": None, "eval_reward_key": None, "reward_key": None,
-        "start_rollout_id": 0, "update_weights_interval": 1, "save_interval": None, "max_weight_staleness": None,
-        "dynamic_sampling_filter_path": None, "rollout_sample_filter_path": None, "async_max_concurrent_samples": None,
-        "async_data_buffer_capacity_factor": 2.0, "async_unused_samples_handler": "drop",
+    """The parsed arguments that are read: those that a job has to choose, and the frameworks' defaults."""
+    chosen: dict[str, Any] = {
+        "rollout_batch_size": 8, "n_samples_per_prompt": 4, "rollout_max_response_len": 16, "hf_checkpoint": "none",
+        "input_key": "text", "label_key": "label", "eval_datasets": None, "start_rollout_id": 0,
     }  # fmt: skip
-    return Namespace(**{**defaults, **values})
+    return Namespace(**{**DEFAULTS, **chosen, **values})
 
 
-_CONTENTS: dict[str, tuple[Any, ...]] = {
-    "utils.types": (Sample,),
-    "utils.data": (Dataset,),
-    "utils.processing_utils": (load_tokenizer,),
-    "rollout.base_types": (RolloutFnTrainOutput, RolloutFnEvalOutput),
-    "rollout.fully_async_data_buffer": (DataBufferConstructorInput, DataBufferInput),
+DEFAULTS: dict[str, Any] = {
+    "apply_chat_template": False, "apply_chat_template_kwargs": {}, "async_data_buffer_capacity_factor": 2.0,
+    "async_max_concurrent_samples": None, "async_unused_samples_handler": "drop", "buffer_filter_path": None,
+    "chat_template_path": None, "dump_details": None, "dynamic_sampling_filter_path": None, "eval_max_prompt_len": None,
+    "eval_min_new_tokens": None, "eval_reward_key": None, "load": None, "max_weight_staleness": None,
+    "metadata_key": "metadata", "multimodal_keys": None, "reward_key": None, "rollout_global_dataset": True,
+    "rollout_max_context_len": None, "rollout_max_prompt_len": None, "rollout_sample_filter_path": None,
+    "rollout_seed": 42, "rollout_shuffle": False, "rollout_skip_special_tokens": False, "rollout_stop": None,
+    "rollout_stop_token_ids": None, "rollout_temperature": 1.0, "rollout_top_k": -1, "rollout_top_p": 1.0,
+    "save_hf": None, "save_interval": None, "sglang_enable_deterministic_inference": False, "tool_key": "tools",
+    "update_weights_interval": 1,
+}  # fmt: skip
+
+
+_BOTH: dict[str, dict[str, Any]] = {
+    "rollout.base_types": {"RolloutFnTrainOutput": RolloutFnTrainOutput, "RolloutFnEvalOutput": RolloutFnEvalOutput},
 }
+CONTENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "miles": {
+        **_BOTH,
+        "utils.types": {"Sample": MilesSample, "AdapterRef": AdapterRef, "RewardSpec": RewardSpec},
+        "utils.data": {"Dataset": MilesDataset},
+        "utils.eval_config": {"EvalDatasetConfig": EvalDatasetConfig},
+        "utils.processing_utils": {"load_tokenizer": load_tokenizer},
+        "rollout.data_source": {"RolloutDataSourceWithBuffer": RolloutDataSourceWithBuffer},
+        "rollout.filter_hub.base_types": {"DynamicFilterOutput": DynamicFilterOutput},
+        "rollout.fully_async_data_buffer": {
+            "DataBufferConstructorInput": DataBufferConstructorInput,
+            "DataBufferInput": DataBufferInput,
+        },
+    },
+    "slime": {
+        **_BOTH,
+        "utils.types": {"Sample": SlimeSample},
+        "utils.data": {"Dataset": SlimeDataset},
+        "utils.eval_config": {"EvalDatasetConfig": SlimeEvalDatasetConfig},
+        "utils.processing_utils": {"load_tokenizer": slime_load_tokenizer},
+        "rollout.data_source": {"RolloutDataSourceWithBuffer": SlimeDataSource},
+    },
+}
+"""By package and module, what stands in for their classes and functions."""
 
 
 def modules(name: str) -> dict[str, ModuleType]:
     """The stand-ins for package `name`, by the names under which they are imported."""
     made: dict[str, ModuleType] = {}
-    for path, contents in _CONTENTS.items():
+    for path, contents in CONTENTS[name].items():
         parts = (name, *path.split("."))
         for depth in range(1, len(parts) + 1):
             full = ".".join(parts[:depth])
             made.setdefault(full, ModuleType(full, "A stand-in."))
             if depth < len(parts):
                 made[full].__path__ = []
-        for thing in contents:
-            setattr(made[".".join(parts)], thing.__name__, thing)
+        vars(made[".".join(parts)]).update(contents)
     return made
 
 

@@ -1,5 +1,11 @@
-"""A job of Miles or slime in miniature, on the stand-ins of their published contract (examples/miles/stand_in.py)."""
+"""A job of Miles or slime in miniature.
 
+On their own classes where a checkout is named (tests/support/upstreams.py), else on the stand-ins of their published
+contract (examples/miles/stand_in.py).
+"""
+
+import functools
+import importlib
 import json
 import sys
 from argparse import Namespace
@@ -7,10 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from examples.miles import stand_in
+from tests.support.upstreams import checkout
 from trainer_client.integrations.miles.contract import Framework
+
+HIGHEST_CHARACTER = 1_000
 
 
 def length_reward(sample: Any) -> float:
@@ -18,9 +28,25 @@ def length_reward(sample: Any) -> float:
     return float(int(sample.metadata["label"]) + len(sample.response_ids))
 
 
+@functools.cache
+def types_of(name: str) -> Any:
+    """The classes and functions of package `name` that the adapter and its tests meet, as attributes."""
+    real = checkout(name) is not None
+    found = SimpleNamespace()
+    for path, contents in stand_in.CONTENTS[name].items():
+        vars(found).update(contents)
+        if real:
+            module = importlib.import_module(f"{name}.{path}")
+            vars(found).update({attribute: getattr(module, attribute) for attribute in contents})
+    return found
+
+
 @contextmanager
 def installed(name: str) -> Iterator[None]:
-    """The stand-ins for `name` in sys.modules."""
+    """Package `name` can be imported."""
+    if checkout(name) is not None:
+        yield
+        return
     made = stand_in.modules(name)
     assert not made.keys() & sys.modules.keys()
     sys.modules.update(made)
@@ -34,8 +60,24 @@ def installed(name: str) -> Iterator[None]:
 def prompts(folder: Path, count: int, name: str = "prompts") -> Path:
     """A JSON-lines file of `count` prompts; the label is the number of the line."""
     path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps({"text": f"what is {i}?", "label": str(i)}) + "\n" for i in range(count)))
+    rows = [{"text": f"what is {i}?", "label": str(i), "metadata": {"row": i}} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def hf_checkpoint(folder: Path) -> str:
+    """A directory with the stand-ins' tokenizer, id = code point, in the form that real packages load."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    saved = folder / "hf_checkpoint"
+    if not saved.exists():
+        made = Tokenizer(models.WordLevel({chr(i): i for i in range(HIGHEST_CHARACTER)}, unk_token=chr(0)))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        made.decoder = decoders.Fuse()
+        wrap: Any = PreTrainedTokenizerFast
+        wrap(tokenizer_object=made, clean_up_tokenization_spaces=False).save_pretrained(saved)
+    return str(saved)
 
 
 @dataclass
@@ -45,14 +87,16 @@ class Job:
     args: Namespace
     framework: Framework
 
-    def source(self) -> stand_in.RolloutDataSource:
-        return stand_in.RolloutDataSource(self.args)
+    def source(self) -> Any:
+        return types_of(self.framework.name).RolloutDataSourceWithBuffer(self.args)
 
 
 def job(folder: Path, address: str, run_id: str, name: str = "miles", **values: object) -> Job:
     args = stand_in.arguments(
         prompt_data=str(prompts(folder, 6)),
+        hf_checkpoint=hf_checkpoint(folder) if checkout(name) else "none",
         save=str(folder),
+        load=str(folder),
         rollout_buffer_address=address,
         rollout_buffer_run=run_id,
         rollout_buffer_timeout_s=60,

@@ -14,7 +14,6 @@ from examples.miles.stand_in import arguments
 from tests.integrations.miles_contract import installed
 from tests.integrations.test_miles_data_buffer import Buffer, assert_same, finished
 from tests.support.service import ServiceProcess, running_service
-from trainer_client.integrations.miles import PutOutcomes
 
 HOUR_S = 3600
 
@@ -60,22 +59,22 @@ def buffer(service: ServiceProcess, request: pytest.FixtureRequest) -> Iterator[
             )
         )
         yield made
-        made.close()
+        asyncio.run(made.aclose())
 
 
 async def test_group_whose_reply_was_lost_is_queued_and_given_back_when_it_is_dropped(buffer: Any) -> None:
     line = Line(buffer)
     line.lost = 1
     old, new = finished(0, "1"), finished(1, "4")
-    assert await buffer.put(old) == PutOutcomes(queued=1)
+    await buffer.put(old)
     assert len(line.calls) == 2
-    assert await buffer.put(new) == PutOutcomes(queued=1)
+    await buffer.put(new)
     assert_same(await buffer.get(current_version=4), new)
     assert buffer.unused == [old.prompt_group]
     # A group that was there before its first attempt is nothing that this process has to give back.
-    assert await buffer.put(new) == PutOutcomes(duplicate=1)
+    await buffer.put(new)
     again = finished(0, "4")
-    assert await buffer.put(again) == PutOutcomes(queued=1)
+    await buffer.put(again)
     assert_same(await buffer.get(current_version=4), again)
     assert buffer.unused == [old.prompt_group]
 
@@ -111,7 +110,7 @@ async def test_wait_on_a_service_that_does_not_answer_is_logged(
     line = Line(buffer)
     line.lost = 1
     started = time.monotonic()
-    assert await buffer.put(finished(0)) == PutOutcomes(queued=1)
+    await buffer.put(finished(0))
     assert time.monotonic() - started < 30
     said = [record.getMessage() for record in caplog.records if record.name == "trainer_client"]
     assert said == [f"pushing group 'miles-0.0': waiting for 0 s on the service at {service.address}"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from buffer_wire.errors import BatchNotReady, InvalidField, StaleEpoch
-from examples.miles.stand_in import EvalDatasetConfig, RolloutFnEvalOutput, RolloutFnTrainOutput, Sample
-from tests.integrations.miles_contract import installed, job, prompts
+from tests.integrations.miles_contract import installed, job, prompts, types_of
 from tests.support.service import ServiceProcess, running_service
 from tests.workers.process import worker_process
 from trainer_client import BufferClient
@@ -19,6 +18,8 @@ from trainer_client.integrations import miles, slime
 from trainer_client.integrations.miles.rollout import AsyncRolloutWorker
 from trainer_client.integrations.miles.settings import Settings
 
+MILES, SLIME = types_of("miles"), types_of("slime")
+Sample = MILES.Sample
 LOGGER = "trainer_client.integrations.miles"
 ENGINE = (
     "--simulate", "--tokens-per-s", "4000", "--vocab-size", "1000", "--length-median", "6", "--lease-wait-s", "1",
@@ -57,7 +58,7 @@ def generate(args: Any, rollout_id: int, source: Any, *, evaluation: bool = Fals
     return by.generate_rollout_fully_async(args, rollout_id, source, evaluation=evaluation)
 
 
-def contents(output: RolloutFnTrainOutput) -> list[list[dict[str, Any]]]:
+def contents(output: Any) -> list[list[dict[str, Any]]]:
     return [[sample.to_dict() for sample in group] for group in output.samples]
 
 
@@ -77,7 +78,7 @@ def test_rollouts_hold_whole_groups_in_order_and_every_field(
                 # A repeat, of a program that was killed right after it, changes nothing.
                 assert miles.publish_weights(it.args, rollout_id - 1) == rollout_id
     seen = set()
-    assert {type(output) for output in outputs} == {RolloutFnTrainOutput}
+    assert {type(output) for output in outputs} == {MILES.RolloutFnTrainOutput}
     for output in outputs:
         assert [len(group) for group in output.samples] == [2, 2, 2]
         firsts = [group[0].index for group in output.samples]
@@ -101,7 +102,7 @@ def test_rollouts_hold_whole_groups_in_order_and_every_field(
     assert "Staleness stats: recycled=0, avg_staleness=0.0, max_staleness=0" in said
 
 
-def check(sample: Sample) -> None:
+def check(sample: Any) -> None:
     assert sample.prompt == f"what is {sample.label}?"
     assert sample.metadata == {"row": int(sample.label or "")}
     assert "".join(map(chr, sample.tokens)) == f"{sample.prompt}{sample.response}"
@@ -184,7 +185,7 @@ def test_restarted_process_gets_the_same_samples_and_no_prompt_twice(
 
 
 def test_evaluation_is_served_from_the_datasets(service: ServiceProcess, client: BufferClient, tmp_path: Path) -> None:
-    config = EvalDatasetConfig(
+    config = MILES.EvalDatasetConfig(
         "held-out", str(prompts(tmp_path, 5, "held_out")), n_samples_per_eval_prompt=3, temperature=0.0,
         max_response_len=4, metadata_overrides={"split": "test"},
     )  # fmt: skip
@@ -194,7 +195,7 @@ def test_evaluation_is_served_from_the_datasets(service: ServiceProcess, client:
         trained = generate(it.args, 0, source)
         miles.publish_weights(it.args, 0)
         output = generate(it.args, 0, source, evaluation=True)
-    assert isinstance(output, RolloutFnEvalOutput)
+    assert isinstance(output, MILES.RolloutFnEvalOutput)
     made = output.data["held-out"]
     assert [sample.index for sample in made["samples"]] == list(range(15))
     assert [sample.label for sample in made["samples"]] == [str(i // 3) for i in range(15)]
@@ -212,7 +213,9 @@ def test_evaluation_is_served_from_the_datasets(service: ServiceProcess, client:
 
 
 def test_evaluation_of_which_nothing_comes_is_an_error(service: ServiceProcess, tmp_path: Path) -> None:
-    config = EvalDatasetConfig("hard", str(prompts(tmp_path, 2, "hard")), max_response_len=4)
+    config = MILES.EvalDatasetConfig(
+        "hard", str(prompts(tmp_path, 2, "hard")), n_samples_per_eval_prompt=1, max_response_len=4
+    )
     it = job(tmp_path, service.address, "hard", eval_datasets=[config])
     unable = (*ENGINE[:-1], "tests.workers.reward_functions:broken", "--max-sample-attempts", "1")
     with (
@@ -324,7 +327,7 @@ def test_sample_filter_and_reward_key_of_the_arguments_are_applied(service: Serv
         assert all(set(sample.reward) == {"score"} for sample in group)
 
 
-def remove_the_first(args: Any, data: list[list[Sample]]) -> None:
+def remove_the_first(args: Any, data: list[list[Any]]) -> None:
     for group in data:
         group[0].remove_sample = True
 
@@ -334,18 +337,20 @@ def test_slime_gets_its_own_forms(
     service: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_outputs: bool
 ) -> None:
     run_id = f"slime-{has_outputs}"
-    config = EvalDatasetConfig("few", str(prompts(tmp_path, 2, "few")), max_response_len=4)
+    config = SLIME.EvalDatasetConfig(
+        "few", str(prompts(tmp_path, 2, "few")), n_samples_per_eval_prompt=1, max_response_len=4
+    )
     it = job(tmp_path, service.address, run_id, "slime", eval_datasets=[config])
     if not has_outputs:
         # As slime was before it had rollout/base_types.py.
-        monkeypatch.delitem(sys.modules, "slime.rollout.base_types")
+        monkeypatch.setitem(sys.modules, "slime.rollout.base_types", None)
     with worker_process(service.address, run_id, tmp_path, *ENGINE):
         made = generate(it.args, 0, it.source(), by=slime)
         assert slime.publish_weights(it.args, 0) == 1
         evaluated = generate(it.args, 0, it.source(), evaluation=True, by=slime)
     if has_outputs:
-        assert isinstance(made, RolloutFnTrainOutput)
-        assert isinstance(evaluated, RolloutFnEvalOutput)
+        assert isinstance(made, SLIME.RolloutFnTrainOutput)
+        assert isinstance(evaluated, SLIME.RolloutFnEvalOutput)
         made, evaluated = made.samples, evaluated.data
     assert [len(group) for group in made] == [2, 2, 2]
     assert len(evaluated["few"]["rewards"]) == 2

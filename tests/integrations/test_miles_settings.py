@@ -1,5 +1,6 @@
 """Knobs of Miles and slime as policies and tasks; no service is needed."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,15 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from examples.miles import stand_in
-from tests.integrations.miles_contract import prompts
+from tests.integrations.miles_contract import hf_checkpoint, prompts, types_of
+from tests.support.upstreams import checkout
 from trainer_client.integrations import miles
 from trainer_client.integrations.miles.contract import MILES
 from trainer_client.integrations.miles.conversion import Converter, sampling_of
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, data_buffer_policy, rollout_policy
+
+Sample = types_of("miles").Sample
 
 
 def settings(environ: dict[str, str] | None = None, **values: Any) -> Settings:
@@ -117,7 +121,7 @@ def converter(**values: Any) -> Converter:
 
 
 def group(**values: Any) -> Any:
-    return [stand_in.Sample(group_index=3, index=6 + j, **values) for j in range(2)]
+    return [Sample(group_index=3, index=6 + j, **values) for j in range(2)]
 
 
 def test_prompts_of_every_kind_become_tasks() -> None:
@@ -148,15 +152,19 @@ def test_response_ends_with_the_context() -> None:
 # ── the data source's position ───────────────────────────────────────────────
 
 
+def source_of(args: Any) -> Any:
+    return types_of("miles").RolloutDataSourceWithBuffer(args)
+
+
 class Plain:
     """A data source of somebody's own, that says nothing of its position."""
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
 
-    def get_samples(self, num_samples: int) -> list[list[stand_in.Sample]]:
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
         self.next += num_samples
-        return [[stand_in.Sample(group_index=self.next - 1, index=self.next - 1, prompt=f"{self.next - 1}")]]
+        return [[Sample(group_index=self.next - 1, index=self.next - 1, prompt=f"{self.next - 1}")]]
 
 
 def drawn(tasks: PromptTasks, count: int) -> list[int]:
@@ -170,8 +178,9 @@ def prompt_tasks(source: Any, **values: Any) -> PromptTasks:
 
 @pytest.mark.parametrize("restored_at", [0, 2, 4, 11])
 def test_their_own_data_source_goes_on_where_the_run_stands(tmp_path: Path, restored_at: int) -> None:
-    args = stand_in.arguments(prompt_data=str(prompts(tmp_path, 3)), save=str(tmp_path), rollout_shuffle=True)
-    source = stand_in.RolloutDataSource(args)
+    checkpoint = hf_checkpoint(tmp_path) if checkout("miles") else "none"
+    args = stand_in.arguments(prompt_data=str(prompts(tmp_path, 3)), hf_checkpoint=checkpoint, rollout_shuffle=True)
+    source = source_of(args)
     tasks = prompt_tasks(source, rollout_shuffle=True)
     first = [task.metadata for task, _ in zip(tasks, range(4), strict=False)]
     assert [facts["group_index"] for facts in first] == [0, 1, 2, 3]
@@ -179,7 +188,7 @@ def test_their_own_data_source_goes_on_where_the_run_stands(tmp_path: Path, rest
     state = tasks.state()
     rest = [task.metadata for task, _ in zip(tasks, range(5), strict=False)]
 
-    other = stand_in.RolloutDataSource(args)
+    other = source_of(args)
     other.get_samples(restored_at)
     again = prompt_tasks(other, rollout_shuffle=True)
     again.load_state(state)
@@ -198,7 +207,8 @@ def test_any_other_data_source_is_drawn_from_until_it_is_there() -> None:
         drawn(ahead, 1)
 
 
-def test_outside_of_the_framework_it_is_said_what_is_missing() -> None:
+def test_outside_of_the_framework_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "miles.utils.processing_utils", None)
     args = stand_in.arguments(rollout_buffer_run="r", rollout_buffer_address="127.0.0.1:1")
     with pytest.raises(ImportError, match="runs inside miles's own processes"):
         miles.generate_rollout_fully_async(args, 0, Plain())

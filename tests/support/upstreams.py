@@ -38,7 +38,8 @@ def checkout(package: str) -> Path | None:
     folders = [root / folder for folder in _FOLDERS[package]]
     if not (folders[0] / package).is_dir():
         raise FileNotFoundError(f"{variable(package)}={named} holds no package {package!r}")
-    sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
+    # Behind our own: checkouts have folders `examples` and `tests` too.
+    sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
     return root
 
 

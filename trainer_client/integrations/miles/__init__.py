@@ -8,7 +8,7 @@ Both are described in docs/integrations/miles.md.
 """
 
 from trainer_client.integrations.miles.contract import MILES, Args, DataSource
-from trainer_client.integrations.miles.data_buffer import BufferServiceDataBuffer, PutOutcomes, Snapshot
+from trainer_client.integrations.miles.data_buffer import BufferServiceDataBuffer
 from trainer_client.integrations.miles.evaluation import EvaluationFailed
 from trainer_client.integrations.miles.publishing import checkpoint_saved, post_save_hook, publish_weights
 from trainer_client.integrations.miles.rollout import WeightsNotPublished, generate, stop_global_worker
@@ -16,8 +16,6 @@ from trainer_client.integrations.miles.rollout import WeightsNotPublished, gener
 __all__ = [
     "BufferServiceDataBuffer",
     "EvaluationFailed",
-    "PutOutcomes",
-    "Snapshot",
     "WeightsNotPublished",
     "checkpoint_saved",
     "generate_rollout_fully_async",

@@ -2,15 +2,14 @@
 
     --custom-async-data-buffer-path trainer_client.integrations.miles.BufferServiceDataBuffer
 
-Followed contract: `DataBuffer` of radixark/miles at 31f1ca9 (21 August 2026): `put(DataBufferInput)`, `get(**context)`
-with `current_version`, `get_metrics()`. Two later shapes are served as well: `put` returns PutOutcomes, `get` takes
-num_groups and then returns a list; `snapshot` and `restore`. Those were not found in any public source; their forms
-here are ours.
+Followed contract: `DataBuffer` of radixark/miles at 31f1ca9 (21 August 2026), and what its pull request 2542 adds
+(`trainer_model_id`, `wait_failed`, `aclose`). Pull requests that give every group a receipt to be settled (2284, 2285,
+2289; `discard_all`) are refused by name.
 
 Each group that is handed out is one step of the run, so staleness is judged anew for every group, at the version that
 `get` names. Invariants: what `put` has accepted survives this process; a group is handed out once, or again in the same
 order after a restart that goes back; a group beyond --max-weight-staleness is never handed out, and its prompts go to
-the handler of unused samples once, unless another process put it.
+the handler of unused samples once, unless another process put it; a run holds the groups of one policy.
 """
 
 import asyncio
@@ -19,14 +18,24 @@ import threading
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, cast, overload
+from typing import Protocol, cast
 
-from trainer_client.batch import Batch, Group
+from buffer_wire.errors import InvalidField
+from trainer_client.batch import Batch
 from trainer_client.client import BufferClient
 from trainer_client.integrations.miles.contract import MILES, Sample, load_function
-from trainer_client.integrations.miles.finished import Finished, Versions, flat, from_wire, labels, to_wire
+from trainer_client.integrations.miles.finished import (
+    Finished,
+    Kept,
+    Versions,
+    flat,
+    from_wire,
+    to_wire,
+    versions_of,
+)
 from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
 from trainer_client.integrations.miles.settings import Settings, data_buffer_policy
 from trainer_client.state import Resumed, RunState
@@ -51,30 +60,8 @@ class Input(Protocol):
     group: Finished
 
 
-class Snapshot(TypedDict):
-    """Where the buffer stands; plain numbers, fit for JSON."""
-
-    epoch: int
-    next_step: int
-    """Groups handed out since the run began."""
-    cursor: int
-    """Prompts that a feeder has submitted to the run: 0 as long as only groups are put."""
-
-
-@dataclass(frozen=True, slots=True)
-class PutOutcomes:
-    """What became of one put: exactly one of these is 1."""
-
-    queued: int = 0
-    duplicate: int = 0
-    """The prompt's group is there already, from before a restart."""
-    filtered: int = 0
-    unused: int = 0
-    """Aborted; the prompts went to the handler."""
-
-
 class Stopped(RuntimeError):
-    """The wait was given up because the task that asked was cancelled."""
+    """The wait was given up: the task that asked was cancelled, or the buffer is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +70,12 @@ class _Put:
 
     prompts: list[Sample]
     head: int
+    kept: Kept
+    """Fields that could not travel."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """This process's hold on the run."""
-
-    epoch: int
-    cursor: int
+_policies: dict[tuple[str, str], str] = {}
+"""Which policy's groups a run holds, by address and run: for all buffers of this process."""
 
 
 class BufferServiceDataBuffer:
@@ -99,6 +84,13 @@ class BufferServiceDataBuffer:
     """
 
     def __init__(self, input: ConstructorInput) -> None:  # noqa: A002 - Miles' name
+        if hasattr(input, "discard_handler_fn"):
+            raise InvalidField(
+                "--custom-async-data-buffer-path",
+                type(self).__name__,
+                "another one: this Miles gives every group a receipt to be settled (discard_handler_fn, discard_all), "
+                "which cannot leave its process",
+            )
         args = input.args
         self._args = args
         self._unused = input.unused_handler_fn
@@ -108,8 +100,12 @@ class BufferServiceDataBuffer:
         self._client = BufferClient(self._settings.address)
         self._pusher = GroupPusher(self._client, self._settings.run_id)
         self._taking = asyncio.Lock()
-        self._opening = asyncio.Lock()
-        self._hold: _Hold | None = None
+        self._holding = asyncio.Lock()
+        self._waits: set[Callable[[], None]] = set()
+        """What ends each put and get that waits."""
+        self._closed = False
+        self._epoch: int | None = None
+        """This process's hold on the run, once it has one."""
         start = self._settings.step_of(getattr(args, "start_rollout_id", None) or 0)
         self._next_step = self._start_step = start * args.rollout_batch_size
         self._current = 0
@@ -119,79 +115,77 @@ class BufferServiceDataBuffer:
         self._queued: dict[str, _Put] = {}
         self._retries: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
+        self._named: set[str] = set()
+        """Fields of which it was logged that they do not travel."""
         self._staleness: list[int] = []
         self._dropped_stale = 0
 
     # ── the contract ─────────────────────────────────────────────────────────
 
-    async def put(self, input: Input) -> PutOutcomes:  # noqa: A002 - Miles' name
+    async def put(self, input: Input) -> None:  # noqa: A002 - Miles' name
         """Keep a finished group; waits while the queue is full.
 
         Groups with an aborted sample go to the handler of unused samples, those that the dynamic filter refuses are
-        dropped. Raises InvalidField for a sample that cannot travel, and what the service says of the group.
+        dropped. A field that cannot travel is named in the log, counted, and back in place when this process gets the
+        group. Raises InvalidField for a sample of another policy, Stopped, and what the service says of the group.
         """
         samples = flat(input.group)
+        for sample in samples:
+            self._belongs(getattr(sample, "trainer_model_id", None))
         if any(sample.status.value == "aborted" for sample in samples):
             self._counts[f"{_PREFIX}/aborted_groups_filtered"] += 1
             self._give_back(input.prompt_group)
-            return PutOutcomes(unused=1)
-        if (reason := self._refused(input.group)) is not None:
-            self._counts[f"rollout/dynamic_filter/drop_{reason}"] += 1
-            return PutOutcomes(filtered=1)
-        hold = await self._opened()
-        self._heard_of(min((int(label) for sample in samples for label in labels(sample)), default=None))
+            return
+        if self._is_refused(input.group):
+            return
+        named = [version for sample in samples for version in versions_of(sample)]
+        epoch = await self._at(min(named, default=None), max(named, default=None))
         task_id = self._task_id(input.prompt_group)
-        header, payload = to_wire(task_id, input.group, input.prompt_group, self._versions(hold))
+        types = MILES.module("utils.types")
+        header, payload, kept = to_wire(task_id, input.group, input.prompt_group, self._versions(epoch), types)
+        self._say_what_stays(kept)
         head = min(sample.spans[0].version.version for sample in header.samples)
-        self._queued[task_id] = _Put(list(input.prompt_group), head)
+        self._queued[task_id] = _Put(list(input.prompt_group), head, kept)
         withdrawal = Withdrawal()
+        outcome = ""
         try:
-            outcome = await asyncio.to_thread(self._pusher.push, header, payload, withdrawal)
-        except BaseException:
-            withdrawal.ask()
-            self._queued.pop(task_id, None)
-            raise
-        if outcome == "queued":
-            return PutOutcomes(queued=1)
-        self._queued.pop(task_id, None)
-        return PutOutcomes(filtered=1) if outcome == "filtered" else PutOutcomes(duplicate=1)
+            with self._ended_by(withdrawal.ask):
+                outcome = await asyncio.to_thread(self._pusher.push, header, payload, withdrawal)
+        finally:
+            if outcome != "queued":
+                self._queued.pop(task_id, None)
 
-    @overload
-    async def get(self, num_groups: None = None, **context: object) -> Input: ...
-    @overload
-    async def get(self, num_groups: int, **context: object) -> list[Input]: ...
-    async def get(self, num_groups: int | None = None, **context: object) -> Input | list[Input]:
-        """The next group, or a list of the next `num_groups`, waiting for them.
+    async def get(
+        self, current_version: int | None = None, trainer_model_id: str | None = None, **_context: object
+    ) -> Input:
+        """The next group, waiting for it.
 
-        `context`: `current_version` is Miles' version of the engines' weights; None as long as it has none. A version
-        that has risen is published, and the groups that are trained by then are committed. A get that is cancelled
-        takes nothing. Raises BatchNotReady after the settings' timeout, with what is short.
+        `current_version` is Miles' version of the engines' weights; None as long as it has none. A version that has
+        risen is published, and the groups that are trained by then are committed. A get that is cancelled takes
+        nothing. Raises BatchNotReady after the settings' timeout, with what is short; InvalidField for another policy
+        than the one whose groups are here; Stopped.
         """
-        current = cast("int | None", context.get("current_version"))
+        self._belongs(trainer_model_id)
         async with self._taking:
-            hold = await self._opened()
-            self._heard_of(current)
-            if current is not None and current + (self._offset or 0) > self._current:
-                await asyncio.to_thread(self._publish, hold, current + (self._offset or 0))
+            epoch = await self._at(current_version, current_version)
             stop = threading.Event()
-            taken: list[Group] = []
-            try:
-                for step in range(self._next_step, self._next_step + (num_groups or 1)):
-                    batch = await asyncio.to_thread(self._pull, hold, step, stop)
-                    taken += batch.groups
-            except BaseException:
-                stop.set()
-                raise
-            self._next_step += num_groups or 1
-            for group in taken:
-                self._queued.pop(group.task_id, None)
-                self._staleness.append(group.staleness)
+            with self._ended_by(stop.set):
+                batch = await asyncio.to_thread(self._pull, epoch, self._next_step, stop)
+            self._next_step += 1
+            (group,) = batch.groups
+            put = self._queued.pop(group.task_id, None)
+            self._staleness.append(group.staleness)
             self._forget_stale()
-        entries = [self._entry(hold, group) for group in taken]
-        return entries if num_groups is not None else entries[0]
+        versions = self._versions(epoch)
+        prompts, finished = from_wire(group, MILES.module("utils.types"), versions, None if put is None else put.kept)
+        for sample in flat(finished):
+            self._belongs(getattr(sample, "trainer_model_id", None))
+        types = MILES.module("rollout.fully_async_data_buffer")
+        return cast("Input", types.DataBufferInput(prompt_group=prompts, group=finished))
 
-    def get_metrics(self) -> dict[str, float]:
+    def get_metrics(self, trainer_model_id: str | None = None) -> dict[str, float]:
         """Figures of the run; counters and staleness are those since the previous call."""
+        self._belongs(trainer_model_id)
         run = self._client.run(self._settings.run_id)
         stale = run.ledger.groups.dropped_stale.groups
         metrics: dict[str, float] = {
@@ -212,60 +206,88 @@ class BufferServiceDataBuffer:
         self._staleness.clear()
         return metrics
 
-    def snapshot(self) -> Snapshot:
-        """Where a checkpoint that is taken now would go on. Raises UnknownRun before the first put or get."""
-        hold = self._hold
-        if hold is None:
-            run = self._client.run(self._settings.run_id)
-            hold = _Hold(run.epoch, run.cursor)
-        return Snapshot(epoch=hold.epoch, next_step=self._next_step, cursor=hold.cursor)
+    async def wait_failed(self) -> None:
+        """Never returns: nothing of this buffer works in the background, so every failure is raised by put or get."""
+        await asyncio.Future()
 
-    def restore(self, state: Snapshot) -> None:
-        """Go back to a snapshot, with the next put or get: what was handed out after it comes again, in the same order.
-
-        That raises ReplayGap when its groups are gone.
-        """
-        self._next_step = self._start_step = int(state["next_step"])
-        self._hold = self._offset = None
-
-    def close(self) -> None:
-        """Close the connections. What is queued stays."""
+    async def aclose(self) -> None:
+        """End what waits with Stopped, and close the connections. What is queued stays."""
+        self._closed = True
+        for end in tuple(self._waits):
+            end()
         self._pusher.close()
         self._client.close()
 
     # ── inside ───────────────────────────────────────────────────────────────
 
-    async def _opened(self) -> _Hold:
-        """The hold on the run, which is taken over at the first use."""
-        async with self._opening:
-            if self._hold is None:
+    @contextmanager
+    def _ended_by(self, end: Callable[[], None]) -> Iterator[None]:
+        """`end` gives up what the block waits for in another thread, when its task is cancelled or the buffer closed.
+
+        Raises Stopped when it is closed.
+        """
+        if self._closed:
+            raise Stopped("the data buffer is closed")
+        self._waits.add(end)
+        try:
+            yield
+        except BaseException as error:
+            end()
+            if isinstance(error, Exception) and self._closed:
+                raise Stopped("the data buffer is closed") from error
+            raise
+        finally:
+            self._waits.discard(end)
+
+    def _belongs(self, trainer_model_id: str | None) -> None:
+        """Refuse a second policy of Miles: its groups, in the same run, would be handed out to the first."""
+        if trainer_model_id is None:
+            return
+        run_id = self._settings.run_id
+        known = _policies.setdefault((self._settings.address, run_id), trainer_model_id)
+        if known != trainer_model_id:
+            wanted = f"{known!r}, the one policy whose groups run {run_id!r} holds"
+            raise InvalidField("trainer_model_id", trainer_model_id, wanted)
+
+    async def _at(self, oldest: int | None, newest: int | None) -> int:
+        """The epoch of the run, taken over at the first use and with Miles' newest version published.
+
+        The first version that Miles names is that of the weights at which the run stands.
+        """
+        async with self._holding:
+            if self._epoch is None:
                 run, resumed = await asyncio.to_thread(self._open)
-                self._hold = _Hold(resumed.epoch, resumed.cursor)
-                self._current = resumed.version
+                self._epoch, self._current = resumed.epoch, resumed.version
                 self._dropped_stale = run.ledger.groups.dropped_stale.groups
-            return self._hold
+            if self._offset is None and oldest is not None:
+                self._offset = self._current - oldest
+            if newest is not None and newest + (self._offset or 0) > self._current:
+                await asyncio.to_thread(self._publish, self._epoch, newest + (self._offset or 0))
+            return self._epoch
 
     def _open(self) -> tuple[RunState, Resumed]:
         run = self._client.create_run(self._settings.run_id, self._policy)
         return run, self._client.resume(self._settings.run_id, next_step=self._next_step)
 
-    def _heard_of(self, version: int | None) -> None:
-        """The first version that Miles names is that of the weights at which the run stands."""
-        if self._offset is None and version is not None:
-            self._offset = self._current - version
+    def _say_what_stays(self, kept: Kept) -> None:
+        for name in (name for fields in kept for name in fields):
+            self._counts[f"{_PREFIX}/fields_not_carried"] += 1
+            if name not in self._named:
+                self._named.add(name)
+                logger.warning("the field %s of samples cannot travel; after a restart their groups lack it", name)
 
-    def _versions(self, hold: _Hold) -> Versions:
-        return Versions(hold.epoch, self._offset or 0, self._current)
+    def _versions(self, epoch: int) -> Versions:
+        return Versions(epoch, self._offset or 0, self._current)
 
-    def _publish(self, hold: _Hold, version: int) -> None:
+    def _publish(self, epoch: int, version: int) -> None:
         """Miles has updated its engines: what was trained for it is committed."""
         ahead = self._settings.lookahead * self._args.rollout_batch_size
         trained = self._next_step - ahead
         through = trained - 1 if trained > self._start_step else None
-        self._client.publish(self._settings.run_id, epoch=hold.epoch, version=version, commit_through=through)
+        self._client.publish(self._settings.run_id, epoch=epoch, version=version, commit_through=through)
         self._current = version
 
-    def _pull(self, hold: _Hold, step: int, stop: threading.Event) -> Batch:
+    def _pull(self, epoch: int, step: int, stop: threading.Event) -> Batch:
         warned = time.monotonic()
 
         def on_wait(waiting: Waiting) -> None:
@@ -278,18 +300,12 @@ class BufferServiceDataBuffer:
 
         return self._client.pull(
             self._settings.run_id,
-            epoch=hold.epoch,
+            epoch=epoch,
             step=step,
             train_version=self._current,
             timeout_s=self._settings.timeout_s,
             on_wait=on_wait,
         )
-
-    def _entry(self, hold: _Hold, group: Group) -> Input:
-        make = MILES.module("utils.types").Sample.from_dict
-        prompts, finished = from_wire(group, make, self._versions(hold))
-        types = MILES.module("rollout.fully_async_data_buffer")
-        return cast("Input", types.DataBufferInput(prompt_group=prompts, group=finished))
 
     def _forget_stale(self) -> None:
         """Groups that no batch can hold any more: the service drops them, their prompts are given back."""
@@ -310,14 +326,16 @@ class BufferServiceDataBuffer:
         name = _name(prompts)
         return f"{name}.{self._retries[name]}"
 
-    def _refused(self, group: Finished) -> str | None:
-        """Why the dynamic filter does not keep a group."""
+    def _is_refused(self, group: Finished) -> bool:
+        """True for what the dynamic filter does not keep; counted by its reason."""
         if self._dynamic_filter is None:
-            return None
+            return False
         verdict = self._dynamic_filter(self._args, group)
         if getattr(verdict, "keep", verdict):
-            return None
-        return str(getattr(verdict, "reason", None) or "filter")
+            return False
+        if reason := getattr(verdict, "reason", None):
+            self._counts[f"rollout/dynamic_filter/drop_{reason}"] += 1
+        return True
 
 
 def _name(prompts: list[Sample]) -> str:

@@ -2,30 +2,32 @@
 
 Tokens, log-probabilities and loss masks travel as the wire's columns, routed experts and indexer choices as int32
 columns; every other field of a sample, and the prompt group that can be submitted again, as JSON in two columns of
-bytes. Nothing is pickled.
+bytes (`values`). A sample without a response, which the wire has no form for, travels as one token in its columns and
+with all its fields in JSON.
 
 Invariants: what comes back is equal to what was put, field by field, log-probabilities to the precision of float32, and
-depends on the bytes alone; a field that is neither JSON nor one of those arrays is refused by name when it is put.
+depends on the bytes alone; what cannot travel is named, and nothing that Miles' own buffer takes is refused.
 
-Versions: `weight_versions` of a sample names a version for each call to the engine, newer Miles a span of tokens for
-each. Where it does not say which tokens a call made, the oldest version is taken for all of the response but its last
-tokens, one for each newer version: head and tail are exact, and what lies between is not taken for newer than it is.
+Versions: `weight_versions` of a sample names a version for each call to the engine and not which tokens it made. The
+oldest version is taken for all of the response but its last tokens, one for each newer version: head and tail are
+exact, and what lies between is not taken for newer than it is.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
+from types import ModuleType
 from typing import Protocol, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from buffer_wire.errors import InvalidField
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, Array, column_of, write_payload
 from rollout_buffer.v1 import groups_pb2 as pb
 from rollout_buffer.v1.common_pb2 import WeightVersion
 from trainer_client import batch
 from trainer_client.integrations.miles.contract import Sample
+from trainer_client.integrations.miles.values import decoded, encoded
 
 FIELDS, PROMPTS = "sample_fields", "prompt_fields"
 ARRAYS = ("rollout_routed_experts", "rollout_indexer_topk")
@@ -41,12 +43,12 @@ class Record(Sample, Protocol):
     def to_dict(self) -> dict[str, object]:
         """Every field; enums as their values."""
 
-    def reset_for_retry(self) -> None:
-        """Forget what was generated."""
-
 
 Span: TypeAlias = tuple[int, int, int]
 """(version, start, end) of tokens of a sample."""
+
+Kept: TypeAlias = list[dict[str, object]]
+"""Fields that did not travel: of the samples of a finished group, then of its prompts."""
 
 
 def flat(group: Finished) -> list[Record]:
@@ -57,12 +59,9 @@ def flat(group: Finished) -> list[Record]:
     return cast("list[Record]", samples)
 
 
-def labels(sample: Sample) -> list[str]:
-    """The versions that a sample names, as Miles names them; not those of engines that were never updated."""
-    named: list[str] = []
-    for version in cast("list[object]", sample.weight_versions):
-        named += [span.version for span in version.spans] if hasattr(version, "spans") else [str(version)]
-    return [label for label in named if label.isdigit()]
+def versions_of(sample: Sample) -> list[int]:
+    """The versions that a sample names, by Miles' numbers; not those of engines that were never updated."""
+    return [int(label) for label in map(str, sample.weight_versions) if label.isdigit()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,68 +76,41 @@ class Versions:
 
     def spans(self, sample: Sample) -> list[Span]:
         """Which of the run's versions made which tokens of the response, in order, versions not falling."""
-        end = len(sample.tokens)
-        start = end - sample.response_length
-        calls = [call.spans for call in cast("list[object]", sample.weight_versions) if hasattr(call, "spans")]
-        if calls:
-            begins = [(self._version_of(s.version), s.abs_start) for call in calls for s in call]
-            return _tiled(begins, start, end)
-        named = sorted({int(label) + self.offset for label in labels(sample)}) or [self.published]
-        named = [max(0, version) for version in named[-max(1, sample.response_length) :]]
-        places = [start, *range(end - len(named) + 1, end)]
-        return _tiled(list(zip(named, places, strict=True)), start, end)
-
-    def _version_of(self, label: str) -> int:
-        return int(label) + self.offset if label.isdigit() else self.published
+        start, end = _extent(sample)
+        named = sorted({max(0, version + self.offset) for version in versions_of(sample)}) or [self.published]
+        named = named[start - end :]
+        edges = [start, *range(end - len(named) + 1, end), end]
+        return list(zip(named, edges, edges[1:], strict=False))
 
     def label(self, version: int) -> str:
         """Miles' name for a version of the run."""
         return str(max(0, version - self.offset))
 
 
-def _tiled(begins: Sequence[tuple[int, int]], start: int, end: int) -> list[Span]:
-    """Spans that begin where versions do and tile [start, end); what an environment wrote goes with what precedes."""
-    spans: list[Span] = []
-    newest = 0
-    for version, at in sorted(begins, key=lambda begin: begin[1]):
-        if at >= end:
-            break
-        newest = max(newest, version)
-        begin = max(start, at) if spans else start
-        if spans and (spans[-1][1] >= begin or spans[-1][0] == newest):
-            spans[-1] = (newest, spans[-1][1], end)
-            continue
-        if spans:
-            spans[-1] = (*spans[-1][:2], begin)
-        spans.append((newest, begin, end))
-    return spans
-
-
 def to_wire(
-    task_id: str, group: Finished, prompts: Sequence[Sample], versions: Versions
-) -> tuple[pb.GroupHeader, bytes]:
-    """Header and payload of a finished group. Raises InvalidField for a field that cannot travel."""
+    task_id: str, group: Finished, prompts: Sequence[Sample], versions: Versions, types: ModuleType
+) -> tuple[pb.GroupHeader, bytes, Kept]:
+    """Header and payload of a finished group, and what cannot travel. `types`: Miles' `utils.types`."""
     samples = flat(group)
-    for i, sample in enumerate(samples):
-        if sample.response_length < 1:
-            raise InvalidField(f"group[{i}].response_length", sample.response_length, "at least 1")
-    fields = [_fields(f"group[{i}]", sample, apart=True) for i, sample in enumerate(samples)]
-    shape = [len(item) if isinstance(item, list) else 0 for item in group]
+    texts, kept = zip(
+        *[_fields(sample, _PER_TOKEN if _in_columns(sample) else (), types) for sample in samples],
+        *[_fields(cast("Record", prompt), (), types) for prompt in prompts],
+        strict=True,
+    )
+    # Ragged columns have an entry for each sample; all prompts are in the first.
+    prompt_texts = ["[" + ",".join(texts[len(samples) :]) + "]", *("" for _ in samples[1:])]
     columns: list[tuple[str, Array, int, list[int]]] = [
-        (TOKEN_IDS, np.concatenate([np.asarray(s.tokens, np.int32) for s in samples]), pb.AXIS_TOKEN, []),
+        (TOKEN_IDS, np.concatenate([_tokens(s) for s in samples]), pb.AXIS_TOKEN, []),
         (LOGPROBS, np.concatenate([_whole(s, s.rollout_log_probs, np.float32) for s in samples]), pb.AXIS_TOKEN, []),
         (LOSS_MASK, np.concatenate([_mask(s) for s in samples]), pb.AXIS_TOKEN, []),
-        _bytes_column(FIELDS, fields),
+        _bytes_column(FIELDS, texts[: len(samples)]),
+        _bytes_column(PROMPTS, prompt_texts),
     ]
-    prompt_fields = [
-        _fields(f"prompt_group[{i}]", cast("Record", prompt), apart=False) for i, prompt in enumerate(prompts)
-    ]
-    # Ragged columns have an entry for each sample; all prompts are in the first.
-    columns.append(_bytes_column(PROMPTS, [{"prompts": prompt_fields}, *({} for _ in samples[1:])]))
     for name in ARRAYS:
         arrays = [getattr(sample, name, None) for sample in samples]
         if any(array is not None for array in arrays):
             columns.append(_ragged(name, arrays))
+    shape = [len(item) if isinstance(item, list) else None for item in group]
     header = pb.GroupHeader(
         task_id=task_id,
         samples=[_sample(sample, versions) for sample in samples],
@@ -146,82 +118,101 @@ def to_wire(
         metadata_json=json.dumps({"shape": shape, "offset": versions.offset, "epoch": versions.epoch}),
         worker_id="miles",
     )
-    return header, write_payload([array for _, array, _, _ in columns])
+    return header, write_payload([array for _, array, _, _ in columns]), list(kept)
 
 
 def from_wire(
-    group: batch.Group, make: Callable[[dict[str, object]], Sample], versions: Versions
+    group: batch.Group, types: ModuleType, versions: Versions, kept: Kept | None = None
 ) -> tuple[list[Sample], Finished]:
-    """Prompt group and finished group; `make` is `Sample.from_dict`."""
+    """Prompt group and finished group; `kept` is what `to_wire` gave, where this process put the group."""
     facts = group.metadata
-    samples = [_made(made, make) for made in group.samples]
+    samples = [_made(made, types) for made in group.samples]
     if facts["epoch"] != versions.epoch:
-        # Another process of Miles named the versions; only plain labels can be named anew.
+        # Another process of Miles named the versions.
         for sample, made in zip(samples, group.samples, strict=True):
-            if all(isinstance(label, str) for label in sample.weight_versions):
+            if sample.weight_versions:
                 sample.weight_versions = [versions.label(int(made.versions[span.start])) for span in made.spans]
-    prompts = json.loads(group.samples[0].extras[PROMPTS].tobytes())["prompts"]
+    prompts = [_sample_of(record, types) for record in decoded(group.samples[0].extras[PROMPTS].tobytes(), types)]
+    for sample, fields in zip((*samples, *prompts), kept or (), strict=False):
+        for name, value in fields.items():
+            setattr(sample, name, value)
     rest = iter(samples)
-    shape = cast("list[int]", facts["shape"])
-    finished: Finished = [[next(rest) for _ in range(size)] if size else next(rest) for size in shape]
-    return [make(fields) for fields in prompts], finished
+    shape = cast("list[int | None]", facts["shape"])
+    return prompts, [next(rest) if size is None else [next(rest) for _ in range(size)] for size in shape]
+
+
+def _in_columns(sample: Sample) -> bool:
+    """True for what the wire has a form for: a response, each of whose tokens has every value or none."""
+    length = sample.response_length
+    lengths = {len(values) for values in (sample.rollout_log_probs, sample.loss_mask) if values is not None}
+    return 0 < length <= len(sample.tokens) and lengths <= {length}
+
+
+def _extent(sample: Sample) -> tuple[int, int]:
+    """Where the response begins and ends; that of the one token that stands for a sample without columns."""
+    end = len(sample.tokens)
+    return (end - sample.response_length, end) if _in_columns(sample) else (0, 1)
 
 
 def _sample(sample: Sample, versions: Versions) -> pb.Sample:
-    length = len(sample.tokens)
-    reward = sample.reward
+    start, end = _extent(sample)
+    # A reward of several parts, or none that is a number, travels with the other fields; the service's filters do not
+    # see it.
+    reward = float(sample.reward) if isinstance(sample.reward, int | float | np.number) else 0.0
     return pb.Sample(
-        tokens=length,
-        prompt_len=length - sample.response_length,
+        tokens=end,
+        prompt_len=start,
         loss_tokens=int(_mask(sample).sum()),
-        # A reward of several parts travels with the other fields; the service's filters do not see it.
-        reward=float(reward) if isinstance(reward, int | float) else 0.0,
+        reward=reward if isfinite(reward) else 0.0,
         finish_reason=pb.FINISH_REASON_LENGTH if sample.status.value == "truncated" else pb.FINISH_REASON_STOP,
         spans=[
-            pb.VersionSpan(version=WeightVersion(epoch=versions.epoch, version=version), start=start, end=end)
-            for version, start, end in versions.spans(sample)
+            pb.VersionSpan(version=WeightVersion(epoch=versions.epoch, version=version), start=begin, end=until)
+            for version, begin, until in versions.spans(sample)
         ],
     )
 
 
-def _whole(sample: Sample, values: Sequence[float] | None, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+def _tokens(sample: Sample) -> Array:
+    return np.asarray(sample.tokens, np.int32) if _in_columns(sample) else np.zeros(1, np.int32)
+
+
+def _whole(sample: Sample, values: Sequence[float] | None, dtype: type[np.generic]) -> Array:
     """[T] from values of the response, 0 for the prompt and where there are none."""
-    whole = np.zeros(len(sample.tokens), dtype)
-    if values is not None and sample.response_length:
-        whole[-sample.response_length :] = np.asarray(values, dtype)
+    start, end = _extent(sample)
+    whole = np.zeros(end, dtype)
+    if values is not None and _in_columns(sample):
+        whole[start:] = np.asarray(values, dtype)
     return whole
 
 
-def _mask(sample: Sample) -> npt.NDArray[np.generic]:
+def _mask(sample: Sample) -> Array:
     return _whole(sample, [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask, np.uint8)
 
 
-def _fields(name: str, sample: Record, *, apart: bool) -> dict[str, object]:
-    """What travels as JSON; with `apart` all but the columns of numbers, and which of those there are."""
-    fields = dict(sample.to_dict())
-    for array in ARRAYS:
-        fields.pop(array, None)
-    if apart:
-        given = {key: fields.pop(key) for key in _PER_TOKEN}
-        fields["given"] = [key for key, value in given.items() if value is not None]
-    for key, value in fields.items():
-        try:
-            fields[key] = json.loads(json.dumps(_plain(value), allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise InvalidField(f"{name}.{key}", type(value).__name__, f"JSON, to travel ({error})") from error
-    return fields
+def _fields(sample: Record, in_columns: Sequence[str], types: ModuleType) -> tuple[str, dict[str, object]]:
+    """What travels as JSON, and what cannot."""
+    fields = {name: value for name, value in sample.to_dict().items() if name not in ARRAYS}
+    given = [name for name in in_columns if fields.pop(name) is not None]
+    record = {"given": given, "in_columns": bool(in_columns), "fields": fields}
+    kept: dict[str, object] = {}
+    try:
+        return encoded(record, types), kept
+    except (TypeError, ValueError):
+        kept = {name: fields.pop(name) for name in tuple(fields) if not _travels(fields[name], types)}
+        return encoded(record, types), kept
 
 
-def _plain(value: object) -> object:
-    """Version spans of newer Miles as the dicts that its `from_dict` takes."""
-    if isinstance(value, list):
-        return [item.to_dicts() if hasattr(item, "to_dicts") else item for item in value]
-    return value
+def _travels(value: object, types: ModuleType) -> bool:
+    try:
+        encoded(value, types)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
-def _bytes_column(name: str, fields: Sequence[dict[str, object]]) -> tuple[str, Array, int, list[int]]:
-    texts = [json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode() for each in fields]
-    return name, np.frombuffer(b"".join(texts), np.uint8), pb.AXIS_RAGGED, [len(text) for text in texts]
+def _bytes_column(name: str, texts: Sequence[str]) -> tuple[str, Array, int, list[int]]:
+    rows = [text.encode(errors="surrogatepass") for text in texts]
+    return name, np.frombuffer(b"".join(rows), np.uint8), pb.AXIS_RAGGED, [len(row) for row in rows]
 
 
 def _ragged(name: str, arrays: Sequence[Array | None]) -> tuple[str, Array, int, list[int]]:
@@ -230,17 +221,22 @@ def _ragged(name: str, arrays: Sequence[Array | None]) -> tuple[str, Array, int,
     return name, np.concatenate(rows), pb.AXIS_RAGGED, [len(each) for each in rows]
 
 
-def _made(made: batch.Sample, make: Callable[[dict[str, object]], Sample]) -> Sample:
-    fields = json.loads(made.extras[FIELDS].tobytes())
-    given = fields.pop("given", ())
+def _made(made: batch.Sample, types: ModuleType) -> Sample:
+    record = decoded(made.extras[FIELDS].tobytes(), types)
     response = slice(made.prompt_len, None)
-    columns = {
+    columns: dict[str, object] = {
         "tokens": made.token_ids.tolist(),
         "rollout_log_probs": made.logprobs[response].tolist(),
         "loss_mask": made.loss_mask[response].tolist(),
     }
-    fields.update({key: columns[key] if key in given else None for key in _PER_TOKEN})
+    extra: dict[str, object] = {}
+    if record["in_columns"]:
+        extra |= {name: columns[name] if name in record["given"] else None for name in _PER_TOKEN}
     for name in ARRAYS:
         if name in made.extras:
-            fields[name] = made.extras[name] if len(made.extras[name]) else None
-    return make(fields)
+            extra[name] = made.extras[name] if len(made.extras[name]) else None
+    return _sample_of(record, types, **extra)
+
+
+def _sample_of(record: dict[str, dict[str, object]], types: ModuleType, **more: object) -> Sample:
+    return cast("Sample", types.Sample.from_dict({**record["fields"], **more}))

@@ -43,9 +43,12 @@ def publish_weights(args: Args, rollout_id: int, source: Manifest | Path | str |
 def post_save_hook(args: Args, rollout_id: int, checkpoint_dir: str, hf_checkpoint_dir: str | None) -> None:  # noqa: ARG001 - Miles' signature
     """`publish_weights` of what --save-hf has written, where Miles calls it: on one rank, after each save.
 
-    Saves between two weight updates publish nothing. Raises InvalidField without --save-hf.
+    Saves between two weight updates publish nothing, and a critic's never. Raises InvalidField without --save-hf.
     """
     if hf_checkpoint_dir is None:
+        # Of a model that no engine serves, --save-hf or not.
+        if getattr(args, "save_hf", None) is not None:
+            return
         raise InvalidField("--save-hf", "", "a directory with {rollout_id} in it, for this hook to publish")
     if (rollout_id + 1) % Settings.of(args).interval == 0:
         publish_weights(args, rollout_id, hf_checkpoint_dir)
