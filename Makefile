@@ -154,11 +154,14 @@ APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engin
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
 ENGINE_UPDATES ?= 8
+# A million takes about 6 minutes on 2 cores; the same seed sends the same messages.
+FUZZ_MESSAGES ?= 250000
+FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl test-upstreams \
-	test-verifiers test-verifiers-generator test-protobuf-matrix
+.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl \
+	test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -179,6 +182,9 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)
+	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz
 
 test-live: install ## a live loop with simulated engines beside the simulator: staleness within 0.2 versions (about 4 minutes)
 	@$(BIN)/python -m pytest -s tests/staleness_live $(PYTEST_ARGS)

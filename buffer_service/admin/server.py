@@ -43,13 +43,18 @@ class _Protocol(H11Protocol):
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn hands it over
         if self.cycle is not None:
             # Whatever is still made for this connection is for nobody.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            # Without a body, which an answer to HEAD cannot have.
+            headers = [(b"connection", b"close"), (b"content-length", b"0")]
+            answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (answer, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
         else:
             self.transport.abort()
 

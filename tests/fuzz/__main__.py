@@ -17,6 +17,7 @@ import uvloop
 
 from tests.fuzz.calls import Lane
 from tests.fuzz.life import check_and_delete
+from tests.fuzz.shrink import shrunk
 from tests.fuzz.sockets import HttpLane
 from tests.fuzz.verdicts import Verdicts
 from tests.fuzz.watch import Watch
@@ -69,6 +70,8 @@ def main() -> int:
         began = time.monotonic()
         runs = uvloop.run(fuzz(service, seed, verdicts, watch))
         took = time.monotonic() - began
+        for kind, failure in verdicts.failures.items():
+            verdicts.failures[kind] = shrunk(rpc.channel, failure)
         check_and_delete(rpc, service.admin, [*runs, *left_runs(service)], verdicts)
         rpc.channel.close()
         asyncio.run(watch.check(verdicts))

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from buffer_wire.channel import client_options
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2, runs_pb2
 from tests.fuzz.messages import METHODS, Maker
-from tests.fuzz.verdicts import Failure, Verdicts
+from tests.fuzz.verdicts import NEVER, Failure, Verdicts
 from tests.fuzz.wire import damaged, random_bytes, varint
 from tests.fuzz.world import World
 from tests.support.rpc import make_group
@@ -26,7 +26,6 @@ WAIT_S = 0.3
 NO_TIME_S = 0.001
 """that every call breaks off by."""
 BUNDLE_GROUPS = 256
-NEVER = frozenset({"INTERNAL", "UNKNOWN"})
 _RARE = {"DeleteRun": 0.02, "PauseRun": 0.05, "DrainRun": 0.05, "Resume": 0.3}
 """How often of the others' share: what ends a run's life must not be most of it."""
 _FAILED_WRITE = "Internal error from Core"

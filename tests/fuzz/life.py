@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from buffer_wire.limits import MAX_VERSION
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2
 from tests.fuzz.verdicts import Failure, Verdicts
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure_of, make_group, make_task
@@ -73,7 +74,10 @@ def _one_step(run: RunRpc, step: int, version: int) -> None:
     assert ack.outcome == groups_pb2.PUSH_OUTCOME_QUEUED, ack
     batch, groups = run.pull(step)
     assert len(groups) == batch.total_groups == 1
-    run.publish(version + 1, commit_through_step=step)
+    if version < MAX_VERSION:
+        run.publish(version + 1, commit_through_step=step)
+    else:
+        run.commit(step)
     run.checkpoint(step)
 
 

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+NEVER = frozenset({"INTERNAL", "UNKNOWN"})
+"""What no message may be answered."""
 SHOWN = 4_000
 """Hexadecimal digits of a message that are printed."""
 KEPT = 12

@@ -58,20 +58,20 @@ async def test_requests_on_one_connection_are_answered_as_long_as_they_come(port
 
 
 # Its head is in order, so that it is answered; how far the answer is when the rest comes differs.
-BROKEN_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+BROKEN_BODY = b" / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize("answered_first", [False, True])
+@pytest.mark.parametrize(("method", "answered_first"), [(b"POST", False), (b"HEAD", False), (b"POST", True)])
 async def test_a_body_that_breaks_the_rules_ends_its_connection_and_is_no_error(
-    port: int, caplog: pytest.LogCaptureFixture, answered_first: bool
+    port: int, caplog: pytest.LogCaptureFixture, method: bytes, answered_first: bool
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     if answered_first:
-        writer.write(BROKEN_BODY)
+        writer.write(method + BROKEN_BODY)
         assert await asyncio.wait_for(reader.readuntil(b"page"), 10)
         writer.write(b"no size\r\n")
     else:
-        writer.write(BROKEN_BODY + b"no size\r\n")
+        writer.write(method + BROKEN_BODY + b"no size\r\n")
     answer = await rest(reader) if not answered_first else await ended(reader)
     assert answered_first or answer.startswith(b"HTTP/1.1 400 ")
     writer.close()
