@@ -56,9 +56,12 @@ def configure(level: str, log_format: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_metadata)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_to_be_told)
 
 
-def _shows_no_metadata(record: logging.LogRecord) -> bool:
-    """False for gRPC's line about a header field that is not UTF-8: it shows the field, which may be a token."""
-    return not str(record.msg).startswith("Invalid encoding")
+def _is_to_be_told(record: logging.LogRecord) -> bool:
+    """False for two of gRPC's lines. One is about a header field that is not UTF-8: it shows the field, which may be a
+    token. The other is about a reply that found its client gone, which is no error of anybody's.
+    """
+    gone = record.exc_info is not None and getattr(record.exc_info[0], "__name__", "") == "ExecuteBatchError"
+    return not gone and not str(record.msg).startswith("Invalid encoding")

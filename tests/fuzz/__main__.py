@@ -15,13 +15,14 @@ from pathlib import Path
 
 import uvloop
 
+from rollout_buffer.v1 import runs_pb2
 from tests.fuzz.calls import Lane
 from tests.fuzz.life import check_and_delete
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.sockets import HttpLane
 from tests.fuzz.verdicts import Verdicts
 from tests.fuzz.watch import Watch
-from tests.support.rpc import connect
+from tests.support.rpc import TIMEOUT_S, Rpc, connect
 from tests.support.service import ServiceProcess, running_service
 
 MESSAGES = 150_000
@@ -39,8 +40,8 @@ SETTINGS = {
 }
 
 
-async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Watch) -> list[str]:
-    """Send the budget; the names of the runs that are left."""
+async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Watch) -> None:
+    """Send the budget."""
     admin = service.admin.removeprefix("http://")
     lanes = [Lane(service.address, number, seed, verdicts) for number in range(CALLERS + PUSHERS)]
     browsers = [HttpLane(admin, service.address, number, seed, verdicts) for number in range(BROWSERS)]
@@ -55,7 +56,6 @@ async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Wa
     sampling.cancel()
     for lane in lanes:
         await lane.close()
-    return [f"fuzz-{number}" for number in range(len(lanes))]
 
 
 def main() -> int:
@@ -68,11 +68,11 @@ def main() -> int:
         service.metric("nothing")  # The page has connected to the store.
         watch = Watch(service)
         began = time.monotonic()
-        runs = uvloop.run(fuzz(service, seed, verdicts, watch))
+        uvloop.run(fuzz(service, seed, verdicts, watch))
         took = time.monotonic() - began
         for kind, failure in verdicts.failures.items():
             verdicts.failures[kind] = shrunk(rpc.channel, failure)
-        check_and_delete(rpc, service.admin, [*runs, *left_runs(service)], verdicts)
+        check_and_delete(rpc, service.admin, all_runs(rpc), verdicts)
         rpc.channel.close()
         asyncio.run(watch.check(verdicts))
         sent = verdicts.sent.total()
@@ -88,14 +88,9 @@ def main() -> int:
     return 1 if verdicts.failures else 0
 
 
-def left_runs(service: ServiceProcess) -> list[str]:
-    """Runs that messages made under names of their own."""
-    rpc = connect(service.address)
-    from rollout_buffer.v1 import runs_pb2
-
-    names = list(rpc.runs.ListRuns(runs_pb2.ListRunsRequest()).run_ids)
-    rpc.channel.close()
-    return [name for name in names if not name.startswith("fuzz-")]
+def all_runs(rpc: Rpc) -> list[str]:
+    """Of the clients, and those that messages made under names of their own."""
+    return list(rpc.runs.ListRuns(runs_pb2.ListRunsRequest(), timeout=TIMEOUT_S).run_ids)
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:

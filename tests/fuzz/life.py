@@ -21,7 +21,7 @@ def check_and_delete(rpc: Rpc, admin: str, run_ids: Iterable[str], verdicts: Ver
     rpc.runs.CreateRun(runs_pb2.CreateRunRequest(run_id=new.run_id, policy=runs_pb2.RunPolicy(**SIMPLE)))
     _said(verdicts, "a new run", lambda: _whole_life(new))
     _said(verdicts, "the metrics", lambda: _get(f"{admin}/metrics"))
-    for run_id in (*run_ids, new.run_id):
+    for run_id in {*run_ids, new.run_id}:
         run = RunRpc(rpc, run_id)
         try:
             run.get()
