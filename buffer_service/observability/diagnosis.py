@@ -184,7 +184,7 @@ def _weights_too_old(standing: Standing) -> str:
     alive = [(name, state, version) for name, state, version in standing.engines if state != "stopped"]
     usable = sorted((-version, name) for name, state, version in alive if state != "quarantined")
     if alive and not usable:
-        return f"{_counted(len(alive), 'engine')} quarantined, none is left"
+        return f"{_counted(len(alive), 'engine')} quarantined, none is left: their last errors say why"
     if not usable or -usable[0][0] >= standing.required_version:
         return ""
     loaded = ", ".join(f"{name} has {-newest}" for newest, name in usable[:_NAMED])

@@ -40,7 +40,10 @@ IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
         ({"pending": 3, "engines": [("a", "ready", 0)]}, "workers: no worker holds a lease"),
         ({"pending": 3, "engines": [("a", "ready", 0)], "silent": 1}, "workers: no worker holds a lease"),
         ({"pending": 3, "silent": 2}, "workers: 2 engines are not heard of any more, and there is no other"),
-        ({"pending": 3, "engines": [("a", "quarantined", 7)]}, "weights: 1 engine is quarantined, none is left"),
+        (
+            {"pending": 3, "engines": [("a", "quarantined", 7)]},
+            "weights: 1 engine is quarantined, none is left: their last errors say why",
+        ),
         (
             {"pending": 3, "engines": [("a", "loading", 2), ("b", "ready", 4)], "required_version": 5},
             "weights: work starts with version 5, and no engine has loaded it: b has 4, a has 2",

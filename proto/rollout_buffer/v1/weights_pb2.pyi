@@ -67,7 +67,7 @@ class _EngineStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ENGINE_STATE_LOADING: _EngineState.ValueType  # 3
     """Paused for a reload."""
     ENGINE_STATE_QUARANTINED: _EngineState.ValueType  # 4
-    """Failed to load; gets no leases until it has."""
+    """Failed to load, or cannot sample as tasks ask (last_error says which); gets no leases meanwhile."""
     ENGINE_STATE_STOPPED: _EngineState.ValueType  # 5
     """Stopped cleanly."""
 
@@ -83,7 +83,7 @@ ENGINE_STATE_READY: EngineState.ValueType  # 2
 ENGINE_STATE_LOADING: EngineState.ValueType  # 3
 """Paused for a reload."""
 ENGINE_STATE_QUARANTINED: EngineState.ValueType  # 4
-"""Failed to load; gets no leases until it has."""
+"""Failed to load, or cannot sample as tasks ask (last_error says which); gets no leases meanwhile."""
 ENGINE_STATE_STOPPED: EngineState.ValueType  # 5
 """Stopped cleanly."""
 Global___EngineState: typing_extensions.TypeAlias = EngineState
