@@ -301,7 +301,7 @@ proto-breaking: $(TOOLS) ## fail on changes that break clients of the last relea
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-import bench-lab bench-live bench-pull bench-reload bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-pull bench-reload bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -310,6 +310,9 @@ bench-depth: install ## push and pull with a thousand and with a million groups 
 
 bench-live: install ## staleness, period and idle shares of live loops beside the simulator (15 minutes, quiet machine)
 	@$(BIN)/python -m bench.staleness_live $(BENCH_ARGS)
+
+bench-memory: install ## what an rpc process holds for blocked pushes and slow readers, over its budget (about 2 minutes)
+	@$(BIN)/python -m bench.memory $(BENCH_ARGS)
 
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)

@@ -34,15 +34,15 @@ class Service:
 
 
 @contextmanager
-def service(directory: Path, durability: str) -> Iterator[Service]:
-    """Start `rollout-buffer serve` on free ports, and stop it at the end."""
+def service(directory: Path, durability: str, *flags: str) -> Iterator[Service]:
+    """Start `rollout-buffer serve` on free ports, with these flags too, and stop it at the end."""
     program = Path(sys.executable).parent / "rollout-buffer"
     note = directory / "service.json"
     with (directory / "service.log").open("wb") as log:
         process = subprocess.Popen(
             [
                 *(str(program), "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"),
-                *("--data-dir", str(directory), "--durability", durability),
+                *("--data-dir", str(directory), "--durability", durability, *flags),
             ],
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -112,8 +112,8 @@ class Settings(BaseSettings):
     """Connections that one process holds at once; more are closed as they come. Fewer where the limit of open files
     leaves no more."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
-    """Bytes of unacknowledged pushes, streamed and unary, that one process keeps; one bundle per stream is always
-    read."""
+    """Bytes that one process holds in memory of messages on their way: a quarter for those coming in, half for those
+    going out, the rest for gRPC. As many of pushes may lie in the store unacknowledged, and one bundle per stream."""
     max_run_groups: int = Field(default=0, ge=0, le=100_000_000)
     """Largest quota_groups of a run, and the quota of one that sets none; 0: no bound."""
     max_run_tokens: int = Field(default=0, ge=0, le=1 << 50)

@@ -26,7 +26,7 @@ from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.filters import REASONS
-from buffer_service.observability.metrics import REFUSALS, RpcMetrics
+from buffer_service.observability.metrics import DIRECTIONS, REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
 from buffer_service.security.doors import Doors
 from buffer_service.security.gate import Gate
@@ -62,6 +62,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("runs_unread", "reason"): UNREAD,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),
     ("*", "part"): ("pre_queue", "in_queue"),
+    ("held_bytes", "direction"): DIRECTIONS,
     ("rpcs", "code"): sorted(code.name for code in grpc.StatusCode),
     ("pushed_groups", "outcome"): tuple(PushKind),
     ("evaluation_leases_ended", "outcome"): tuple(EvaluationOutcome),

@@ -73,6 +73,7 @@ async def serve(assignment: Assignment) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(rpc.janitor.sweep())
             tasks.create_task(rpc.janitor.delete_abandoned())
+            tasks.create_task(rpc.janitor.give_memory_back(rpc.rooms))
             await rpc.start()
             # What lives now lives on; looking at it again and again would cost a hundredth of the time.
             gc.freeze()

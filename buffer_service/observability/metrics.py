@@ -20,6 +20,9 @@ _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 _WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Pushes wait as long as their workers let them."""
 
+DIRECTIONS = ("in", "out")
+"""Of messages on their way through a process."""
+
 REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
 """Reasons for which callers are refused."""
 
@@ -75,6 +78,14 @@ class RpcMetrics:
             "rollout_buffer_blocked_pushes",
             "Pushes that wait for room in a full queue.",
             registry=registry,
+        )
+        self._held = Gauge(
+            "rollout_buffer_held_bytes",
+            "Bytes of messages that are on their way through the rpc processes: in, until the store has them, or out, "
+            "until gRPC has sent them.",
+            ["direction"],
+            registry=registry,
+            multiprocess_mode="livesum",
         )
         self._push_wait = Histogram(
             "rollout_buffer_push_wait_seconds",
@@ -135,6 +146,10 @@ class RpcMetrics:
     def evaluated(self, outcome: EvaluationOutcome) -> None:
         """A lease of an evaluation's task ended."""
         self._tally.add(self._evaluated[outcome], 1)
+
+    def holds(self, direction: str) -> Callable[[int], None]:
+        """What is to be told how many bytes of messages are held, whenever that changes."""
+        return self._held.labels(direction).set
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""Bounds on what one process holds for its streams: slots for streams, bytes of pushes that wait to be acknowledged."""
+"""Bounds on what one process lets its clients have under way: streams, and bytes of pushes that are not acknowledged.
+
+What lies in the process's own memory has a bound of its own (room.py).
+"""
 
 import asyncio
 from collections import Counter
@@ -36,10 +39,11 @@ class StreamSlots:
 
 
 class ByteBudget:
-    """Bytes that were read and are not acknowledged yet, over all push streams and unary pushes of the process.
+    """Bytes that were read and are not acknowledged yet, over all push streams and unary pushes of the process; they
+    lie in the store.
 
-    The size of a stream's message is known only once it is read, so the budget decides whether to read: it is overdrawn
-    by at most one message per stream. A unary push is there when it is seen, and goes where there is no room.
+    The size of a message is known only once it is read, so the budget decides whether to read: it is overdrawn by at
+    most one message per stream. A unary push that finds no room is told to come again.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -63,16 +67,18 @@ class ByteBudget:
             if not waiting.done():
                 waiting.set_result(None)
 
-    @contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Count `size` bytes that are there already, for as long as they are. Raises NotReady when they do not fit
-        beside what others have.
-        """
+    def refuse(self, size: int = 1) -> None:
+        """Raise NotReady when `size` bytes do not fit beside what others have."""
         if self.used_bytes and self.used_bytes + size > self.limit_bytes:
             raise NotReady(
-                f"pushes of {self.used_bytes} bytes wait to be acknowledged, and {size} more than this process keeps "
-                f"({self.limit_bytes}, blocked_bytes); push again"
+                f"pushes of {self.used_bytes} bytes wait to be acknowledged, and {size} more than this process lets "
+                f"wait ({self.limit_bytes}, blocked_bytes); push again"
             )
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Count `size` bytes of a unary push while it lasts. Raises NotReady when they do not fit."""
+        self.refuse(size)
         self.take(size)
         try:
             yield

@@ -7,6 +7,7 @@ from typing import Any
 import grpc.aio
 
 from buffer_service.domain.inspection import Position, TaskSet
+from buffer_service.domain.ops import payload_size
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import inspection as convert
@@ -87,7 +88,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
             now_ms=now_ms,
             task=convert.to_task(task),
             header=_shown(group, samples=request.include_samples),
-            bytes=int(task.body_key.rpartition(":")[2]),
+            bytes=payload_size(task.body_key),
             samples=len(group.header.samples),
         )
         if request.HasField("tokens_of_sample"):

@@ -101,6 +101,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def _guard(self, method: str, handler: Handler) -> Handler:
         for behavior, make in (
             (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+            (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
             (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
             (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
         ):
@@ -125,15 +126,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 except asyncio.CancelledError:
                     code = "CANCELLED"
                     raise
-                except Exception as error:
-                    cause = _cause(error)
-                    if _client_gone(cause):
-                        code = "CANCELLED"
-                        raise asyncio.CancelledError from cause
-                    failure = self._failure(method, cause)
-                    code = failure.code
-                    await _abort(context, failure)
-                    raise AssertionError from error  # abort raises
+                except Exception as error:  # noqa: BLE001 - _end logs what is not told
+                    code = self._end(method, error, context)
+                    if code == "CANCELLED":
+                        raise asyncio.CancelledError from None
+                    return None
                 finally:
                     self._metrics.ended(method, code, time.perf_counter() - started)
 
@@ -160,6 +157,22 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             return None
 
         return guarded
+
+    def _end(self, method: str, error: Exception, context: Context) -> str:
+        """Have the RPC end with the error; returns its code.
+
+        Not by `abort`, and not in the frame of the RPC: an error that is kept where it was raised makes a cycle of all
+        that the RPC holds, its messages too.
+        """
+        cause = _cause(error)
+        if _client_gone(cause):
+            return "CANCELLED"
+        failure = self._failure(method, cause)
+        code, details, metadata = status_of(failure)
+        context.set_code(code)
+        context.set_details(details)
+        context.set_trailing_metadata(metadata)
+        return failure.code
 
     def _failure(self, method: str, error: Exception) -> RolloutBufferError:
         if isinstance(error, AccessRefused):

@@ -1,18 +1,29 @@
-"""What a replica tidies up beside its RPCs: expired leases and trash, and the payloads of pushes that were given up."""
+"""What a replica tidies up beside its RPCs: expired leases and trash, the payloads of pushes that were given up, and
+memory.
+"""
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import structlog
 
 from buffer_service.domain.ports import RunStore
+from buffer_service.rpc.room import Room
 from buffer_wire.errors import StoreFault, UnknownRun
+from buffer_wire.malloc import give_back
+
+MEMORY_EVERY_S = 2.0
+MEMORY_TIMES = 5
+"""How often after the last message: gRPC frees some only when connections end."""
+QUIET_BYTES = 16 << 20
+"""What moves between two looks while memory is left alone; so much moves before it is worth giving back."""
 
 log = structlog.get_logger(__name__)
 
 
 class Janitor:
-    """Two loops that end when `close` is called; nothing that was handed over before is forgotten."""
+    """Loops that end when `close` is called; nothing that was handed over before is forgotten."""
 
     def __init__(self, store: RunStore, sweep_every_s: float = 1.0) -> None:
         self._store = store
@@ -49,13 +60,29 @@ class Janitor:
                 if error.reason != said:
                     log.warning("sweep failed", why=error.message)
                 said = error.reason
-            try:
-                async with asyncio.timeout(self._sweep_every_s * random.uniform(0.8, 1.2)):  # noqa: S311 - jitter
-                    await self._closing.wait()
-            except TimeoutError:
-                continue
+            await self._closes_within(self._sweep_every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def give_memory_back(self, rooms: Sequence[Room]) -> None:
+        """Run until closed: malloc keeps what is freed (buffer_wire/malloc.py), for as long as it is used again."""
+        seen = given_back = times = 0
+        while not await self._closes_within(MEMORY_EVERY_S):
+            moved = sum(room.moved_bytes for room in rooms)
+            if moved - seen < QUIET_BYTES:
+                if moved - given_back >= QUIET_BYTES:
+                    times, given_back = MEMORY_TIMES, moved
+                if times:
+                    give_back()
+                    times -= 1
+            seen = moved
+
+    async def _closes_within(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._closing.wait()
+        except TimeoutError:
+            return False
 
     def close(self) -> None:
-        """End both loops after what is queued."""
+        """End the loops after what is queued."""
         self._closing.set()
         self._abandoned.put_nowait(None)

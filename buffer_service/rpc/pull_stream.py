@@ -1,13 +1,14 @@
-"""One pull: waits for the batch, then streams the shard in messages of about 1 MiB, reading ahead of the sending.
+"""One pull: waits for the batch, then streams the shard in messages of about 1 MiB, reading ahead of the sending while
+there is room for it.
 
 A body that is gone is reported lost, which makes the stored batch smaller: before the first message the pull is
 simply repeated; after it the batch's facts are on their way, so the client is told to repeat it.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Sequence
-
-import grpc.aio
+from typing import Self, TypeAlias
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
@@ -16,6 +17,7 @@ from buffer_service.observability.diagnosis import Standing, pull_waits_on
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches as convert
 from buffer_service.rpc.convert import fields
+from buffer_service.rpc.room import RawContext, Room, Share
 from buffer_service.rpc.waiting import Lines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
@@ -24,20 +26,21 @@ from rollout_buffer.v1 import batches_pb2 as pb
 
 MESSAGE_BYTES = 1 << 20
 READ_BYTES = 4 << 20
-"""One read of the store; two are held at once."""
+"""One read of the store; two are held at once, but where many pull."""
 MAX_READ_GROUPS = 1_024
-TYPICAL_TOKEN_BYTES = 10
-"""Of the three fixed columns, for the first guess of how many groups make a read."""
-
-RawContext = grpc.aio.ServicerContext[bytes, bytes]
+_PART_OF_FREE = 16
+"""A read takes a part of the room that is free, so that slow readers leave some for those who come after them."""
+_COPIES = 2
+"""Of what is read: the body or the message made of it, and gRPC's copy of that."""
 
 
 class PullStream:
     """Serves one PullBatch RPC."""
 
-    def __init__(self, store: RunStore, lines: Lines, metrics: RpcMetrics) -> None:
+    def __init__(self, store: RunStore, lines: Lines, room: Room, metrics: RpcMetrics) -> None:
         self._store = store
         self._lines = lines
+        self._room = room
         self._metrics = metrics
 
     async def run(self, request: pb.PullBatchRequest, run_id: str, pull: ops.Pull, context: RawContext) -> None:
@@ -84,17 +87,17 @@ class PullStream:
         self, run_id: str, epoch: int, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
     ) -> bool:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
-        chunks = _Chunks(batch)
-        async with asyncio.TaskGroup() as tasks:
-            keys = chunks.next_keys()
-            ahead = tasks.create_task(self._store.fetch(run_id, keys))
-            opened = False
+        opened = False
+        async with _Reads(self._store, self._room, run_id, batch.shard) as reads:
             while True:
-                found = await self._settle_lost(run_id, epoch, batch, chunks.groups(keys), await ahead, reported)
+                groups, bodies, share = await reads.next()
+                found = await self._settle_lost(run_id, epoch, batch, groups, bodies, reported)
                 if found is None:
                     if not opened:
                         return False
                     raise NotReady(f"groups of step {batch.step} are gone from the store; pull the step again")
+                # Each is let go as soon as it is in a message.
+                bodies.clear()
                 if not opened:
                     first = pb.PullBatchResponse(
                         revision=batch.revision,
@@ -103,14 +106,14 @@ class PullStream:
                     )
                     await context.write(first.SerializeToString())
                     opened = True
-                chunks.advance(found)
-                keys = chunks.next_keys()
-                if keys:
-                    ahead = tasks.create_task(self._store.fetch(run_id, keys))
+                reads.ahead()
                 for message in _messages(batch.revision, found):
                     self._metrics.sent("PullBatch", len(message))
-                    await context.write(message)
-                if not keys:
+                    async with self._room.of_client(share):
+                        await context.write(message)
+                    share.resize(max(0, share.size - _COPIES * len(message)))
+                share.close()
+                if reads.done:
                     return True
 
     async def _settle_lost(
@@ -121,18 +124,18 @@ class PullStream:
         groups: Sequence[ops.ShardGroup],
         bodies: Sequence[ops.Buffer | None],
         reported: set[str],
-    ) -> list[Delivered] | None:
+    ) -> deque[Delivered] | None:
         """The groups with their bodies, or None after those without one were reported lost."""
         lost = [group.payload_key for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
             await self._store.report_lost(run_id, epoch, batch.step, lost)
             reported.update(lost)
             return None
-        return [
+        return deque(
             Delivered(body, group.sequence, group.head_version, group.tail_version)
             for group, body in zip(groups, bodies, strict=True)
             if body is not None
-        ]
+        )
 
 
 def _of_round(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
@@ -141,40 +144,83 @@ def _of_round(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
     return f"; round {pull.round} of step {short.step} needs {short.needed} groups"
 
 
-class _Chunks:
-    """Which groups to read next, so that a read is about READ_BYTES: sizes are learned from what was read."""
-
-    def __init__(self, batch: ops.Batch) -> None:
-        self._shard = batch.shard
-        self._done = 0
-        tokens = batch.shard_tokens // max(1, len(batch.shard))
-        self._group_bytes = max(1, tokens * TYPICAL_TOKEN_BYTES)
-
-    def next_keys(self) -> list[str]:
-        """Payload keys of the next chunk; empty at the end."""
-        count = min(MAX_READ_GROUPS, max(1, READ_BYTES // self._group_bytes))
-        return [group.payload_key for group in self._shard[self._done : self._done + count]]
-
-    def groups(self, keys: Sequence[str]) -> Sequence[ops.ShardGroup]:
-        """The groups of the chunk with these keys, the present one."""
-        return self._shard[self._done : self._done + len(keys)]
-
-    def advance(self, found: Sequence[Delivered]) -> None:
-        """The present chunk was read."""
-        self._done += len(found)
-        if found:
-            self._group_bytes = max(1, sum(len(group.body) for group in found) // len(found))
+_Read: TypeAlias = "tuple[list[ops.ShardGroup], Share, asyncio.Future[Sequence[ops.Buffer | None]]]"
 
 
-def _messages(revision: Revision, groups: Sequence[Delivered]) -> Iterator[bytes]:
-    """The groups as messages of at most MESSAGE_BYTES, unless a single group is larger."""
-    part: list[Delivered] = []
-    size = 0
-    for group in groups:
-        if part and size + len(group.body) > MESSAGE_BYTES:
-            yield join_pull(revision, part)
-            part, size = [], 0
-        part.append(group)
-        size += len(group.body)
-    if part:
-        yield join_pull(revision, part)
+class _Reads:
+    """The shard's groups with their bodies, in reads of about READ_BYTES, less while many pull."""
+
+    def __init__(self, store: RunStore, room: Room, run_id: str, shard: Sequence[ops.ShardGroup]) -> None:
+        self._store = store
+        self._room = room
+        self._run_id = run_id
+        self._left = deque(shard)
+        self._shares: list[Share] = []
+        self._ahead: _Read | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            fetch = self._ahead[2]
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
+        for share in self._shares:
+            share.close()
+
+    @property
+    def done(self) -> bool:
+        """True when the last read was given."""
+        return not self._left and self._ahead is None
+
+    async def next(self) -> tuple[list[ops.ShardGroup], list[ops.Buffer | None], Share]:
+        """Groups, bodies and the room that they take, once there is room."""
+        if self._ahead is None:
+            following, size = self._following()
+            self._ahead = self._begin(following, await self._room.take(size) if size else Share(self._room, 0))
+        groups, share, fetch = self._ahead
+        bodies = list(await fetch)
+        self._ahead = None
+        return groups, bodies, share
+
+    def ahead(self) -> None:
+        """Begin the next read, where there is room to spare."""
+        groups, size = self._following()
+        share = self._room.take_spare(size) if groups else None
+        if share is None:
+            self._left.extendleft(reversed(groups))
+        else:
+            self._ahead = self._begin(groups, share)
+
+    def _begin(self, groups: list[ops.ShardGroup], share: Share) -> "_Read":
+        self._shares = [held for held in self._shares if held.size]
+        self._shares.append(share)
+        keys = [group.payload_key for group in groups]
+        return groups, share, asyncio.ensure_future(self._store.fetch(self._run_id, keys))
+
+    def _following(self) -> tuple[list[ops.ShardGroup], int]:
+        """Groups of the next read, and the room that they need."""
+        most = min(READ_BYTES, self._room.free_bytes // _PART_OF_FREE)
+        groups: list[ops.ShardGroup] = []
+        size = 0
+        while self._left and len(groups) < MAX_READ_GROUPS:
+            group_bytes = ops.payload_size(self._left[0].payload_key)
+            if groups and size + group_bytes > most:
+                break
+            groups.append(self._left.popleft())
+            size += group_bytes
+        return groups, _COPIES * size
+
+
+def _messages(revision: Revision, groups: deque[Delivered]) -> Iterator[bytes]:
+    """The groups, which are taken out, as messages of at most MESSAGE_BYTES, unless a single group is larger."""
+    while groups:
+        part = [groups.popleft()]
+        size = len(part[0].body)
+        while groups and size + len(groups[0].body) <= MESSAGE_BYTES:
+            size += len(groups[0].body)
+            part.append(groups.popleft())
+        message = join_pull(revision, part)
+        part.clear()
+        yield message

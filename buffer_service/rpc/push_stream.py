@@ -1,16 +1,16 @@
 """One push stream: bundles are read ahead a little, pushed in order, and acknowledged in order.
 
 What was read ahead goes to the store in one call where it belongs to the same run: a call costs more than a small
-group, and waking up for its reply more than a large one. Memory: at most WINDOW bundles, and beyond the first one only
-while the process's byte budget has room.
+group, and waking up for its reply more than a large one. At most WINDOW bundles are under way, and beyond the first one
+only while the process's byte budget has room. In memory they are from when they are read, for which there has to be
+room, until the store has them: what is blocked in a full queue lies there.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-
-import grpc.aio
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore
@@ -21,6 +21,7 @@ from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pushes import Pushes
+from buffer_service.rpc.room import STALLED_S, GaveWay, Incoming, RawContext, Share
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push
 from buffer_wire.errors import RolloutBufferError
@@ -29,8 +30,8 @@ from rollout_buffer.v1 import groups_pb2 as pb
 
 WINDOW = 4
 MERGED_BYTES = 4 << 20
-
-RawContext = grpc.aio.ServicerContext[bytes, bytes]
+IDLE_S = 1.0
+"""Silence between two bundles after which a stream may be ended in order, when others wait for room."""
 
 Entry = ops.NewGroup | pb.PushAck
 """A group to push, or the refusal of one that breaks a rule."""
@@ -43,6 +44,7 @@ class _Bundle:
     sequence: int
     size_bytes: int
     entries: list[Entry]
+    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class PushParts:
     store: RunStore
     pushes: Pushes
     budget: ByteBudget
+    incoming: Incoming
     drain: Drain
     metrics: RpcMetrics
     max_payload_bytes: int
@@ -66,6 +69,8 @@ class PushStream:
         self._read: deque[_Bundle] = deque()
         self._held = 0
         self._held_bytes = 0
+        self._shares: set[Share] = set()
+        self._expected = parts.incoming.expected()
         self._end: RolloutBufferError | None = None
         self._ended = False
         self._changed = asyncio.Event()
@@ -79,28 +84,44 @@ class PushStream:
                 await self._push_all()
         finally:
             self._parts.budget.give(self._held_bytes)
+            for share in self._shares:
+                share.close()
+            # An error remembers where it was raised: a cycle with all that this holds.
+            self._read.clear()
+            self._end = None
 
     # ── reading ──────────────────────────────────────────────────────────────
 
     async def _read_ahead(self) -> None:
-        context = self._context
         sequence = 0
         try:
             async with self._parts.drain.interruptible():
-                while True:
-                    await self._room()
-                    message = await context.read()
-                    if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-                        break
+                while await self._read_one(sequence + 1):
                     sequence += 1
-                    self._take(message, sequence)
         except RolloutBufferError as error:
             # Raised again after the acknowledgement of what was read before it.
             self._end = error
         self._ended = True
         self._changed.set()
 
-    async def _room(self) -> None:
+    async def _read_one(self, sequence: int) -> bool:
+        """False at the end. The message is not kept: a wait for the next must not hold on to it."""
+        await self._allowed()
+        # The first is on its way when a stream is opened, and may be large.
+        patience_s = IDLE_S if sequence > 1 else STALLED_S
+        try:
+            message, share = await self._parts.incoming.read(self._context, self._expected, patience_s=patience_s)
+        except GaveWay:
+            if sequence > 1:
+                return False
+            raise
+        if message is None:
+            return False
+        self._shares.add(share)
+        self._take(message, share, sequence)
+        return True
+
+    async def _allowed(self) -> None:
         budget = self._parts.budget
         while self._held >= WINDOW:
             await self._change()
@@ -111,7 +132,7 @@ class PushStream:
         self._changed.clear()
         await self._changed.wait()
 
-    def _take(self, message: bytes, sequence: int) -> None:
+    def _take(self, message: bytes, share: Share, sequence: int) -> None:
         size = len(message)
         self._parts.budget.take(size)
         self._held_bytes += size
@@ -124,7 +145,7 @@ class PushStream:
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
         run_id, seen = fields.run_ref(bundle.run)
-        self._read.append(_Bundle(run_id, seen, sequence, size, entries))
+        self._read.append(_Bundle(run_id, seen, sequence, size, entries, share))
         self._changed.set()
 
     # ── pushing ──────────────────────────────────────────────────────────────
@@ -141,6 +162,7 @@ class PushStream:
         size = sum([bundle.size_bytes for bundle in bundles])
         self._held -= len(bundles)
         self._held_bytes -= size
+        self._shares.difference_update(bundle.share for bundle in bundles)
         self._parts.budget.give(size)
         self._changed.set()
 
@@ -164,7 +186,14 @@ class PushStream:
         for bundle in bundles:
             # Bodies are let go as soon as the store has them.
             bundle.entries.clear()
-        revision, acks, published = await push_entries(self._parts, bundles[0].run_id, entries, seen)
+
+        def stored() -> None:
+            for bundle in bundles:
+                bundle.share.close()
+
+        revision, acks, published = await push_entries(self._parts, bundles[0].run_id, entries, seen, stored)
+        # Where nothing was valid the store was not asked.
+        stored()
         settled = iter(acks)
         return [
             convert.to_push_response(revision, bundle.sequence, list(islice(settled, count)), published)
@@ -173,16 +202,19 @@ class PushStream:
 
 
 async def push_entries(
-    parts: PushParts, run_id: str, entries: list[Entry], seen: Revision
+    parts: PushParts, run_id: str, entries: list[Entry], seen: Revision, stored: Callable[[], None]
 ) -> tuple[Revision, list[pb.PushAck], ops.WeightVersion]:
-    """Push what is valid of `entries`, which is emptied; (revision, acknowledgements in order, published weights)."""
+    """Push what is valid of `entries`, which is emptied; (revision, acknowledgements in order, published weights).
+
+    `stored` is called once the bodies are in the store.
+    """
     groups = [entry for entry in entries if isinstance(entry, ops.NewGroup)]
     refused = {i: entry for i, entry in enumerate(entries) if isinstance(entry, pb.PushAck)}
     total = len(entries)
     entries.clear()
     facts = [group.facts for group in groups]
     if groups:
-        result = await parts.pushes.push(run_id, groups, seen)
+        result = await parts.pushes.push(run_id, groups, seen, stored)
     else:
         view = await parts.store.weights(run_id)
         result = ops.PushResult(view.revision, [], view.published)

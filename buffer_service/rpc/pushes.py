@@ -9,7 +9,7 @@ what no replica came for; should one come after all, the caller is told to push 
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -36,14 +36,17 @@ class Pushes:
         self._waiting: dict[str, list[_Push]] = {}
         """By run, in the order of its line."""
 
-    async def push(self, run_id: str, groups: list[ops.NewGroup], seen: Revision) -> ops.PushResult:
+    async def push(
+        self, run_id: str, groups: list[ops.NewGroup], seen: Revision, stored: Callable[[], None] = lambda: None
+    ) -> ops.PushResult:
         """Push groups (the list is emptied) in order; while the queue is full and the policy says `block`, wait.
 
-        Never answers BLOCKED or GONE. Raises what the store raises, and NotReady when the process shuts down meanwhile,
-        or the store has given up a body.
+        `stored` is called once the bodies are not needed here any longer. Never answers BLOCKED or GONE. Raises what
+        the store raises, and NotReady when the process shuts down meanwhile, or the store has given up a body.
         """
         push = _Push(groups)
         await self._first_try(run_id, push, seen)
+        stored()
         if not push.blocked:
             return push.result()
         with self._metrics.blocked():

@@ -1,6 +1,7 @@
 """The gRPC server of one process: servicers, raw handlers for the payload path, health, reflection, options."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.pull_stream import PullStream
 from buffer_service.rpc.push_stream import PushParts
 from buffer_service.rpc.pushes import Pushes
+from buffer_service.rpc.room import Incoming, Room
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
 from buffer_service.rpc_settings import RpcSettings
@@ -68,6 +70,7 @@ class RpcServer:
     server: grpc.aio.Server
     drain: Drain
     janitor: Janitor
+    rooms: Sequence[Room]
     health: Any
     """The standard health servicer; grpcio-health-checking has no types for its asyncio one."""
 
@@ -100,10 +103,13 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     slots = StreamSlots(settings.max_streams, settings.max_token_streams)
     pushes = Pushes(store, lines, janitor, metrics)
     budget = ByteBudget(settings.blocked_bytes)
+    # Apart, so that neither direction can keep the other from going on; the last quarter is for gRPC's own buffers.
+    incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
+    outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
     groups = servicers.GroupServicer(
-        PushParts(store, pushes, budget, drain, metrics, settings.max_message_bytes), slots
+        PushParts(store, pushes, budget, Incoming(incoming), drain, metrics, settings.max_message_bytes), slots
     )
-    batches = servicers.BatchServicer(store, PullStream(store, lines, metrics), slots)
+    batches = servicers.BatchServicer(store, PullStream(store, lines, outgoing, metrics), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store, bounds, slots), server)
@@ -120,7 +126,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return RpcServer(server, drain, janitor, health_servicer)
+    return RpcServer(server, drain, janitor, (incoming, outgoing), health_servicer)
 
 
 # Handlers without deserializer or serializer are given and give the messages' bytes.
@@ -131,7 +137,8 @@ def _group_handlers(groups: servicers.GroupServicer) -> "grpc.GenericRpcHandler[
         "rollout_buffer.v1.GroupService",
         {
             "PushGroups": grpc.stream_stream_rpc_method_handler(groups.PushGroups),
-            "PushGroup": grpc.unary_unary_rpc_method_handler(groups.PushGroup),
+            # The same on the wire as a unary method, whose message gRPC would read before anybody is asked.
+            "PushGroup": grpc.stream_unary_rpc_method_handler(groups.PushGroup),
         },
     )
 

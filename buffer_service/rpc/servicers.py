@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 
@@ -20,7 +20,8 @@ from buffer_service.rpc.convert import batches, fields, groups, plans, policies,
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pull_stream import PullStream
-from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
+from buffer_service.rpc.push_stream import Entry, PushParts, PushStream, push_entries
+from buffer_service.rpc.room import WAIT_S, Expected, RawContext, Share
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
 from buffer_service.security.gate import caller
@@ -39,13 +40,15 @@ from rollout_buffer.v1 import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
 _POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
 """Reasons that no wait changes: the engine has to act first, and ask again with what it has loaded then."""
 
 _STOPPED = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.DRAINING})
 """Reasons that end a wait as they arise: the worker is told at once. One that finds the run so waits like any other."""
+
+_OF_DEADLINE = 0.8
+"""Part of a unary push's time that may pass before its message is read."""
 
 POLICY_TRIES = 8
 """How often fields of a policy are tried to be changed while others change it; then the caller has to ask again."""
@@ -196,21 +199,44 @@ class GroupServicer:
         with self.slots.slot(caller().token_id):
             await PushStream(context, self.parts).run()
 
-    async def PushGroup(self, request: bytes, _: RawContext) -> bytes:
-        """One group."""
-        self.parts.metrics.received("PushGroup", len(request))
-        bundle = parsed("PushGroupRequest", split_push_one, request)
+    async def PushGroup(self, _requests: AsyncIterator[bytes], context: RawContext) -> bytes:
+        """One group, of a unary call that is read as a stream of one message: only when there is room for it."""
+        expected = self.parts.incoming.expected()
+        # Not at the price of reading it.
+        self.parts.budget.refuse(expected.size)
+        run_id, seen, entries, share = await self._read_one(context, expected)
+        try:
+            with share, self.parts.budget.held(share.size):
+                revision, acks, _published = await push_entries(self.parts, run_id, entries, seen, share.close)
+        finally:
+            # What goes wrong is remembered with this frame.
+            entries.clear()
+        return groups_pb2.PushGroupResponse(
+            revision=revision, revision_proof=revision.proof, ack=acks[0]
+        ).SerializeToString()
+
+    async def _read_one(self, context: RawContext, expected: Expected) -> tuple[str, Revision, list[Entry], Share]:
+        """Run id, revision, the group and its room. The message is not kept: the push may wait in line for long."""
+        left_s = cast("float | None", context.time_remaining())
+        longest_s = WAIT_S if left_s is None else min(WAIT_S, left_s * _OF_DEADLINE)
+        async with self.parts.drain.interruptible():
+            message, share = await self.parts.incoming.read(context, expected, longest_s)
+        try:
+            return *self._entry(message), share
+        except BaseException:
+            share.close()
+            raise
+
+    def _entry(self, message: bytes | None) -> tuple[str, Revision, list[Entry]]:
+        if message is None:
+            raise InvalidField("message", "none", "one PushGroupRequest")
+        self.parts.metrics.received("PushGroup", len(message))
+        bundle = parsed("PushGroupRequest", split_push_one, message)
         caller().check_run(bundle.run.run_id)
         run_id, seen = fields.run_ref(bundle.run)
         if not bundle.groups:
             raise InvalidField("group", "unset", "set")
-        entry = groups.entry(bundle.groups[0], self.parts.max_payload_bytes)
-        # gRPC keeps the message until it is answered, however long the push waits in line.
-        with self.parts.budget.held(len(request)):
-            revision, acks, _published = await push_entries(self.parts, run_id, [entry], seen)
-        return groups_pb2.PushGroupResponse(
-            revision=revision, revision_proof=revision.proof, ack=acks[0]
-        ).SerializeToString()
+        return run_id, seen, [groups.entry(bundle.groups[0], self.parts.max_payload_bytes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from struct import iter_unpack
 from google.protobuf.message import DecodeError
 
 from buffer_service.domain.inspection import InspectStore
+from buffer_service.domain.ops import payload_size
 from buffer_wire.codec import MalformedMessage, read_varint, split_group
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.limits import MAX_HEADER_BYTES
@@ -69,8 +70,7 @@ async def _read_usual(store: InspectStore, key: str, body: bytes) -> StoredGroup
 
 
 async def _read_whole(store: InspectStore, key: str) -> StoredGroup | None:
-    # A payload's key ends in its size.
-    body = await store.read_payload(key, 0, int(key.rpartition(":")[2]))
+    body = await store.read_payload(key, 0, payload_size(key))
     if not body:
         # Deleted since its beginning was read.
         return None

@@ -17,9 +17,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from buffer_service.domain.ops import Buffer
+from buffer_service.domain.ops import Buffer, payload_size
 from buffer_service.store.address import Address
-from buffer_service.store.keys import SCHEMA_VERSION, index_key, new_secret, payload_size
+from buffer_service.store.keys import SCHEMA_VERSION, index_key, new_secret
 from buffer_service.store.primary import Primary
 from buffer_service.store.replication import Exchange, Replication
 from buffer_service.store.replies import head_of, pack, parse

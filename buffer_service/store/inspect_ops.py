@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.domain import inspection as ins
-from buffer_service.store.keys import payload_size
+from buffer_service.domain.ops import payload_size
 from buffer_service.store.replies import pack, text
 from buffer_service.store.run_ops import RunOps, as_policy
 from buffer_wire.errors import InvalidField

@@ -44,8 +44,3 @@ def new_payload_key(run_id: str, size_bytes: int) -> str:
 def new_secret() -> str:
     """A run's secret, by which the scripts prove its revisions: 128 random bits."""
     return secrets.token_hex(16)
-
-
-def payload_size(key: str) -> int:
-    """Size in bytes of the payload under a payload key."""
-    return int(key.rpartition(":")[2])

@@ -5,7 +5,16 @@ milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are 
 """
 
 from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short
-from buffer_service.domain.ops.groups import PORTION, Buffer, GroupFacts, NewGroup, Pushed, PushKind, PushResult
+from buffer_service.domain.ops.groups import (
+    PORTION,
+    Buffer,
+    GroupFacts,
+    NewGroup,
+    Pushed,
+    PushKind,
+    PushResult,
+    payload_size,
+)
 from buffer_service.domain.ops.tasks import (
     Extended,
     LeaseAsk,
@@ -74,4 +83,5 @@ __all__ = [
     "TrainerClock",
     "WeightVersion",
     "WeightsView",
+    "payload_size",
 ]

@@ -25,6 +25,11 @@ REMEMBERED_TASKS = 32_768
 """Names of tasks that a run keeps after their checkpoint, where groups are pushed without leases: 100 bytes each."""
 
 
+def payload_size(key: str) -> int:
+    """Size in bytes of the payload under a payload key, which ends in it."""
+    return int(key.rpartition(":")[2])
+
+
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """What the rules need to know of a pushed group. `lease_id` is empty for a push without a lease."""

@@ -54,7 +54,8 @@ class GroupServiceServicer(object):
     def PushGroups(self, request_iterator, context):
         """The ordinary way: a stream of bundles, one acknowledgement per group, flow-controlled by the service. A
         request that is refused as a whole (unknown run, malformed message) ends the stream with its error; a
-        single bad group is answered in its acknowledgement.
+        single bad group is answered in its acknowledgement. The service may end a stream in order: what it has not
+        acknowledged is to be sent again, on another one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

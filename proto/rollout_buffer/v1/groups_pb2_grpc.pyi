@@ -97,7 +97,8 @@ class GroupServiceStub(typing.Generic[_GroupServicePushGroupsType, _GroupService
     PushGroups: _GroupServicePushGroupsType
     """The ordinary way: a stream of bundles, one acknowledgement per group, flow-controlled by the service. A
     request that is refused as a whole (unknown run, malformed message) ends the stream with its error; a
-    single bad group is answered in its acknowledgement.
+    single bad group is answered in its acknowledgement. The service may end a stream in order: what it has not
+    acknowledged is to be sent again, on another one.
     """
 
     PushGroup: _GroupServicePushGroupType
@@ -125,7 +126,8 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.groups_pb2.PushGroupsResponse], collections.abc.AsyncIterator[rollout_buffer.v1.groups_pb2.PushGroupsResponse]]:
         """The ordinary way: a stream of bundles, one acknowledgement per group, flow-controlled by the service. A
         request that is refused as a whole (unknown run, malformed message) ends the stream with its error; a
-        single bad group is answered in its acknowledgement.
+        single bad group is answered in its acknowledgement. The service may end a stream in order: what it has not
+        acknowledged is to be sent again, on another one.
         """
 
     @abc.abstractmethod
