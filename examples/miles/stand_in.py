@@ -94,7 +94,7 @@ class Tokenizer:
         """Code points."""
         return [ord(character) for character in text]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:  # noqa: ARG002 - there are none
         """The inverse."""
         return "".join(chr(token) for token in token_ids)
 

@@ -260,6 +260,9 @@ def test_hook_publishes_what_was_saved_and_engines_load_it(
     source = it.source()
     with pytest.raises(InvalidField, match="--save-hf"):
         miles.post_save_hook(it.args, 0, "checkpoint", None)
+    it.args.save_hf = str(tmp_path / "hf" / "{rollout_id}")
+    # A critic's save, which has no such directory.
+    miles.post_save_hook(it.args, 1, "checkpoint", None)
     with worker_process(service.address, "hook", tmp_path, *ENGINE):
         for rollout_id in range(2):
             generate(it.args, rollout_id, source)

@@ -1,22 +1,33 @@
 """Knobs of Miles and slime as policies and tasks; no service is needed."""
 
+import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from buffer_wire.errors import InvalidField
 from examples.miles import stand_in
-from tests.integrations.miles_contract import hf_checkpoint, prompts, types_of
+from examples.miles.stand_in_samples import MilesSample
+from tests.integrations.miles_contract import hf_checkpoint, installed, prompts, types_of
 from tests.support.upstreams import checkout
 from trainer_client.integrations import miles
-from trainer_client.integrations.miles.contract import MILES
-from trainer_client.integrations.miles.conversion import Converter, sampling_of
+from trainer_client.integrations.miles.contract import MILES, SLIME
+from trainer_client.integrations.miles.conversion import Converter, eval_sampling_of, sampling_of
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, data_buffer_policy, rollout_policy
 
 Sample = types_of("miles").Sample
+
+
+@pytest.fixture(autouse=True)
+def contract() -> Iterator[None]:
+    with installed("miles"), installed("slime"):
+        yield
 
 
 def settings(environ: dict[str, str] | None = None, **values: Any) -> Settings:
@@ -147,6 +158,75 @@ def test_response_ends_with_the_context() -> None:
     assert sampling_of(args, 10).max_new_tokens == 10
     assert sampling_of(args, 2).max_new_tokens == 16
     assert sampling_of(args, 30).max_new_tokens == 1
+
+
+def test_deterministic_inference_draws_with_the_rollouts_seed() -> None:
+    args = stand_in.arguments(sglang_enable_deterministic_inference=True, rollout_seed=7)
+    config = types_of("miles").EvalDatasetConfig("d", "d.jsonl", max_response_len=4)
+    assert (sampling_of(args, 10).seed, eval_sampling_of(args, config).seed) == (7, 7)
+    assert sampling_of(stand_in.arguments(), 10).seed is None
+
+
+def test_knobs_of_an_evaluations_dataset_reach_the_engine_or_are_refused_by_name() -> None:
+    args = stand_in.arguments(eval_min_new_tokens=2)
+
+    def sampling(**values: Any) -> Any:
+        return eval_sampling_of(args, types_of("slime").EvalDatasetConfig("d", "d.jsonl", max_response_len=4, **values))
+
+    assert sampling().min_new_tokens == 2
+    made = sampling(min_new_tokens=3, repetition_penalty=1.2, stop=["END"], top_p=0.5)
+    assert (made.min_new_tokens, made.repetition_penalty, made.top_p) == (3, 1.2, 0.5)
+    assert list(made.stop) == ["END"]
+    for name, value in (("app_service", "http://there"), ("no_stop_trim", False), ("skip_special_tokens", True)):
+        with pytest.raises(InvalidField, match=rf"eval_datasets\.d\.{name}"):
+            sampling(**{name: value})
+
+
+# ── which tokens could be drawn ──────────────────────────────────────────────
+
+
+def masked() -> Any:
+    """A delivered group of one sample: two prompt tokens, two drawn ones with a tool's between them."""
+    sample = SimpleNamespace(
+        token_ids=np.array([1, 2, 5, 8, 6], np.int32), logprobs=np.zeros(5, np.float32),
+        loss_mask=np.array([0, 0, 1, 0, 1], np.uint8), prompt_len=2, reward=0.0, finish_reason="stop", spans=(),
+        extras={
+            "sampling_mask": np.array([5, 9, 6, 7, 4], np.int32),
+            "sampling_mask_counts": np.array([0, 0, 2, 0, 3], np.int32),
+        },
+    )  # fmt: skip
+    facts = {"group_index": 0, "indices": [0], "prompt": "", "label": None, "metadata": {}}
+    return SimpleNamespace(samples=(sample,), metadata=facts)
+
+
+def test_slime_is_told_which_tokens_could_be_drawn_where_it_cuts_by_top_p() -> None:
+    made = Converter(SLIME, stand_in.arguments(rollout_top_p=0.9), stand_in.Tokenizer())
+    assert made.task(group(prompt="ab")).columns == ("sampling_mask",)
+    sample: Any = made.samples(masked())[0]
+    assert sample.rollout_top_p_token_ids.tolist() == [5, 9, 6, 7, 4]
+    assert sample.rollout_top_p_token_offsets.tolist() == [0, 2, 2, 5]
+    for values in ({}, {"rollout_top_k": 5}):
+        assert (
+            Converter(SLIME, stand_in.arguments(**values), stand_in.Tokenizer()).task(group(prompt="a")).columns == ()
+        )
+    assert converter(rollout_top_p=0.9).task(group(prompt="ab")).columns == ()
+
+
+@dataclasses.dataclass
+class LaterSample(MilesSample):
+    """Of Miles with its change 301be963."""
+
+    rollout_sampling_mask_ids: list[int] | None = None
+    rollout_sampling_mask_offsets: list[int] | None = None
+
+
+def test_later_miles_wants_a_row_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MILES.module("utils.types"), "Sample", LaterSample)
+    made = converter(rollout_top_k=5)
+    assert made.task(group(prompt="ab")).columns == ("sampling_mask",)
+    sample: Any = made.samples(masked())[0]
+    assert sample.rollout_sampling_mask_ids == [5, 9, 8, 6, 7, 4]
+    assert sample.rollout_sampling_mask_offsets == [0, 2, 3, 6]
 
 
 # ── the data source's position ───────────────────────────────────────────────

@@ -12,18 +12,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from buffer_wire.errors import InvalidField
+from buffer_wire.layout import SAMPLING_MASK, counts_of
 from trainer_client import batch
 from trainer_client.integrations.miles.contract import Args, EvalDataset, Framework, Prompt, PromptGroup, Sample
 from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
 from trainer_client.tasks import SamplingParams, Task
 
 ROUTED_EXPERTS = "routed_experts"
+SLIME_MASK = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+MILES_MASK = ("rollout_sampling_mask_ids", "rollout_sampling_mask_offsets")
+"""Of a later Miles (its commit 301be963); each token has a row there, where nothing was drawn its own."""
+
+UNSERVED = (
+    "custom_generate_function_path", "app_service", "eval_task_timeout", "min_eval_samples",
+    "eval_early_stop_remaining", "eval_early_stop_idle_timeout", "message_processor", "reward_model",
+    "remote_environment",
+)  # fmt: skip
+"""Settings of an evaluation's dataset that change what is generated or scored, and that a worker knows nothing of."""
 
 
 def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
     """The training's --rollout-* arguments; a response ends with --rollout-max-context-len too."""
     return _sampling(
+        args,
         max_new_tokens=_within_context(args.rollout_max_response_len, args, prompt_tokens),
         temperature=getattr(args, "rollout_temperature", None),
         top_p=getattr(args, "rollout_top_p", None),
@@ -34,19 +48,29 @@ def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
 
 
 def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
-    """An evaluation dataset's own values, or the training's."""
+    """An evaluation dataset's own values, or the training's. Raises InvalidField for what has no meaning here."""
+    for name in UNSERVED:
+        if (value := getattr(config, name, None)) is not None:
+            raise InvalidField(f"eval_datasets.{config.name}.{name}", value, "unset: the buffer's workers generate")
+    special = getattr(args, "rollout_skip_special_tokens", False)
+    for name, served in (("skip_special_tokens", special), ("no_stop_trim", True)):
+        if (value := getattr(config, name, None)) not in (None, served):
+            raise InvalidField(f"eval_datasets.{config.name}.{name}", value, str(served))
 
     def chosen(name: str, other: str) -> object:
         value = getattr(config, name, None)
         return getattr(args, other, None) if value is None else value
 
     return _sampling(
+        args,
         max_new_tokens=cast("int", chosen("max_response_len", "rollout_max_response_len")),
         temperature=chosen("temperature", "rollout_temperature"),
         top_p=chosen("top_p", "rollout_top_p"),
         top_k=chosen("top_k", "rollout_top_k"),
         stop=chosen("stop", "rollout_stop"),
         stop_token_ids=chosen("stop_token_ids", "rollout_stop_token_ids"),
+        repetition_penalty=getattr(config, "repetition_penalty", None),
+        min_new_tokens=chosen("min_new_tokens", "eval_min_new_tokens"),
     )
 
 
@@ -55,8 +79,17 @@ def _within_context(limit: int, args: Args, prompt_tokens: int) -> int:
     return limit if context is None or prompt_tokens == 0 else max(1, min(limit, context - prompt_tokens))
 
 
-def _sampling(
-    *, max_new_tokens: int, temperature: object, top_p: object, top_k: object, stop: object, stop_token_ids: object
+def _sampling(  # noqa: PLR0913 - the knobs of an engine
+    args: Args,
+    *,
+    max_new_tokens: int,
+    temperature: object,
+    top_p: object,
+    top_k: object,
+    stop: object,
+    stop_token_ids: object,
+    repetition_penalty: object = None,
+    min_new_tokens: object = None,
 ) -> SamplingParams:
     k = cast("int | None", top_k)
     t = cast("float | None", temperature)
@@ -69,6 +102,10 @@ def _sampling(
         top_k=1 if greedy else k if k is not None and k > 0 else None,
         stop=[stop] if isinstance(stop, str) else cast("Sequence[str]", stop or ()),
         stop_token_ids=cast("Sequence[int]", stop_token_ids or ()),
+        # Sample i draws with seed + i, as theirs does.
+        seed=args.rollout_seed if getattr(args, "sglang_enable_deterministic_inference", False) else None,
+        repetition_penalty=cast("float | None", repetition_penalty),
+        min_new_tokens=cast("int | None", min_new_tokens) or 0,
     )
 
 
@@ -94,6 +131,7 @@ class Converter:
             sampling=sampling or sampling_of(self.args, len(ids)),
             prompt_token_ids=ids,
             messages=cast("list[dict[str, str]]", first.prompt) if not ids else (),
+            columns=(SAMPLING_MASK,) if sampling is None and self._mask_fields() else (),
             metadata={
                 "label": first.label,
                 "metadata": first.metadata,
@@ -102,6 +140,17 @@ class Converter:
                 "indices": [sample.index for sample in group],
             },
         )
+
+    def _mask_fields(self) -> tuple[str, str] | None:
+        """The fields of a sample that say which tokens could be drawn, where the framework's trainer wants them."""
+        narrowed = (getattr(self.args, "rollout_top_p", None) or 1.0) != 1.0
+        cut = (getattr(self.args, "rollout_top_k", None) or -1) > 0
+        if not narrowed and not cut:
+            return None
+        known = self.framework.sample.__dataclass_fields__  # type: ignore[attr-defined]  # a class
+        if MILES_MASK[0] in known:
+            return MILES_MASK
+        return SLIME_MASK if narrowed and SLIME_MASK[0] in known else None
 
     def _prompt_ids(self, sample: Sample) -> list[int]:
         """Ids that the sample brings, or those of its text; empty for chat messages, which the worker renders."""
@@ -125,7 +174,9 @@ class Converter:
             index=indices[i],
             prompt=cast("Prompt", facts["prompt"]),
             tokens=made.token_ids.tolist(),
-            response=self.tokenizer.decode(response),
+            response=self.tokenizer.decode(
+                response, skip_special_tokens=getattr(self.args, "rollout_skip_special_tokens", False)
+            ),
             response_length=len(response),
             label=facts["label"],
             reward={reward_key: made.reward} if reward_key else made.reward,
@@ -138,6 +189,17 @@ class Converter:
         if ROUTED_EXPERTS in made.extras:
             # Row t holds the experts of token t; the last token is never an input.
             sample.rollout_routed_experts = made.extras[ROUTED_EXPERTS][:-1].astype("int32")  # type: ignore[attr-defined]
+        if SAMPLING_MASK in made.extras and (fields := self._mask_fields()) is not None:
+            counts = made.extras[counts_of(SAMPLING_MASK)][made.prompt_len :]
+            kept = made.extras[SAMPLING_MASK]
+            if fields is MILES_MASK:
+                forced = np.flatnonzero(counts == 0)
+                places = np.cumsum(counts, dtype=np.intp)[forced]
+                kept = np.insert(kept, places, made.token_ids[made.prompt_len :][forced])
+                counts = np.maximum(counts, 1)
+            offsets = np.concatenate([[0], np.cumsum(counts)]).astype("int32")
+            for name, values in zip(fields, (kept.astype("int32"), offsets), strict=True):
+                setattr(sample, name, values.tolist() if fields is MILES_MASK else values)
         return sample
 
 
