@@ -183,6 +183,31 @@ def test_every_step_keeps_its_rollouts_whoever_is_killed(
     assert len(set(trained)) == len(trained), "nothing is trained twice"
 
 
+def test_it_outlives_the_service(tmp_path: Path) -> None:
+    with (
+        running_service(tmp_path / "service", durability="process") as service,
+        # It gives up soon, so that the bridge begins again.
+        BufferClient(service.address, ClientOptions(timeout_s=0.5, attempt_timeout_s=0.5)) as hasty,
+        BufferClient(service.address, ClientOptions(timeout_s=30)) as client,
+        Carried(hasty, "outage", tmp_path) as carried,
+        PushingWorker(service.address, "outage"),
+    ):
+        trainer = FileTrainer(tmp_path)
+        before = tokens_of(trainer.rollouts())
+        epoch = client.run("outage").epoch
+        service.kill()
+        trainer.finish()
+        until(lambda: carried.bridge._waiting is not None and carried.bridge._waiting.what == "service")
+        service.start()
+        until(lambda: client.run("outage").published.version == 1)
+        assert client.run("outage").epoch > epoch
+        after = tokens_of(trainer.rollouts())
+        assert not set(map(tuple, before)) & set(map(tuple, after))
+        trainer.finish()
+        until(lambda: client.run("outage").committed_steps == 2)
+        assert client.run("outage").ledger.balanced
+
+
 def test_it_says_on_whom_it_waits_and_ends_on_sigterm(service: ServiceProcess, tmp_path: Path) -> None:
     with program(service, tmp_path, "nobody") as bridge:
         log = tmp_path / "bridge.log"
