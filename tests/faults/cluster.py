@@ -8,15 +8,20 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.faults.history import History
 from tests.support.processes import alive, children, command
 from tests.support.service import ServiceProcess
+from tests.support.store_server import StoreServer
 
 STALL_EVENTS = 60
-"""How long a stalled process stands, in events of the others."""
+"""How long a stalled process stands, in events of the others; how long a disk is full at most."""
+FULL_S = 2.0
+FEW_WRITES = 20_000
+"""Bytes."""
+KILLED_WHEN_FULL = 0.7
 PACE = (80, 260)
 """Events between two strikes."""
 
@@ -66,8 +71,8 @@ def rpc_processes(service: ServiceProcess) -> list[int]:
 class Nemesis:
     """Strikes after a random number of events of the history, one strike after another, until there are enough.
 
-    `restart_store` kills the store and starts it again, where the test has one that survives it. `gently`: services as
-    a whole are left alone, which cannot start while the store is away.
+    `store` is killed and started again, and finds its disk full, where the test has one that survives it. `gently`:
+    services as a whole are left alone, which cannot start while the store is away.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Nemesis:
         history: History,
         rng: random.Random,
         enough: Callable[[], bool],
-        restart_store: Callable[[], None] | None = None,
+        store: StoreServer | None = None,
         *,
         gently: bool = False,
     ) -> None:
@@ -84,7 +89,7 @@ class Nemesis:
         self._history = history
         self._rng = rng
         self._enough = enough
-        self._restart_store = restart_store
+        self._store = store
         self._gently = gently
         self.strikes = 0
 
@@ -93,8 +98,8 @@ class Nemesis:
         ways = [self._kill_process, self._kill_process, self._stall]
         if not self._gently:
             ways += [self._kill_service, self._restart]
-        if self._restart_store is not None:
-            ways.append(self._kill_store)
+        if self._store is not None:
+            ways += [self._kill_store, self._fill_disk]
         while not self._enough():
             await self._history.passed(self._rng.randint(*PACE))
             await self._rng.choice(ways)(self._rng.choice(self._cluster.services))
@@ -129,8 +134,35 @@ class Nemesis:
 
     async def _kill_store(self, service: ServiceProcess) -> None:
         self._say("kill the store", service)
-        assert self._restart_store is not None
         self._restart_store()
+
+    async def _fill_disk(self, service: ServiceProcess) -> None:
+        """Room for a few more writes; it comes again by itself, or with the next life of a store that is killed."""
+        assert self._store is not None
+        killed = self._rng.random() < KILLED_WHEN_FULL
+        self._say(f"fill the store's disk{', kill the store' if killed else ''}", service)
+        self._store.fill_disk(left=self._rng.randint(0, FEW_WRITES))
+        try:
+            async with asyncio.timeout(FULL_S):
+                await self._history.passed(self._rng.randint(1, STALL_EVENTS))
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self._store.free_disk()
+            raise
+        if killed:
+            # Nobody is left who knows what it had acknowledged.
+            for process in (pid for each in self._cluster.services for pid in rpc_processes(each)):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._restart_store()
+        else:
+            self._store.free_disk()
+
+    def _restart_store(self) -> None:
+        assert self._store is not None
+        self._store.kill()
+        self._store.start()
 
     def _signal(self, service: ServiceProcess, number: int) -> int:
         pids = rpc_processes(service)

@@ -15,6 +15,7 @@ from tests.faults.observer import last_looks, observe
 from tests.faults.promises import broken
 from tests.faults.trainer import Plan, Trainer
 from tests.faults.workers import Worker
+from tests.support.store_server import StoreServer
 from trainer_client import AsyncBufferClient, Policy
 
 WORKERS = 5
@@ -38,7 +39,7 @@ class HistoryRun:
     policy: Policy
     seed: int
     size: Size = field(default_factory=Size)
-    restart_store: Callable[[], None] | None = None
+    store: StoreServer | None = None
     disaster: Callable[[History], Coroutine[Any, Any, None]] | None = None
     """What happens once, among the strikes."""
     may_lose: bool = False
@@ -53,7 +54,7 @@ class HistoryRun:
             self.history,
             self._own(),
             self._is_enough,
-            self.restart_store,
+            self.store,
             gently=self.disaster is not None,
         )
         self.trainer = Trainer(self.run_id, self.history, self._own(), self._target, self.plan, may_lose=self.may_lose)
