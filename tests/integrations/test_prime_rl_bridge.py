@@ -183,6 +183,30 @@ def test_every_step_keeps_its_rollouts_whoever_is_killed(
     assert len(set(trained)) == len(trained), "nothing is trained twice"
 
 
+def test_checkpoints_of_a_life_that_was_left_free_nothing(
+    service: ServiceProcess, client: BufferClient, tmp_path: Path
+) -> None:
+    with Carried(client, "left", tmp_path), PushingWorker(service.address, "left"):
+        trainer = FileTrainer(tmp_path)
+        for step in range(1, 5):
+            trainer.rollouts()
+            trainer.finish(checkpoint=step == 2)
+        until(lambda: client.run("left").checkpointed_steps == 2)
+        # As another life had written it, before the trainer was sent back to its second step.
+        left = tmp_path / "checkpoints" / "step_9" / "trainer"
+        left.mkdir(parents=True)
+        (left / ".metadata").touch()
+        trainer = FileTrainer(tmp_path, step=3)
+        trainer.rollouts()
+        trainer.finish()
+        until(lambda: client.run("left").committed_steps == 3)
+        trainer.rollouts()
+        trainer.finish()
+        # By then it has looked at the checkpoints with three steps trained.
+        until(lambda: client.run("left").committed_steps == 4)
+        assert client.run("left").checkpointed_steps == 2
+
+
 def test_it_outlives_the_service(tmp_path: Path) -> None:
     with (
         running_service(tmp_path / "service", durability="process") as service,

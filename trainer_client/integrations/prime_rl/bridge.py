@@ -232,7 +232,7 @@ class Bridge:
 
     def _checkpoint(self, session: TrainerSession, trained: int, told: int) -> int:
         """Say how far the trainer's newest checkpoint goes, if it goes further than `told`; returns how far."""
-        steps = min(self._output.checkpointed(), trained)
+        steps = self._output.checkpointed(trained)
         if steps <= told:
             return told
         self._publisher.checkpointed(self._client.checkpoint(self._run_id, epoch=session.epoch, through_step=steps - 1))

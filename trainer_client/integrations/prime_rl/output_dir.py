@@ -56,10 +56,10 @@ class OutputDir:
         while before != (before := _stamps(source)):
             shutil.copytree(source, folder, ignore=ignored, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
-    def checkpointed(self) -> int:
-        """Steps in the newest whole checkpoint; 0 without one."""
-        whole = (step for step, path in _steps(self._checkpoints) if (path / "trainer" / ".metadata").exists())
-        return max(whole, default=0)
+    def checkpointed(self, trained: int) -> int:
+        """Steps in the newest whole checkpoint of at most `trained`: later ones are of a life that was left; or 0."""
+        found = ((step, path / "trainer" / ".metadata") for step, path in _steps(self._checkpoints))
+        return max((step for step, whole in found if step <= trained and whole.exists()), default=0)
 
     def write_rollouts(self, step: int, ranks: Sequence[bytes]) -> None:
         """Put the files of step N in place, one of each data rank."""
