@@ -13,13 +13,14 @@ class Fenced(RolloutBufferError):
 
 
 class StaleEpoch(Fenced):
-    """The caller's epoch is not the run's. Attributes: epoch, current."""
+    """The caller's epoch is not the run's, or that of a deleted run of the same name. Attributes: epoch, current."""
 
     reason = "stale_epoch"
 
     def __init__(self, epoch: int, current: int) -> None:
+        why = "another trainer has resumed it" if epoch != current else "this one is of a deleted run of the same name"
         super().__init__(
-            f"epoch is {epoch} but the run is at epoch {current}: another trainer has resumed it",
+            f"epoch is {epoch} but the run is at epoch {current}: {why}",
             epoch=epoch,
             current=current,
         )

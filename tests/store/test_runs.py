@@ -15,9 +15,10 @@ from buffer_service.domain.policy import (
     StaleAction,
     StalenessMeasure,
 )
+from buffer_service.domain.proofs import prove
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StoreFault, UnknownRun
+from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StaleEpoch, StoreFault, UnknownRun
 from buffer_wire.revision import Revision
 from tests.store.driver import Run, weights
 
@@ -227,3 +228,36 @@ async def test_an_illegal_transition_is_refused_by_the_script(run: Run) -> None:
     await run.pass_ms(60_001)
     with pytest.raises(StoreFault, match="illegal transition of a task: cancelled to pending"):
         await run.store.sweep()
+
+
+async def test_a_trainer_of_a_deleted_run_is_fenced_off_the_next_one_of_its_name(run: Run) -> None:
+    policy = RunPolicy(batch_groups=2)
+    seen = []
+    for secret in ("of the first", "of the second"):
+        await run.store.create_run(run.run_id, policy, secret=secret)
+        # The same epoch, groups and step.
+        assert (await run.resume(0)).epoch == 2
+        await run.fill("a", "b")
+        await run.batch(0)
+        seen.append(prove(secret, (await run.view()).revision))
+        if secret == "of the first":
+            await run.store.delete_run(run.run_id)
+    former, present = seen
+    with pytest.raises(StaleEpoch, match="deleted run"):
+        await run.store.commit(run.run_id, 2, 0, seen_revision=former)
+    with pytest.raises(StaleEpoch, match="deleted run"):
+        await run.store.publish(run.run_id, ops.Publish(2, 1, b"", None), seen_revision=former)
+    assert (await run.view()).committed_steps == 0
+    assert (await run.store.commit(run.run_id, 2, 0, seen_revision=present))[1] == 1
+
+
+async def test_tasks_of_runs_of_one_name_have_ids_of_their_own(run: Run) -> None:
+    ids: list[str] = []
+    for seconds in (1_700_000_000, 1_700_000_001):
+        await run.store.create_run(run.run_id, RunPolicy(batch_groups=2), revision=seconds * 1_000_000)
+        ids += (await run.submit("", "")).task_ids
+        lease = await run.one_lease()
+        assert await run.push_kinds(run.group(lease)) == ["queued"]
+        await run.check()
+        await run.store.delete_run(run.run_id)
+    assert len(set(ids)) == 4

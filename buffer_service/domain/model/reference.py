@@ -280,6 +280,7 @@ class ReferenceModel(EvaluationOperations):
         """The run, at the time of this operation; a caller who has provably seen more than there is pauses it."""
         run = self._known(run_id)
         run.now = max(run.now, self._now_ms())
+        run.claim = seen_revision
         if seen_revision > run.revision:
             if seen_revision.proof != prove(run.secret, seen_revision).proof:
                 raise UnprovenRevision(run_id, seen_revision, run.revision)

@@ -38,13 +38,17 @@ from buffer_service.domain.stride import Stride
 from buffer_service.domain.timeline import Timeline, next_train_version
 from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
-from buffer_wire.revision import Revision
+from buffer_wire.revision import NO_REVISION, Revision
 
 STORE_ROLLED_BACK = "store_rolled_back"
 HELD_BY_OPERATOR = "operator"
 FAILURE_BUDGET_EXCEEDED = "failure_budget_exceeded"
 
 FAILURES_SHOWN = 100
+
+SEQUENCES_A_SECOND = 100_000_000
+"""A run's numbers begin at its first revision, which the service makes from the time in microseconds. So a run of a
+deleted one's name gives other ids to its tasks; late results for the former's are not taken for those of its own."""
 
 STATISTICS = (
     "leases_granted",
@@ -83,6 +87,8 @@ class RunState:
     changed: bool = False
     seen_revision: int = 0
     """Highest revision that a caller has proven to have seen of a store that was rolled back."""
+    claim: Revision = NO_REVISION
+    """What the caller of the present operation has seen."""
     rolled_back: bool = False
     held: bool = False
     """By an operator."""
@@ -154,6 +160,7 @@ class RunState:
     def __post_init__(self) -> None:
         self.mixture = Mixture.of(self.policy)
         self.forgotten = self.revision
+        self.sequence = self.revision // 1_000_000 % 1_000_000 * SEQUENCES_A_SECOND
 
     # ── policy and pauses ──
 
@@ -204,8 +211,10 @@ class RunState:
     # ── checks that operations share ──
 
     def require_epoch(self, epoch: int) -> None:
-        """Refuse a trainer that was superseded."""
-        if epoch != self.epoch:
+        """Refuse a trainer that was superseded, or whose run of this name was deleted."""
+        claim = self.claim
+        is_of_another_run = claim and claim.proof and claim.proof != prove(self.secret, claim).proof
+        if epoch != self.epoch or is_of_another_run:
             raise StaleEpoch(epoch, self.epoch)
 
     def require_store(self) -> None:

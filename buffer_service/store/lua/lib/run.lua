@@ -19,6 +19,8 @@
 -- @include keys
 
 local policy, state, ledger, now, secret
+-- What the caller has seen, {revision, proof}.
+local claimed
 local stored_now = 0
 -- By how much the run's clock is behind the host's; and as it is stored.
 local behind, stored_behind = 0, 0
@@ -160,6 +162,7 @@ local function open_run(claim)
   if not begin_run() then
     return refuse('unknown_run')
   end
+  claimed = claim
   local seen, proof = claim[1], claim[2]
   if seen > state.revision then
     if not secret or proof ~= signed(seen)[2] then
@@ -170,8 +173,13 @@ local function open_run(claim)
   return nil
 end
 
+-- Whether the caller's proof is of another run: a deleted one of this name, whose epochs come again.
+local function is_of_another_run()
+  return claimed and secret and claimed[1] > 0 and claimed[2] ~= '' and claimed[2] ~= signed(claimed[1])[2]
+end
+
 local function check_epoch(epoch)
-  if epoch ~= state.epoch then
+  if epoch ~= state.epoch or is_of_another_run() then
     return refuse('stale_epoch', epoch, state.epoch)
   end
   return nil
