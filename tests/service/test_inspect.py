@@ -39,7 +39,9 @@ def test_lists_hold_what_was_put_in_page_by_page(rpc: Rpc) -> None:
     second = tasks(run, pb.TASK_SET_PENDING, page_size=3, page_token=first.next_page_token)
     assert [task.task_id for task in [*first.tasks, *second.tasks]] == [f"t{i}" for i in range(5)]
     assert second.next_page_token == ""
-    assert first.tasks[0] == pb.TaskInfo(task_id="t0", sequence=1, state=pb.TASK_STATE_PENDING, environment="math")
+    begin = first.tasks[0].sequence
+    assert [task.sequence - begin for task in [*first.tasks, *second.tasks]] == list(range(5))
+    assert first.tasks[0] == pb.TaskInfo(task_id="t0", sequence=begin, state=pb.TASK_STATE_PENDING, environment="math")
     pushed = run.fill(4)
     listed = groups(run, page_size=100)
     assert [one.group_id for one in listed.groups] == [f"x{i}/0" for i in range(4)]

@@ -177,7 +177,7 @@ class TaskInfo(google.protobuf.message.Message):
     task_id: builtins.str
     """The task."""
     sequence: builtins.int
-    """Position of submission within the run; 0 for one that a push without a lease made."""
+    """Number in the order of submission within the run, which need not begin at 1; 0 for one that a push without a lease made."""
     state: Global___TaskState.ValueType
     """Where it is."""
     environment: builtins.str
