@@ -62,13 +62,14 @@ def miles(batch_groups: int) -> Fields:
     }
 
 
-def miles_docs(batch_groups: int, staleness: int = MILES_STALENESS) -> Fields:
-    """The mode of Miles' documentation: tasks of groups above --max-weight-staleness are started anew; a queue of 1,000
-    groups.
+def miles_docs(batch_groups: int, staleness: int | None = None) -> Fields:
+    """The mode of Miles' documentation: --rollout-batch-size groups are generated at once, and a queue of 1,000 groups.
+    With --max-weight-staleness, unset by default, tasks of staler groups are started anew.
     """
+    gate: Fields = {} if staleness is None else {"max_staleness": staleness, "stale_action": StaleAction.RECYCLE}
     return {
-        "max_staleness": staleness,
-        "stale_action": StaleAction.RECYCLE,
+        **gate,
+        "max_inflight_groups": batch_groups,
         "max_queued_groups": max(MILES_DOCS_QUEUE, batch_groups),
         "overflow_action": OverflowAction.BLOCK,
     }
@@ -175,7 +176,7 @@ PRESETS: Mapping[str, Preset] = {
         Preset(sync),
         Preset(one_step_off),
         Preset(miles),
-        Preset(miles_docs, (Number("staleness", 0, _MAX_STALENESS, MILES_STALENESS, optional=True),)),
+        Preset(miles_docs, (Number("staleness", 0, _MAX_STALENESS, optional=True),)),
         Preset(areal, (Number("staleness", 0, _MAX_STALENESS),)),
         Preset(
             prime_rl,

@@ -200,7 +200,7 @@ def test_miles_trains_without_ever_being_more_than_four_behind() -> None:
 
 
 def test_miles_docs_recycles_what_is_too_stale() -> None:
-    world = World(**preset("miles_docs(2)"))
+    world = World(**{**preset("miles_docs(2)"), "max_inflight_groups": 6})
     assert world.view.policy.max_queued_groups == 1_000
     feed(world, 6)
     first = world.lease(6).grants
@@ -224,10 +224,11 @@ def test_miles_docs_recycles_what_is_too_stale() -> None:
     ]
 
 
-def test_miles_docs_puts_no_cap_on_generation_below_its_queue() -> None:
+def test_miles_docs_generates_a_rollout_at_once_and_bounds_no_age_unless_it_is_told_to() -> None:
     world = Unchecked(**preset("miles_docs"))
+    assert world.view.policy.max_staleness == -1
     feed(world, 1_002)
-    assert len(world.lease(2_000).grants) == 1_002
+    assert len(world.lease(2_000).grants) == N
     world.queue(1_000)
     assert world.push("one-too-many") is ops.PushKind.BLOCKED
 
