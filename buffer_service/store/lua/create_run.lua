@@ -38,10 +38,11 @@ ledger.statistics.recent_acceptance_ppm = 1000000
 -- The first revision is the time in microseconds. By it a run of a deleted one's name gives other ids to its tasks, so
 -- that late results for the former's are not taken for those of its own.
 state = {
-  revision = revision, forgotten = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false, last_error = '',
-  epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
+  revision = revision, forgotten = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false,
+  last_error = '', epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
-  sequence = floor(revision / 1000000) % 1000000 * 100000000, tickets = 0, ended_sequence = 0, ended_through = 0, retained_bytes = 0,
+  sequence = floor(revision / 1000000) % 1000000 * 100000000, tickets = 0, ended_sequence = 0, ended_through = 0,
+  retained_bytes = 0,
 }
 call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(policy), 'now', format('%d', now), 'secret', secret)
 write_run()

@@ -148,9 +148,9 @@ end
 local names = {
   'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks', 'gathered',
   'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard',
-  'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures', 'remembered',
-  'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests', 'test_now',
-  'deleting',
+  'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures',
+  'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests',
+  'test_now', 'deleting',
 }
 for _, name in ipairs(classes) do
   names[#names + 1] = 'q:' .. name

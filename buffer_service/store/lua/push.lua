@@ -10,8 +10,9 @@
 --         for each version below the tail (empty: all are of the mean version), first_revision (the run's, that the
 --         pusher knew before its first try; 0: the present one)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
---         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload, which was staged,
---         is not any more) | 'more' (much was dropped; call again for it), or for what can never be accepted {field, value, limit}
+--         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload, which was
+--         staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be accepted
+--         {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
 -- Complexity O(classes + (groups + 128 dropped) * log queued)

@@ -1,11 +1,11 @@
 -- The run's own record: policy, clock, counters. KEYS[1] is the hash rb:{R}:run; every other index key of the run has
 -- the same hash tag and is made from it with `key`.
 --
--- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), behind (ms, see read_clock), asked (ms, the last lease
--- request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit and last_resume
--- (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer, staleness and
--- reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way, above the
--- published one; secret, of the proofs of revisions, which nothing shows.
+-- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), lag (ms, see read_clock), asked
+-- (ms, the last lease request), needed (queued groups that the last short pull waits for), feeder (bytes), last_submit
+-- and last_resume (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua), totals, trainer,
+-- staleness and reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that is under way,
+-- above the published one; secret, of the proofs of revisions, which nothing shows.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
@@ -23,7 +23,7 @@ local policy, state, ledger, now, secret
 local claimed
 local stored_now = 0
 -- By how much the run's clock is behind the host's; and as it is stored.
-local behind, stored_behind = 0, 0
+local lag, stored_lag = 0, 0
 local changed = false
 local topics = {}
 -- Queued groups at which a hint to pulls is due.
@@ -51,17 +51,17 @@ local function read_clock()
   end
   local time = call('TIME')
   local host = time[1] * 1000 + floor(time[2] / 1000)
-  now = host - behind
+  now = host - lag
   if stored_now > 0 then
     now = math.max(stored_now, math.min(now, stored_now + CLOCK_STEP_MS))
-    behind = host - now
+    lag = host - now
   end
 end
 
 -- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
 -- names another version than ours.
 local function load_run()
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'behind', 'secret')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'lag', 'secret')
   if not raw[2] then
     return false
   end
@@ -71,8 +71,8 @@ local function load_run()
     error('rb-layout ' .. tostring(raw[6]))
   end
   policy, state, ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
-  stored_now, stored_behind, secret = tonumber(raw[4]), tonumber(raw[7] or 0), raw[8]
-  behind = stored_behind
+  stored_now, stored_lag, secret = tonumber(raw[4]), tonumber(raw[7] or 0), raw[8]
+  lag = stored_lag
   wanted = tonumber(raw[5] or policy.batch_groups)
   read_clock()
   return true
@@ -87,9 +87,9 @@ local function begin_run()
   if not load_run() then
     return false
   end
-  if now ~= stored_now or behind ~= stored_behind then
+  if now ~= stored_now or lag ~= stored_lag then
     -- As in relieve.
-    redis.pcall('HSET', RUN, 'now', format('%d', now), 'behind', format('%d', behind))
+    redis.pcall('HSET', RUN, 'now', format('%d', now), 'lag', format('%d', lag))
   end
   return true
 end
