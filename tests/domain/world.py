@@ -185,7 +185,15 @@ class World:
     def weights(self, version: int | ops.WeightVersion) -> ops.WeightVersion:
         return version if isinstance(version, ops.WeightVersion) else ops.WeightVersion(self.epoch, version)
 
+    def announce(self, *made_by: ops.WeightVersion) -> None:
+        """Have a plan for what groups are said to be made by and nobody has published."""
+        run = self.model._runs[RUN]
+        newest = max((made.version for made in made_by if made.epoch == run.epoch), default=0)
+        if newest > max(run.published.version, run.plan.version if run.plan else 0):
+            self.model.plan_collective(RUN, ops.PlanCollective(run.epoch, newest, b"plan-%d" % newest))
+
     def push_facts(self, *facts: ops.GroupFacts) -> list[ops.Pushed]:
+        self.announce(*(fact.tail for fact in facts))
         groups = [ops.NewGroup(fact, f"{fact.task_id}/{fact.lease_id}".encode()) for fact in facts]
         return list(self.do(self.model.push, groups).outcomes)
 

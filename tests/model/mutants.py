@@ -419,6 +419,10 @@ def turns_are_samples(facts: ops.GroupFacts) -> dict[str, int]:
     return {**_amounts(facts), "turns": facts.samples}
 
 
+def only_published_counts(run: RunState, made_by: ops.WeightVersion) -> bool:
+    return made_by.epoch == run.epoch and made_by.version > run.published.version
+
+
 MUTANTS: dict[str, Defect] = {
     "continuations take no place in a reply": Defect(
         "interrupted", leasing, "_lease_bytes", continuations_weigh_nothing
@@ -440,6 +444,8 @@ MUTANTS: dict[str, Defect] = {
     "versions of an abandoned timeline count in full": Defect("interrupted", Timeline, "effective", not_clamped),
     "queued groups are not clamped by a resume": Defect("interrupted", GroupQueue, "clamp", lambda *_: None),
     "continuations are not clamped by a resume": Defect("interrupted", Task, "clamp", lambda *_: None),
+    "versions that nobody published are believed": Defect("steady", pushing, "_is_unheard_of", lambda *_: False),
+    "plans announce nothing": Defect("rolling", pushing, "_is_unheard_of", only_published_counts),
     "whoever claims a revision is believed": Defect("troubled", reference, "prove", lambda _, claimed: claimed),
     "a requeue ignores the caps": Defect("interrupted", GroupQueue, "fits", caps_hold_always),
     "ranks are filled in turn": Defect("resumed", steps, "shard", in_turn),

@@ -36,6 +36,7 @@ class Run:
         self.epoch = 1
         self.now = 1_000_000
         self._ids = itertools.count(1)
+        self._announced = (0, 0)
 
     async def create(self, **policy: Any) -> ops.RunView:
         await self.at(self.now)
@@ -156,7 +157,17 @@ class Run:
         )
         return ops.NewGroup(facts, body)
 
+    async def announce(self, *made_by: ops.WeightVersion) -> None:
+        """Have a plan for what groups are said to be made by and nobody has published."""
+        view = await self.view()
+        newest = max((made.version for made in made_by if made.epoch == view.epoch), default=0)
+        if newest > view.published.version and (view.epoch, newest) > self._announced:
+            await self.store.plan_collective(self.run_id, ops.PlanCollective(view.epoch, newest, b"plan-%d" % newest))
+            self._announced = view.epoch, newest
+
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
+        if any(group.facts.tail.version for group in groups):
+            await self.announce(*(group.facts.tail for group in groups))
         return list((await self.store.push(self.run_id, groups, seen_revision=claim(seen))).outcomes)
 
     async def push_kinds(self, *groups: ops.NewGroup) -> list[str]:

@@ -12,7 +12,7 @@ from buffer_service.domain.identity import LeaseId, group_id
 from buffer_service.domain.model.leasing import prolong
 from buffer_service.domain.model.records import Group, Task
 from buffer_service.domain.model.state import RunState
-from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult
+from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult, WeightVersion
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.domain.transitions import GroupState, TaskState
@@ -55,11 +55,23 @@ def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
         lease = LeaseId.parse(facts.lease_id)
         if lease is None or (lease.task_id, lease.generation) != (facts.task_id, facts.generation):
             return _named(facts, "lease_id", facts.lease_id, "task_id/generation/attempt of this group")
+    if facts.tail.epoch > run.epoch:
+        limit = f"at most {run.epoch}, the epoch of the run"
+        return _named(facts, "samples.spans.version.epoch", facts.tail.epoch, limit)
+    if _is_unheard_of(run, facts.tail):
+        limit = f"at most {run.published.version}, the version that is published, or one that a plan announces"
+        return _named(facts, "samples.spans.version", facts.tail.version, limit)
     if facts.size_bytes > run.policy.max_queued_bytes:
         return _named(facts, "payload", facts.size_bytes, f"at most {run.policy.max_queued_bytes} bytes")
     if 0 < run.policy.max_queued_tokens < facts.tokens:
         return _named(facts, "tokens", facts.tokens, f"at most {run.policy.max_queued_tokens}")
     return None
+
+
+def _is_unheard_of(run: RunState, made_by: WeightVersion) -> bool:
+    """True for weights of this epoch that were neither published nor announced; those of earlier ones are clamped."""
+    announced = run.plan.version if run.plan is not None else 0
+    return made_by.epoch == run.epoch and made_by.version > max(run.published.version, announced)
 
 
 def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:

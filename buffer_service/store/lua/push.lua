@@ -79,6 +79,15 @@ local function check_group(group)
     end
     attempt = leased_attempt
   end
+  -- Versions do not fall within a sample, so the tail is the newest of all. Those of earlier epochs are clamped.
+  local epoch, version = group[7], group[8]
+  if epoch > state.epoch then
+    return {'samples.spans.version.epoch', format('%d', epoch), format('at most %d, the epoch of the run', state.epoch)}
+  elseif epoch == state.epoch and version > state.version
+    and version > tonumber(call('HGET', RUN, 'plan_version') or 0) then
+    return {'samples.spans.version', format('%d', version),
+      format('at most %d, the version that is published, or one that a plan announces', state.version)}
+  end
   if bytes > policy.max_queued_bytes then
     return {'payload', format('%d', bytes), format('at most %d bytes', policy.max_queued_bytes)}
   end

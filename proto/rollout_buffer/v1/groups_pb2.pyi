@@ -235,7 +235,7 @@ class VersionSpan(google.protobuf.message.Message):
     """Token after the last."""
     @property
     def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
-        """The version."""
+        """The version: published, announced by a CollectivePlan, or of an earlier epoch. A newer one is refused."""
 
     def __init__(
         self,

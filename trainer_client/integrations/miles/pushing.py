@@ -13,6 +13,7 @@ from functools import partial
 
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.connect import Connector
+from buffer_wire.errors import NotReady
 from buffer_wire.retry import retry_sync
 from buffer_wire.revision import Revision
 from buffer_wire.status import from_detail
@@ -25,6 +26,8 @@ PATIENCE_S = 86_400.0
 """A queue that stays full is waited for: it is how the trainer holds the engines back. A dead service is noticed by the
 connection's keepalive.
 """
+_UNPUBLISHED = "samples.spans.version"
+"""The field that the service names. Miles' engines may have weights before its program publishes them."""
 
 
 class Withdrawal:
@@ -112,6 +115,8 @@ class GroupPusher:
             stream = self._push(iter([request]), timeout=deadline.left_s())
             with withdrawal.ends(stream.cancel):
                 reply: pb.PushGroupsResponse = next(iter(stream))
+            if reply.acks[0].error.attributes.get("field") == _UNPUBLISHED:
+                raise NotReady("the weights that made the group are not published yet (publish_weights)")
             return reply
 
         reply = retry_sync(
