@@ -1,6 +1,6 @@
 -- Tasks that were forgotten, in a run that groups are pushed to without leases: such a push has no lease by which a
--- late repeat of it is known. Sorted set `remembered` (score: the run's revision when the task was forgotten, above that
--- at which its group was accepted) holds the last REMEMBERED_TASKS of them.
+-- late repeat of it is known. Sorted set `remembered` (score: the run's revision when the task was forgotten, above
+-- that at which its group was accepted) holds the last REMEMBERED_TASKS of them.
 --
 -- state.forgotten: the highest score that was dropped, and at first the revision with which the run began. Who pushes a
 -- group says which revision it knew before its first try. From there on nothing was accepted that is forgotten now
