@@ -27,9 +27,6 @@ from tests.support.service import ServiceProcess, running_service
 
 MESSAGES = 150_000
 CALLERS, PUSHERS, BROWSERS = 24, 4, 8
-CALLS, BUNDLES, HTTP = 0.2, 0.76, 0.04
-"""Shares of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves,
-requests to the admin page and frames to the port of gRPC."""
 
 SETTINGS = {
     "rpc_processes": 1,
@@ -48,11 +45,11 @@ async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Wa
     sampling = asyncio.create_task(watch.sample(verdicts))
     async with asyncio.TaskGroup() as tasks:
         for lane in lanes[:CALLERS]:
-            tasks.create_task(lane.call_on(CALLS))
+            tasks.create_task(lane.call_on())
         for lane in lanes[CALLERS:]:
-            tasks.create_task(lane.push_on(BUNDLES))
+            tasks.create_task(lane.push_on())
         for browser in browsers:
-            tasks.create_task(browser.send_on(HTTP))
+            tasks.create_task(browser.send_on())
     sampling.cancel()
     for lane in lanes:
         await lane.close()

@@ -61,11 +61,11 @@ class Lane:
 
     # ── RPCs of one message, and streams of answers ──────────────────────────
 
-    async def call_on(self, share: float) -> None:
+    async def call_on(self) -> None:
         """Call until the share of the budget is used up."""
         paths = list(METHODS)
         await self._begin()
-        while self._verdicts.left("rpc", share):
+        while await self._verdicts.left("rpc"):
             draw = self._rng.random()
             if draw < 0.003:
                 # Whatever is open on it breaks off.
@@ -175,10 +175,10 @@ class Lane:
 
     # ── bundles of groups, each of which is judged by itself ─────────────────
 
-    async def push_on(self, share: float) -> None:
+    async def push_on(self) -> None:
         """Push damaged and valid groups by the bundle until the share of the budget is used up."""
         await self._begin(ROOMY)
-        while self._verdicts.left("bundle", share):
+        while await self._verdicts.left("bundle"):
             push: Any = self._channel.stream_stream("/rollout_buffer.v1.GroupService/PushGroups", None, None)
             call = push(timeout=ANSWER_S)
             broken_off = self._rng.random() < 0.1

@@ -67,8 +67,8 @@ class HttpLane:
         self._rng = Random(f"{seed}/http/{number}")
         self._verdicts = verdicts
 
-    async def send_on(self, share: float) -> None:
-        while self._verdicts.left("http", share):
+    async def send_on(self) -> None:
+        while await self._verdicts.left("http"):
             if self._rng.random() < 0.1:
                 await self._to_grpc()
             else:

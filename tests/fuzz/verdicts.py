@@ -1,8 +1,13 @@
 """What was sent and what went wrong: counts, and failures with what is needed to see them again."""
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+SHARES = {"rpc": 0.2, "bundle": 0.76, "http": 0.04}
+"""Of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves, requests to
+the admin page and frames to the port of gRPC."""
+AHEAD, PACE_S = 0.02, 0.02
 NEVER = frozenset({"INTERNAL", "UNKNOWN"})
 """What no message may be answered."""
 SHOWN = 4_000
@@ -36,7 +41,7 @@ class Verdicts:
 
     budget: int
     sent: Counter[str] = field(default_factory=Counter)
-    """Messages by how they went: rpc, bundle, http, raw."""
+    """Messages by their kind in SHARES."""
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Answers by method and status."""
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -45,6 +50,13 @@ class Verdicts:
         if len(self.failures) < KEPT:
             self.failures.setdefault(failure.kind, failure)
 
-    def left(self, kind: str, share: float) -> bool:
-        """True while `kind` has not had its share of the budget."""
-        return self.sent[kind] < share * self.budget
+    async def left(self, kind: str) -> bool:
+        """True while `kind` has not had its share of the budget; waits while it is ahead of the others: they are to
+        meet from the first message to the last.
+        """
+        while self._part(kind) > AHEAD + min(map(self._part, SHARES)):  # noqa: ASYNC110 - nobody tells of each message
+            await asyncio.sleep(PACE_S)
+        return self._part(kind) < 1
+
+    def _part(self, kind: str) -> float:
+        return min(1.0, self.sent[kind] / (SHARES[kind] * self.budget))

@@ -14,7 +14,8 @@ from tests.support.service import ServiceProcess
 SAMPLE_S = 1.0
 GROWTH_BYTES = 48 << 20
 """That a process may grow by in the second half of the messages, by a straight line through its samples: of an
-allocator that has not settled, not of a leak. A leak of 100 bytes a message is twice that in a million messages."""
+allocator that has not settled, not of a leak. A leak of 400 bytes a message is that much in 250,000 messages, one of
+100 bytes in a million."""
 SPARE_FILES = 8
 """Descriptors that may be open at the end and were not before: connections of this program's last calls."""
 SETTLE_S = 60.0
