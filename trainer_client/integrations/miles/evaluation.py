@@ -18,8 +18,6 @@ from trainer_client.tasks import Task
 
 logger = logging.getLogger("trainer_client.integrations.miles")
 
-"""Of one submit."""
-
 _PREFIX = "miles-"
 
 
