@@ -25,7 +25,7 @@ from tests.fuzz.watch import Watch
 from tests.support.rpc import TIMEOUT_S, Rpc, connect
 from tests.support.service import ServiceProcess, running_service
 
-MESSAGES = 150_000
+MESSAGES = 250_000
 CALLERS, PUSHERS, BROWSERS = 24, 4, 8
 
 SETTINGS = {
