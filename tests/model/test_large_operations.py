@@ -102,7 +102,7 @@ def test_a_step_of_many_groups_is_sharded_committed_and_freed(store: StoreSubjec
     pair.both("checkpoint", 1, 0)
     pair.do(Entry("sweep"))
     assert pair.model.stored_bodies(pair.run_id) == 0
-    fill(pair)
+    fill(pair, first=GROUPS)
     assert count(pair, "accepted") == 2 * GROUPS
 
 
@@ -147,7 +147,7 @@ def test_tombstones_of_many_dropped_groups_go_with_one_checkpoint(store: StoreSu
     assert count(pair, "dropped_overflow") == 1_499
     pair.both("checkpoint", 1, 0)
     pair.do(Entry("sweep"))
-    fill(pair, 1_500)
+    fill(pair, 1_500, first=GROUPS)
     assert pair.view is not None
     assert pair.view.tasks["submitted"] == 3_000
 
@@ -179,6 +179,7 @@ def test_many_groups_of_several_classes_are_taken_in_order(
     submit(pair, 500, environments=4)
     leases = lease(pair, 256, "first") | lease(pair, 256, "second")
     versions = [WeightVersion(1, version) for version in range(9)]
+    pair.both("publish", ops.Publish(1, versions[-1].version, b"manifest", None))
     spans = {number: sorted((number * 31 % 9, number * 17 % 9)) for number in range(500)}
     groups = [
         facts(
