@@ -77,8 +77,8 @@ def test_a_jump_of_the_clock_loses_no_blocked_push(
     client: Any = redis.Redis(unix_socket_path=str(store.socket))
     key = f"rb:{{{run.run_id}}}:run"
     # All that a run knows of its host's clock is how far behind it is.
-    before = int(client.hincrby(key, "behind", -1_000 * seconds))
-    while int(client.hget(key, "behind")) == before:
+    before = int(client.hincrby(key, "lag", -1_000 * seconds))
+    while int(client.hget(key, "lag")) == before:
         time.sleep(0.01)
     client.close()
     names = [name for step in range(6) for name in pulled(run, step)]

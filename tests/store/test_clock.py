@@ -27,7 +27,7 @@ class Clock:
 
     async def jump(self, by_ms: int) -> None:
         """The host's clock jumps. Its distance from the run's is all that scripts know of it."""
-        await self._run.command("HINCRBY", index_key(self._run.run_id, "run"), "behind", -by_ms)
+        await self._run.command("HINCRBY", index_key(self._run.run_id, "run"), "lag", -by_ms)
 
     async def now(self) -> int:
         return int(await self._run.command("HGET", index_key(self._run.run_id, "run"), "now"))
