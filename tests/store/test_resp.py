@@ -13,7 +13,7 @@ from buffer_service.store.connection import StoreConnection
 from buffer_service.store.replies import pack
 from buffer_service.store.resp import READ_BYTES, ReplyError, RespConnection, encode
 from buffer_service.store.scripts import load_scripts
-from buffer_wire.errors import StoreFault, StoreUnavailable
+from buffer_wire.errors import StoreFault, StoreOutOfDisk, StoreUnavailable
 
 Answer = Callable[[list[bytes]], bytes]
 
@@ -26,6 +26,7 @@ INTRODUCTION = {
     b"INFO server": bulk(b"# Server\r\nrun_id:abc\r\n"),
     b"INFO replication": bulk(b"role:master\r\nmaster_replid:def\r\n"),
     b"INFO memory": bulk(b"maxmemory_policy:noeviction\r\n"),
+    b"INFO persistence": bulk(b"aof_enabled:0\r\n"),
     b"ROLE": b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n",
 }
 
@@ -193,7 +194,7 @@ async def test_a_store_that_goes_on_loading_is_unavailable(tmp_path: Path, monke
     ("reply", "error"),
     [
         (b"-READONLY You can't write against a read only replica.", StoreUnavailable),
-        (b"-MISCONF Errors writing to the AOF file: No space left on device", StoreUnavailable),
+        (b"-MISCONF Errors writing to the AOF file: No space left on device", StoreOutOfDisk),
         (b"-BUSY Redis is busy running a script", StoreUnavailable),
         (b"-ERR whatever", StoreFault),
     ],
