@@ -61,6 +61,10 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+_LENGTH_BYTES = 5
+"""Newer versions of protobuf refuse a length that takes more; older ones take it."""
+
+
 def fields(buf: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Field numbers and values of a message: ints for varints, views for length-delimited; fixed ones are skipped."""
     # Varints of one byte, nearly all, are read in place: the service does this for every group.
@@ -79,7 +83,10 @@ def fields(buf: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             raise MalformedMessage("the message is cut off")
         value, at = buf[at], at + 1
         if value > 0x7F:
-            value, at = read_varint(buf, at - 1)
+            begin = at - 1
+            value, at = read_varint(buf, begin)
+            if kind == _LEN and at - begin > _LENGTH_BYTES:
+                raise MalformedMessage(f"the length of field {tag >> 3} takes more than {_LENGTH_BYTES} bytes")
         if kind == _VARINT:
             yield tag >> 3, value
             continue
@@ -118,8 +125,8 @@ _EMPTY = memoryview(b"")
 _HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | _LEN, 2 << 3 | _LEN
 
 
-_MAX_LENGTH_END = 6
-"""Where the first length of a group ends at the latest: protobuf takes no more than five bytes for one."""
+_MAX_LENGTH_END = 1 + _LENGTH_BYTES
+"""Where the first length of a group ends at the latest."""
 
 
 def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
