@@ -8,7 +8,7 @@ import pytest
 
 from rollout_buffer.v1 import weights_pb2
 from trainer_client.plan import CollectivePlan, PlanMember, TensorSpec
-from trainer_client.publish.members import Watch, candidates, others, ranked, unheard
+from trainer_client.publish.members import Watch, candidates, next_membership, others, ranked, unheard
 from trainer_client.state import Engine, RunState, WeightVersion
 
 V7 = WeightVersion(2, 7)
@@ -24,6 +24,12 @@ def engine(engine_id: str, **changes: Any) -> Engine:
 
 def run_of(*engines: Engine) -> RunState:
     return cast("RunState", SimpleNamespace(engines=engines))
+
+
+def test_a_new_group_has_a_number_that_no_engine_knows_and_no_report_can_exhaust_them() -> None:
+    assert next_membership(3, [engine("e1", membership=7), engine("e2")]) == 8
+    assert next_membership(9, [engine("e1", membership=7)]) == 10
+    assert next_membership(0, [engine("e1", membership=(1 << 53) - 1), engine("e2", membership=4)]) == 5
 
 
 def plan_of(*ids: str) -> CollectivePlan:

@@ -33,7 +33,7 @@ from trainer_client.publication import Publication, WeightSource
 from trainer_client.publish.copies import KeptCopy
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.group import TrainerGroup
-from trainer_client.publish.members import candidates, others, ranked, unheard
+from trainer_client.publish.members import candidates, next_membership, others, ranked, unheard
 from trainer_client.publish.named_tensors import NamedTensors, named_tensors, specs_of
 from trainer_client.publish.saving import save_tensors
 from trainer_client.publish.update import AttemptFailed, Update, pause_between_looks
@@ -300,7 +300,7 @@ class CollectivePublisher:
             return self._group, True
         self._leave()
         ids = tuple(engine.engine_id for engine in engines)
-        self._membership = 1 + max(self._membership, *(engine.membership for engine in run.engines))
+        self._membership = next_membership(self._membership, run.engines)
         # No engine can have been in a group of that name, not even in one of an earlier trainer.
         name = f"{publication.run_id[:_NAME_CHARS]}.{self._membership}.{secrets.token_hex(4)}"
         self._group = TrainerGroup(

@@ -33,6 +33,16 @@ def others(run: RunState, members: Iterable[Engine]) -> tuple[str, ...]:
     return tuple(engine.engine_id for engine in living if engine.engine_id not in inside)
 
 
+_MOST_GROUPS = 1 << 40
+"""More than any run has groups. What an engine reports beyond is made up, and 1 more may be too large for a plan."""
+
+
+def next_membership(present: int, engines: Iterable[Engine]) -> int:
+    """A number above that of the present group, and of any that an engine is in, also an earlier trainer's."""
+    known = (engine.membership for engine in engines)
+    return 1 + max([present, *(number for number in known if number < _MOST_GROUPS)])
+
+
 def ranked(engines: Iterable[Engine]) -> tuple[PlanMember, ...]:
     """Members with their ranks, from 1: an engine has one."""
     return tuple(PlanMember(engine.engine_id, 1 + i) for i, engine in enumerate(engines))
