@@ -110,11 +110,11 @@ class _Link:
     async def get(self) -> RespConnection:
         """The living connection. Raises StoreUnavailable, StoreUnsuitable."""
         connection = self._connection
-        if connection is None or connection.lost is not None:
+        if connection is None or connection.is_over:
             came = time.monotonic()
             async with self._connecting:
                 connection = self._connection
-                if connection is None or connection.lost is not None:
+                if connection is None or connection.is_over:
                     if self._failure is not None and self._failed_at >= came:
                         # It was tried while this caller waited for its turn.
                         raise self._failure

@@ -67,13 +67,20 @@ class RespConnection(asyncio.BufferedProtocol):
         self.appends = False
         """Whether that server has an append-only file."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more, also where `lost` does not say so yet: in Python 3.12 asyncio's
+        transports fail on what is written between their end and the news of it.
+        """
+        return self.lost is not None or (self._transport is not None and self._transport.is_closing())
+
     async def request(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.
 
         Raises ConnectionLost.
         """
         await self._writable.wait()
-        if self._transport is None or self.lost is not None:
+        if self._transport is None or self.is_over:
             raise ConnectionLost(self.lost or "not connected")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._pending.append(_Request(len(commands), future))
