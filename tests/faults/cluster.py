@@ -155,6 +155,8 @@ class Nemesis:
             for process in (pid for each in self._cluster.services for pid in rpc_processes(each)):
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
+            # Views show what the store has, and that includes writes that it could not append, nor was acknowledged.
+            self._history.note("nemesis", "failover", loses=False)
             self._restart_store()
         else:
             self._store.free_disk()

@@ -31,7 +31,9 @@ class Reading:
         return sum(loss.begin < op.begin for loss in self.losses)
 
     def life(self, op: Op) -> int:
-        """Failovers of any kind before the call began: what a view shows may be gone after each of them."""
+        """Failovers of any kind, and stores killed on full disks, before the call began: what a view shows may be gone
+        after each of them.
+        """
         return sum(it.begin < op.begin for it in self.history.of("failover"))
 
     def straddles(self, op: Op) -> bool:
