@@ -130,5 +130,5 @@ def _walk(cls: type[RolloutBufferError]) -> Iterator[type[RolloutBufferError]]:
 
 
 def by_reason() -> dict[str, type[RolloutBufferError]]:
-    """Every error of the tree by its reason."""
-    return {cls.reason: cls for cls in _walk(RolloutBufferError)}
+    """Every error of the tree by its reason. A class without one of its own is its parent to everybody else."""
+    return {cls.reason: cls for cls in _walk(RolloutBufferError) if "reason" in vars(cls)}

@@ -100,8 +100,9 @@ def does_not_end(record: Record) -> None:
 
 
 def resumes_after_stale_epoch(record: Record) -> None:
+    taken_over = record.marked("taken_over")[0].at_s
     told = [call for call in record.exchanges if call.error is not None and call.error.reason == "stale_epoch"]
-    stale = min(told, key=lambda call: call.ended_s)
+    stale = min((call for call in told if call.ended_s >= taken_over), key=lambda call: call.ended_s)
     made = after(record, stale.ended_s + 0.01, calls(record, "Resume", answered)[0])
     made.requests[0].message.request_id = "fight"
     change(made)

@@ -114,7 +114,9 @@ def environment(printed: str) -> dict[str, str]:
 async def test_on_a_gpu_sglang_has_its_own_defaults_and_the_gpus_that_it_is_given(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE"):
+    # The last one is set by torch, where another test has imported its compiler.
+    ours = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE")
+    for name in (*ours, "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     given_gpus = options(python, tmp_path, device="cuda", gpus=["2", "3"], extra_flags=("--tp", "2"))
     async with SglangLauncher(given_gpus) as it:
