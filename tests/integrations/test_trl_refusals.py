@@ -35,7 +35,6 @@ def client() -> Iterator[BufferClient]:
     ("changes", "others", "named"),
     [
         ({"eval_strategy": "steps", "eval_steps": 1}, {}, "eval_strategy"),
-        ({"min_p": 0.1}, {}, "min_p"),
         ({"restore_callback_states_from_checkpoint": True}, {}, "restore_callback_states_from_checkpoint"),
         (
             {"gradient_accumulation_steps": 3, "steps_per_generation": 2},
