@@ -208,7 +208,7 @@ test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environ
 	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
 
 # Tests that other people's code takes part in; it may warn.
-UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py)
+UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py) tests/domain/test_preset_areal.py
 named_upstreams := $(foreach name,$(UPSTREAMS),$(if $($(name)),$(name)='$($(name))'))
 test-upstreams: ## adapters beside their upstreams' own code: MILES_SRC=… SLIME_SRC=… PRIME_RL_SRC=… AREAL_SRC=… (checkouts)
 ifeq ($(strip $(named_upstreams)),)
