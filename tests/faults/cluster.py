@@ -22,7 +22,7 @@ FULL_S = 2.0
 FEW_WRITES = 20_000
 """Bytes."""
 KILLED_WHEN_FULL = 0.7 if os.environ.get("RB_KILL_ON_FULL_DISK") else 0.0
-"""How often the store is killed then. Apart, in `make test-faults-disk`: there is a known fault (docs/operations.md)."""
+"""How often the store is killed then: in `make test-faults-disk` alone, for a known fault (docs/operations.md)."""
 PACE = (80, 260)
 """Events between two strikes."""
 
