@@ -191,5 +191,7 @@ async def _introduce(connection: RespConnection, address: Address) -> str:
     connection.server = fields_of(server)["run_id"]
     # A server gets a new replication id whenever it becomes a primary.
     connection.tenure = f"{connection.server}/{fields_of(replication)['master_replid']}"
-    connection.appends = fields_of(persistence).get("aof_enabled") == "1"
+    persisted = fields_of(persistence)
+    # A server that loads its append-only file says that it has none.
+    connection.appends = persisted.get("aof_enabled") == "1" or persisted.get("loading") == "1"
     return str(role[0], "ascii")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import StoreUnavailable
+from buffer_wire.errors import StoreOutOfDisk, StoreUnavailable
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer, store_server
 
@@ -51,6 +51,10 @@ async def test_calls_wait_while_the_store_loads_and_find_everything() -> None:
         assert bodies == [f"body-t{number}".encode() for number in range(GROUPS)]
         assert (await run.view()).paused == ""
         await run.check()
+        # Connections made while it loaded know that it has an append-only file.
+        server.fill_disk()
+        with pytest.raises(StoreOutOfDisk):
+            await run.push(run.group("lost"))
         await store.close()
 
 

@@ -23,6 +23,7 @@ class StoreServer:
     def __init__(self, *settings: str, binary: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rbt-"))
         self.socket = self.folder / "s"
+        self.log = self.folder / "log"
         self.binary = binary or find_binary(os.environ.get("RB_TEST_STORE_BINARY"))
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
@@ -42,7 +43,7 @@ class StoreServer:
         """Start it. From the main thread alone: the server dies with the one it is from."""
         command = [
             str(self.binary), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
-            "--save", "", "--loglevel", "warning", *self.settings,
+            "--save", "", "--logfile", str(self.log), *self.settings,
         ]  # fmt: skip
         # restore_signals: SIGXFSZ stays ignored, as it is in Python; `fill_disk` would end the server.
         self.process = subprocess.Popen(
@@ -57,7 +58,8 @@ class StoreServer:
         deadline = time.monotonic() + 60
         while not met(self._ask("PING")):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.binary} did not start")
+                ended = self.process and self.process.poll()
+                raise RuntimeError(f"{self.binary} did not start ({ended=}):\n{self.log.read_text()[-4000:]}")
             time.sleep(0.01)
 
     def flush(self) -> None:
