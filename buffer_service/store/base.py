@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Sequence
 
 from buffer_service.domain.ops import Buffer
-from buffer_service.store.connection import StoreConnection
 from buffer_service.store.keys import index_key
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.replies import Fields, pack, parse
 from buffer_service.store.scripts import load_scripts
+from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import (
     LayoutChanged,
     NotReplicated,

@@ -18,8 +18,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from buffer_service.store.address import Address, Sentinels
-from buffer_service.store.resp import Command, ConnectionLost, ReplyError, RespConnection
 from buffer_service.store.suitability import fields_of, refuse_eviction
+from buffer_service.store.transport.resp import Command, ConnectionLost, ReplyError, RespConnection
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 CONNECT_TIMEOUT_S = 5.0

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Self
 
 from buffer_service.store.batch_ops import BatchOps
-from buffer_service.store.connection import CallMeter, StoreConnection
 from buffer_service.store.control_ops import ControlOps
 from buffer_service.store.eval_ops import EvaluationOps
 from buffer_service.store.housekeeping import Housekeeping
@@ -15,6 +14,7 @@ from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.task_ops import TaskOps
+from buffer_service.store.transport.connection import CallMeter, StoreConnection
 
 
 class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Housekeeping):

@@ -7,7 +7,7 @@ from buffer_service.store.replies import text
 from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
 if TYPE_CHECKING:
-    from buffer_service.store.connection import StoreConnection
+    from buffer_service.store.transport.connection import StoreConnection
 
 OLDEST = (6, 2)
 

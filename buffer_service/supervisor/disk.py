@@ -1,6 +1,6 @@
 """The disk of the embedded store: where it has little room left the store refuses writes, and goes on reading.
 
-What could not be appended is acknowledged by nobody (store/connection.py), so this is not what keeps data. It keeps the
+What could not be appended is acknowledged by nobody (store/transport), so this is not what keeps data. It keeps the
 store of durability `host` from ending with every write that its disk has no room for, and pulls of batches that are
 there from being refused with what would change something.
 """

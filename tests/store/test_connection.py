@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.store.connection import REPLY_BYTES, StoreConnection, portions
 from buffer_service.store.keys import index_key, new_payload_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.resp import READ_BYTES
+from buffer_service.store.transport.connection import REPLY_BYTES, StoreConnection, portions
+from buffer_service.store.transport.resp import READ_BYTES
 from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer, store_server

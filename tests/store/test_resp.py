@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from buffer_service.store import connection as connection_module
-from buffer_service.store.connection import StoreConnection
 from buffer_service.store.replies import pack
-from buffer_service.store.resp import READ_BYTES, ReplyError, RespConnection, encode
 from buffer_service.store.scripts import load_scripts
+from buffer_service.store.transport import connection as connection_module
+from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.resp import READ_BYTES, ReplyError, RespConnection, encode
 from buffer_wire.errors import StoreFault, StoreOutOfDisk, StoreUnavailable
 
 Answer = Callable[[list[bytes]], bytes]

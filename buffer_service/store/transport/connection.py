@@ -21,11 +21,11 @@ from buffer_service.domain.ops import Buffer, payload_size
 from buffer_service.store.address import Address
 from buffer_service.store.keys import SCHEMA_VERSION, index_key, new_secret
 from buffer_service.store.primary import Primary
-from buffer_service.store.replication import Exchange, Replication
 from buffer_service.store.replies import head_of, pack, parse
-from buffer_service.store.resp import Command, ConnectionLost, Part, ReplyError, RespConnection
 from buffer_service.store.scripts import Script, load_scripts
-from buffer_service.store.shared_rounds import SharedRounds
+from buffer_service.store.transport.replication import Exchange, Replication
+from buffer_service.store.transport.resp import Command, ConnectionLost, Part, ReplyError, RespConnection
+from buffer_service.store.transport.shared_rounds import SharedRounds
 from buffer_wire.errors import (
     LayoutChanged,
     RolloutBufferError,

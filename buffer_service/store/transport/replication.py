@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import unpack
-from buffer_service.store.resp import Command, ReplyError
-from buffer_service.store.shared_rounds import SharedRounds
+from buffer_service.store.transport.resp import Command, ReplyError
+from buffer_service.store.transport.shared_rounds import SharedRounds
 from buffer_wire.errors import NotReplicated, StoreUnavailable
 
 POLICY_AGE_S = 1.0

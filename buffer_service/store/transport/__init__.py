@@ -1,0 +1,1 @@
+"""The transport: how scripts and payloads get to the store and back; it knows nothing of the rules."""
