@@ -7,10 +7,10 @@ and we had to take from another one is named in `assumed`. Group sizes are state
 
 from dataclasses import dataclass
 
-from buffer_service.staleness.closed_forms import Prediction, queue_drop, small_batch_period
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.queue_policies import QUEUE_DROP, QUEUE_MAX, queue_policy
-from buffer_service.staleness.simulator import Simulation, Workload
+from buffer_service.observability.estimate.closed_forms import Prediction, queue_drop, small_batch_period
+from rollout_lab.lengths import Lognormal
+from rollout_lab.queue_policies import QUEUE_DROP, QUEUE_MAX, queue_policy
+from rollout_lab.simulator import Simulation, Workload
 
 GROUP_SIZE = 8
 WARMUP = 100

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from buffer_service.staleness.closed_forms import is_rough, queue_drop, queue_drop_of_small_batches
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.queue_policies import QUEUE_DROP, queue_policy
-from buffer_service.staleness.simulator import Simulation, Workload
-from buffer_service.staleness.simulator.grid import simulate_all
+from buffer_service.observability.estimate.closed_forms import is_rough, queue_drop, queue_drop_of_small_batches
+from rollout_lab.lengths import Lognormal
+from rollout_lab.queue_policies import QUEUE_DROP, queue_policy
+from rollout_lab.simulator import Simulation, Workload
+from rollout_lab.simulator.grid import simulate_all
 
 RHO = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 QUEUE_FACTORS = (1, 2, 3)

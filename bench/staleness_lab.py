@@ -14,10 +14,10 @@ from typing import Any
 from buffer_cli.lab import candidate, trial_values
 from buffer_cli.staleness_output import progress
 from buffer_cli.staleness_plot import plot_trials
-from buffer_service.staleness.closed_forms import pre_queue
-from buffer_service.staleness.lab import Comparison, Trial, compare
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.simulator import Workload
+from buffer_service.observability.estimate.closed_forms import pre_queue
+from rollout_lab.comparison import Comparison, Trial, compare
+from rollout_lab.lengths import Lognormal
+from rollout_lab.simulator import Workload
 
 _RESULTS = Path(__file__).parent / "results" / "staleness_lab.json"
 _IMAGE = Path(__file__).parent.parent / "docs" / "images" / "staleness_lab.png"

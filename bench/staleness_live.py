@@ -21,7 +21,7 @@ from typing import Any
 from bench.live_loop.loop import Measured, run
 from bench.live_loop.setting import Setting
 from bench.tables import put, table
-from buffer_service.staleness.simulator import simulate
+from rollout_lab.simulator import simulate
 
 _RESULTS = Path(__file__).parent / "results" / "staleness_live.json"
 

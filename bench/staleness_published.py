@@ -1,7 +1,7 @@
 """`python -m bench.staleness_published`: every published figure beside ours, into docs/staleness.md and a result file.
 
 The figures are in bench/published.py. Each comparison has its difference and whether that is within its tolerance; the
-tolerances are those of tests/staleness/test_against_the_page.py.
+tolerances are those of tests/lab/test_against_the_page.py.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from bench.published import (
     Run,
 )
 from bench.tables import put, table
-from buffer_service.staleness.closed_forms import noise_adjusted
-from buffer_service.staleness.simulator import SimulationResult
-from buffer_service.staleness.simulator.grid import simulate_all
+from buffer_service.observability.estimate.closed_forms import noise_adjusted
+from rollout_lab.simulator import SimulationResult
+from rollout_lab.simulator.grid import simulate_all
 
 _RESULTS = Path(__file__).parent / "results" / "staleness_published.json"
 

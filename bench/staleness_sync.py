@@ -14,9 +14,9 @@ from typing import Any
 from bench.tables import put, table
 from buffer_cli.lab import candidate
 from buffer_cli.staleness_output import progress, result_values
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.simulator import Workload
-from buffer_service.staleness.worth import Contender, Outcome, Question, Split, outcomes
+from rollout_lab.lengths import Lognormal
+from rollout_lab.simulator import Workload
+from rollout_lab.worth import Contender, Outcome, Question, Split, outcomes
 
 _RESULTS = Path(__file__).parent / "results" / "staleness_sync.json"
 

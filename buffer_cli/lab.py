@@ -11,9 +11,9 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness_inputs import policy_of, workload_of
 from buffer_cli.staleness_output import as_options, progress, result_values
-from buffer_service.staleness.lab import MOST_ENGINES, Candidate, Comparison, Trial, compare
-from buffer_service.staleness.lengths import Lengths
 from buffer_wire.errors import InvalidField
+from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
+from rollout_lab.lengths import Lengths
 
 
 def run(given: dict[str, Any]) -> int:

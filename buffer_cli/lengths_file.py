@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from buffer_service.staleness.lengths import Empirical
 from buffer_wire.errors import InvalidField
+from rollout_lab.lengths import Empirical
 
 _COLUMN = "response_lengths"
 
@@ -29,7 +29,7 @@ def _parquet(path: Path) -> Iterable[tuple[int, ...]]:
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise InvalidField("--lengths", str(path), "a text file, or install rollout-buffer[record]") from error
+        raise InvalidField("--lengths", str(path), "a text file, or install rollout-buffer[lab]") from error
     folder = path / "groups" if (path / "groups").is_dir() else path
     files = sorted(folder.glob("*.parquet")) if folder.is_dir() else [folder]
     if not files:

@@ -11,13 +11,14 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.lengths_file import read_lengths
 from buffer_cli.staleness_output import as_options, figures, progress, result_values
-from buffer_service.staleness import closed_forms, planner
-from buffer_service.staleness.closed_forms import Prediction
-from buffer_service.staleness.lengths import Empirical
-from buffer_service.staleness.planner import Budget, Choice, Setting, Slots
-from buffer_service.staleness.simulator import SimulationResult
-from buffer_service.staleness.simulator.grid import simulate_all
+from buffer_service.observability.estimate import closed_forms
+from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_wire.errors import InvalidField
+from rollout_lab import planner
+from rollout_lab.lengths import Empirical
+from rollout_lab.planner import Budget, Choice, Setting, Slots
+from rollout_lab.simulator import SimulationResult
+from rollout_lab.simulator.grid import simulate_all
 
 ROUGH = (
     "near balance (0.8 < ρ < 1.2) the closed form is rough: in-queue staleness jumps there from 1 to q; "

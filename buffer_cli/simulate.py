@@ -9,8 +9,8 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness_inputs import policy_of, workload_of
 from buffer_cli.staleness_output import as_options, figures, result_values
-from buffer_service.staleness.simulator import Simulation, SimulationResult
-from buffer_service.staleness.simulator import simulate as simulated
+from rollout_lab.simulator import Simulation, SimulationResult
+from rollout_lab.simulator import simulate as simulated
 
 
 def run(given: dict[str, Any]) -> int:

@@ -93,7 +93,7 @@ GroupsInFlight = Annotated[
 Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_help_panel=_SIMULATION)]
 Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
 Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra `plot`.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra `lab`.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 from buffer_cli.lengths_file import read_lengths
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.staleness.lengths import Fixed, Lengths, Lognormal
-from buffer_service.staleness.queue_policies import queue_policy
-from buffer_service.staleness.simulator import Workload
+from rollout_lab.lengths import Fixed, Lengths, Lognormal
+from rollout_lab.queue_policies import queue_policy
+from rollout_lab.simulator import Workload
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:

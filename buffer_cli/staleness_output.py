@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from buffer_service.staleness.simulator import SimulationResult
 from buffer_wire.errors import InvalidField
+from rollout_lab.simulator import SimulationResult
 
 _OPTIONS = frozenset(
     {

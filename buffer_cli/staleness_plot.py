@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buffer_service.staleness import planner
-from buffer_service.staleness.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
-from buffer_service.staleness.lab import Trial
-from buffer_service.staleness.planner import Choice, Setting
-from buffer_service.staleness.simulator import SimulationResult
+from buffer_service.observability.estimate.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
 from buffer_wire.errors import InvalidField
+from rollout_lab import planner
+from rollout_lab.comparison import Trial
+from rollout_lab.planner import Choice, Setting
+from rollout_lab.simulator import SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def _figure() -> "Figure":
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidField("--plot", "a picture", "drawn only with matplotlib: install rollout-buffer[plot]") from error
+        raise InvalidField("--plot", "a picture", "drawn only with matplotlib: install rollout-buffer[lab]") from error
     figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

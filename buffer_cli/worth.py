@@ -12,8 +12,8 @@ from buffer_cli.exits import exit_code
 from buffer_cli.lab import candidate
 from buffer_cli.staleness_inputs import workload_of
 from buffer_cli.staleness_output import as_options, progress, result_values
-from buffer_service.staleness.worth import Contender, Outcome, Question, Split, in_words, outcomes
 from buffer_wire.errors import InvalidField
+from rollout_lab.worth import Contender, Outcome, Question, Split, in_words, outcomes
 
 SHARED = "sync, shared GPUs"
 SYNC = "sync, split GPUs"

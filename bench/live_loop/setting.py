@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.queue_policies import queue_policy
-from buffer_service.staleness.simulator import Simulation, Workload
+from rollout_lab.lengths import Lognormal
+from rollout_lab.queue_policies import queue_policy
+from rollout_lab.simulator import Simulation, Workload
 from trainer_client.policy import Policy
 
 LENGTH_MEDIAN, LENGTH_CAP = 100, 1_000

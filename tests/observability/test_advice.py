@@ -8,8 +8,8 @@ import pytest
 
 from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.observability.estimate import closed_forms as cf
 from buffer_service.observability.estimate import estimate
-from buffer_service.staleness import closed_forms as cf
 from buffer_wire.estimate import Advice
 from tests.support.views import make_loop
 

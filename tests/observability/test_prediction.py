@@ -7,10 +7,10 @@ import pytest
 
 from buffer_service.domain.policy import Order, OverflowAction, RunPolicy, StalenessMeasure
 from buffer_service.domain.presets import fields_of
+from buffer_service.observability.estimate import closed_forms as cf
 from buffer_service.observability.estimate import estimate
-from buffer_service.staleness import closed_forms as cf
-from buffer_service.staleness.lengths import Lognormal
-from buffer_service.staleness.simulator import Simulation, Workload
+from rollout_lab.lengths import Lognormal
+from rollout_lab.simulator import Simulation, Workload
 from tests.support.simulated_views import simulated_view
 from tests.support.views import make_loop
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("buffer_cli", "buffer_conformance", "buffer_service", "buffer_wire", "rollout_workers", "trainer_client")
+PACKAGES = (
+    *("buffer_cli", "buffer_conformance", "buffer_service", "buffer_wire", "rollout_lab", "rollout_workers"),
+    "trainer_client",
+)
 UNSAFE_MODULES = {"cloudpickle", "cPickle", "dill", "jsonpickle", "marshal", "pickle", "shelve", "yaml"}
 UNSAFE_NAMES = {"eval", "exec", "compile"}
 

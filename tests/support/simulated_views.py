@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.staleness.simulator import Simulation, SimulationResult, simulate
+from rollout_lab.simulator import Simulation, SimulationResult, simulate
 from tests.support.views import make_engines, make_view, make_window
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.observability.estimate import closed_forms
+from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.prediction import Setting, barely_train_bound, predict
-from buffer_service.staleness import closed_forms
-from buffer_service.staleness.closed_forms import Prediction
 from buffer_wire.estimate import Advice, Quantities
 
 LEAST_VERSIONS = 0.1

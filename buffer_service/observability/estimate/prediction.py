@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
-from buffer_service.staleness import closed_forms
-from buffer_service.staleness.closed_forms import Prediction
+from buffer_service.observability.estimate import closed_forms
+from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_wire.estimate import Predicted, Quantities
 
 NEVER_WAITS = 0.05

@@ -4,8 +4,8 @@ The rules of the buffer are those of the service: `ModelBuffer` plays them on th
 little state as these questions need, through the same decision functions. Tests hold the two together.
 """
 
-from buffer_service.staleness.simulator.loop import Simulation, simulate
-from buffer_service.staleness.simulator.result import SimulationResult
-from buffer_service.staleness.simulator.workload import Workload
+from rollout_lab.simulator.loop import Simulation, simulate
+from rollout_lab.simulator.result import SimulationResult
+from rollout_lab.simulator.workload import Workload
 
 __all__ = ["Simulation", "SimulationResult", "Workload", "simulate"]

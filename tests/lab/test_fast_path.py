@@ -8,9 +8,9 @@ import pytest
 
 from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.presets import fields_of
-from buffer_service.staleness.lengths import Fixed, Lengths, Lognormal
-from buffer_service.staleness.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_wire.errors import InvalidRequest, RolloutBufferError
+from rollout_lab.lengths import Fixed, Lengths, Lognormal
+from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 
 def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tuple[str, int, int]]]]:

@@ -5,7 +5,7 @@ from typing import cast
 from buffer_service.domain.model.index import First, GroupIndex
 from buffer_service.domain.model.records import Group
 from buffer_service.domain.policy import Order, StalenessMeasure
-from buffer_service.staleness.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.groups import SimulatedGroup
 
 
 class Queue:

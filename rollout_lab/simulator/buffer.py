@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy
-from buffer_service.staleness.simulator.groups import SimulatedGroup
 from buffer_wire.errors import InvalidField
+from rollout_lab.simulator.groups import SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)

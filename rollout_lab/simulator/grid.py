@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
-from buffer_service.staleness.simulator.loop import Simulation, simulate
-from buffer_service.staleness.simulator.result import SimulationResult
+from rollout_lab.simulator.loop import Simulation, simulate
+from rollout_lab.simulator.result import SimulationResult
 
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")

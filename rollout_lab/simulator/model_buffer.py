@@ -9,8 +9,8 @@ from buffer_service.domain import ops
 from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.transitions import GroupState
-from buffer_service.staleness.simulator.buffer import Losses
-from buffer_service.staleness.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.buffer import Losses
+from rollout_lab.simulator.groups import SimulatedGroup
 
 _RUN = "simulation"
 _EPOCH = 1

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from buffer_service.staleness.simulator.buffer import Losses
-from buffer_service.staleness.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.buffer import Losses
+from rollout_lab.simulator.groups import SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)

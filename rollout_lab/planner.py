@@ -6,12 +6,12 @@ Predictions are the closed forms; whoever asks near balance has them simulated a
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from buffer_service.staleness import closed_forms
-from buffer_service.staleness.closed_forms import Prediction
-from buffer_service.staleness.lengths import Lengths, Lognormal, token_tailness
-from buffer_service.staleness.queue_policies import QUEUE_DROP, STREAMING, queue_policy
-from buffer_service.staleness.simulator import Simulation, Workload
+from buffer_service.observability.estimate import closed_forms
+from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_wire.errors import InvalidField
+from rollout_lab.lengths import Lengths, Lognormal, token_tailness
+from rollout_lab.queue_policies import QUEUE_DROP, STREAMING, queue_policy
+from rollout_lab.simulator import Simulation, Workload
 
 AREAL = "areal"
 POLICIES = (QUEUE_DROP, STREAMING, AREAL)

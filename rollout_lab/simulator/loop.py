@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from math import inf
 
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.staleness.simulator.buffer import Buffer, refuse_what_is_not_simulated
-from buffer_service.staleness.simulator.compact_buffer import CompactBuffer
-from buffer_service.staleness.simulator.groups import SimulatedGroup
-from buffer_service.staleness.simulator.measures import Measures, Moment
-from buffer_service.staleness.simulator.model_buffer import ModelBuffer
-from buffer_service.staleness.simulator.result import SimulationResult
-from buffer_service.staleness.simulator.slots import Slots
-from buffer_service.staleness.simulator.trainer import Trainer
-from buffer_service.staleness.simulator.workload import Workload
 from buffer_wire.errors import InvalidField, InvalidPolicy
+from rollout_lab.simulator.buffer import Buffer, refuse_what_is_not_simulated
+from rollout_lab.simulator.compact_buffer import CompactBuffer
+from rollout_lab.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.measures import Measures, Moment
+from rollout_lab.simulator.model_buffer import ModelBuffer
+from rollout_lab.simulator.result import SimulationResult
+from rollout_lab.simulator.slots import Slots
+from rollout_lab.simulator.trainer import Trainer
+from rollout_lab.simulator.workload import Workload
 
 Trace = Callable[[str, int, int], None]
 """Told of every decision: its kind (leased, refused, queued, blocked, taken), the group's number, and for leased its
