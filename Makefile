@@ -161,7 +161,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl \
-	test-faults-disk test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -182,9 +182,6 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
-
-test-faults-disk: install ## the histories on disks that fill up as well (a minute; docs/operations.md has two known faults)
-	@RB_FILL_DISKS=1 $(BIN)/python -m pytest tests/faults/test_concurrent_history.py $(PYTEST_ARGS)
 
 fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)
 	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz

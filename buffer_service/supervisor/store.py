@@ -9,7 +9,7 @@ import structlog
 
 from buffer_service.settings import Settings
 from buffer_service.store.embedded import Durability, EmbeddedStore
-from buffer_service.supervisor.disk import has_room, watch
+from buffer_service.supervisor import append_only, disk
 from buffer_wire.errors import StoreFault
 
 log = structlog.get_logger(__name__)
@@ -57,12 +57,13 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
 
     async def keep_running(self) -> None:
         """Start the embedded server again on the same data whenever it dies, and keep it from writing where its disk is
-        full; ends when cancelled.
+        full, or to the wrong place of its file; ends when cancelled.
         """
         if self._external:
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(watch(self._embedded))
+            tasks.create_task(disk.watch(self._embedded))
+            tasks.create_task(append_only.watch(self._embedded))
             tasks.create_task(self._restart_always())
 
     async def _restart_always(self) -> None:
@@ -76,7 +77,7 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
                 backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-            self._embedded.refuses_writes = not has_room(self._embedded)
+            self._embedded.refuses_writes = not disk.has_room(self._embedded)
             try:
                 await self._embedded.restart()
                 log.info("embedded store", pid=self._embedded.pid, durability=self._embedded.durability.value)

@@ -22,8 +22,6 @@ FULL_S = 2.0
 FEW_WRITES = 20_000
 """Bytes."""
 KILLED_WHEN_FULL = 0.7
-FILLS_DISKS = bool(os.environ.get("RB_FILL_DISKS"))
-"""In `make test-faults-disk` alone, for known faults (docs/operations.md)."""
 PACE = (80, 260)
 """Events between two strikes."""
 
@@ -101,7 +99,7 @@ class Nemesis:
         if not self._gently:
             ways += [self._kill_service, self._restart]
         if self._store is not None:
-            ways += [self._kill_store, *([self._fill_disk] if FILLS_DISKS else [])]
+            ways += [self._kill_store, self._fill_disk]
         while not self._enough():
             await self._history.passed(self._rng.randint(*PACE))
             await self._rng.choice(ways)(self._rng.choice(self._cluster.services))

@@ -60,8 +60,10 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreServer]:
-    """What the durability level `process` is made of."""
-    with StoreServer("--appendonly", "yes", "--appendfsync", "no") as running:
+    """What the durability level `process` is made of. Its file is not rewritten: it takes the embedded store's owner to
+    make that safe on a full disk (tests/store/test_append_only.py).
+    """
+    with StoreServer("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0") as running:
         yield running
 
 
