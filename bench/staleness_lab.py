@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buffer_cli.lab import candidate, trial_values
-from buffer_cli.staleness_output import progress
-from buffer_cli.staleness_plot import plot_trials
+from buffer_cli.staleness.lab import candidate, trial_values
+from buffer_cli.staleness.output import progress
+from buffer_cli.staleness.plot import plot_trials
 from buffer_service.observability.estimate.closed_forms import pre_queue
 from rollout_lab.comparison import Comparison, Trial, compare
 from rollout_lab.lengths import Lognormal

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import put, table
-from buffer_cli.lab import candidate
-from buffer_cli.staleness_output import progress, result_values
+from buffer_cli.staleness.lab import candidate
+from buffer_cli.staleness.output import progress, result_values
 from rollout_lab.lengths import Lognormal
 from rollout_lab.simulator import Workload
 from rollout_lab.worth import Contender, Outcome, Question, Split, outcomes

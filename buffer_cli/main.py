@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from buffer_cli.access import with_access
-from buffer_cli.bridge_commands import bridge_app
-from buffer_cli.conformance_commands import conformance_app
-from buffer_cli.inspect_commands import inspect_app
-from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
-from buffer_cli.staleness_commands import register
-from buffer_cli.token_commands import token_app
+from buffer_cli.bridge.commands import bridge_app
+from buffer_cli.conformance.commands import conformance_app
+from buffer_cli.inspect.commands import inspect_app
+from buffer_cli.run.commands import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption, run_app
+from buffer_cli.staleness.commands import register
+from buffer_cli.token.commands import token_app
 
 # Else gRPC remarks on every connection that is ended from the other side, in the midst of what a command prints.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -126,7 +126,7 @@ def serve(
     """
     # First, while the locals are the options.
     given = {name: value for name, value in locals().items() if value is not None}
-    from buffer_cli.serve import run
+    from buffer_cli.serve.start import run
 
     raise typer.Exit(run(given))
 
@@ -135,7 +135,7 @@ def serve(
 def config(context: typer.Context) -> None:
     """Print the settings that `serve` would take from the environment, as JSON; passwords are hidden."""
     if context.invoked_subcommand is None:
-        from buffer_cli.config import print_settings
+        from buffer_cli.serve.config import print_settings
 
         raise typer.Exit(print_settings())
 
@@ -143,7 +143,7 @@ def config(context: typer.Context) -> None:
 @config_app.command("policy")
 def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> None:
     """Print the policy that a run has when its creator sets nothing, or only these things, as JSON; null is unset."""
-    from buffer_cli.config import print_default_policy
+    from buffer_cli.serve.config import print_default_policy
 
     raise typer.Exit(print_default_policy(preset, assignments or []))
 
@@ -168,7 +168,7 @@ def status(
     With --watch a terminal is redrawn in place, and anything else gets a line for each look, with --json an object. A
     service that is away meanwhile is waited for.
     """
-    from buffer_cli.status import show
+    from buffer_cli.status.show import show
 
     if interval_s is not None and not watch:
         raise typer.BadParameter("is for --watch", param_hint="--interval")
@@ -350,6 +350,6 @@ def worker(
     SIGTERM and Ctrl-C drain: partial work is handed back. A second one ends at once.
     """
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
-    from buffer_cli.worker import run
+    from buffer_cli.worker.start import run
 
     raise typer.Exit(run(given))

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from buffer_cli.main import app
-from buffer_cli.worker import to_options
+from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_service.store.address import Address
 from rollout_workers.options import WorkerOptions
@@ -83,7 +83,7 @@ def _options_of(container: Document) -> WorkerOptions:
         made.append(to_options(given))
         return 0
 
-    with mock.patch.dict(os.environ, variables, clear=True), mock.patch("buffer_cli.worker.run", run):
+    with mock.patch.dict(os.environ, variables, clear=True), mock.patch("buffer_cli.worker.start.run", run):
         context = chosen.make_context("worker", arguments[1:])
         with pytest.raises(typer.Exit):
             chosen.invoke(context)

@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from buffer_cli import main
-from buffer_cli.worker import to_options
+from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_wire.access import Access
 from buffer_wire.errors import InvalidField

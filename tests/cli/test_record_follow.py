@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_cli import record as recorder
+from buffer_cli.run import record as recorder
 from buffer_wire.errors import PermissionDenied, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import runs_pb2

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 
-from buffer_cli.recording import CURSOR, Recording
+from buffer_cli.run.recording import CURSOR, Recording
 from buffer_wire.layout import column_of, write_payload
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2
 

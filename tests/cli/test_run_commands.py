@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from buffer_cli import runs
 from buffer_cli.calls import calls
+from buffer_cli.run import runs
 from rollout_buffer.v1 import groups_pb2, runs_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service

@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from buffer_cli.staleness_block import MAX_ADVICE, print_estimate
+from buffer_cli.status.staleness import MAX_ADVICE, print_estimate
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate import estimate

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import pytest
 
-from buffer_cli.rates import Look, Rates, number
+from buffer_cli.status.rates import Look, Rates, number
 from tests.support.commands import command
 from tests.support.fake_runs import FakeRuns
 from tests.support.views import make_view

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from buffer_cli.access import with_access
-from buffer_cli.run_commands import SERVICE, AddressOption, JsonOption, TimeoutOption
+from buffer_cli.run.commands import SERVICE, AddressOption, JsonOption, TimeoutOption
 
 inspect_app = typer.Typer(
     help="Look into a run: tasks, leases, groups and batches one by one, and who waits on whom.\n\nNothing is changed "
@@ -38,7 +38,7 @@ def tasks(
 
     A task that has a group in the queue or in a batch is where its group is: `inspect groups`.
     """
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -62,7 +62,7 @@ def task(
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
     """Print one task: its attempts, lease and worker, last error, and where its group is."""
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -87,7 +87,7 @@ def leases(
 
     `inspect waits` has those that expire first.
     """
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -114,7 +114,7 @@ def groups(
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
     """List groups of the queue in order of acceptance, or those of a step: sizes, rewards, versions."""
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -144,7 +144,7 @@ def group(
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
     """Print one stored group: who made it, sizes, rewards, versions; its samples; token ids of one sample."""
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -169,7 +169,7 @@ def batches(
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
     """List the step that is forming and those that are still stored, newest first: sizes, version, staleness."""
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(
@@ -191,7 +191,7 @@ def waits(
     timeout_s: TimeoutOption = 10.0,
 ) -> None:
     """Print who waits on whom: the trainer, blocked pushes, workers and the rule that binds them, leases, engines."""
-    from buffer_cli import inspecting
+    from buffer_cli.inspect import inspecting
 
     raise typer.Exit(
         inspecting.perform(

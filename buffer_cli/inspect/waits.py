@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buffer_cli.inspect_tables import lease_table, size, span
-from buffer_cli.standing import state
+from buffer_cli.inspect.tables import lease_table, size, span
+from buffer_cli.status.standing import state
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.ops.groups import TICKET_MS
 from buffer_service.observability.diagnosis import SILENT_MS, Standing, waits_on

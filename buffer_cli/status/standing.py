@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buffer_cli.staleness_block import print_estimate
+from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.domain.transitions import GroupState, TaskState

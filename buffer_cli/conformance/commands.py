@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from buffer_cli.run_commands import JsonOption
+from buffer_cli.run.commands import JsonOption
 
 conformance_app = typer.Typer(
     help="Does a worker or a trainer follow the protocol? Run it against a live service, with trouble on the way.",
@@ -45,7 +45,7 @@ def worker(
     The kit is its trainer: tasks of token ids, two samples each. The worker has to take SIGTERM as the order to end.
     """
     given = dict(locals())
-    from buffer_cli.conformance import run
+    from buffer_cli.conformance.suite import run
 
     raise typer.Exit(run("worker", given))
 
@@ -65,6 +65,6 @@ def trainer(
     time, on the run that is there.
     """
     given = dict(locals())
-    from buffer_cli.conformance import run
+    from buffer_cli.conformance.suite import run
 
     raise typer.Exit(run("trainer", given))

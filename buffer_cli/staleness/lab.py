@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.exits import exit_code
-from buffer_cli.staleness_inputs import policy_of, workload_of
-from buffer_cli.staleness_output import as_options, progress, result_values
+from buffer_cli.staleness.inputs import policy_of, workload_of
+from buffer_cli.staleness.output import as_options, progress, result_values
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
 from rollout_lab.lengths import Lengths
@@ -59,7 +59,7 @@ def _lab(given: dict[str, Any]) -> int:
     with progress(len(written), "policies") as done:
         trials = compare(comparison, done=done)
     if given["plot"]:
-        from buffer_cli.staleness_plot import plot_trials
+        from buffer_cli.staleness.plot import plot_trials
 
         plot_trials(trials, f"ρ {given['rho']:g}", given["plot"])
     if given["as_json"]:

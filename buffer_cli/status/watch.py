@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from buffer_cli.calls import RunCalls
-from buffer_cli.rates import Look, Rates, number
-from buffer_cli.standing import print_run
-from buffer_cli.status import as_values, read
+from buffer_cli.status.rates import Look, Rates, number
+from buffer_cli.status.show import as_values, read
+from buffer_cli.status.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_wire.errors import RolloutBufferError

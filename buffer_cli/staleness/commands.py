@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from buffer_cli.run_commands import JsonOption, SetOption
+from buffer_cli.run.commands import JsonOption, SetOption
 
 _WORKLOAD = "Workload"
 _LENGTHS = "Lengths of responses"
@@ -171,7 +171,7 @@ def plan(
     """
     # First, while the locals are the options.
     given: dict[str, Any] = dict(locals())
-    from buffer_cli.plan import run
+    from buffer_cli.staleness.plan import run
 
     raise typer.Exit(run(given))
 
@@ -219,7 +219,7 @@ def simulate(
     Example: rollout-buffer simulate --rho 1.1 --policy queue_max --max-staleness 2 --length-sigma 0.8
     """
     given: dict[str, Any] = dict(locals())
-    from buffer_cli.simulate import run
+    from buffer_cli.staleness.simulate import run
 
     raise typer.Exit(run(given))
 
@@ -261,7 +261,7 @@ def lab(
     Example: rollout-buffer lab --rho 1.1 --length-sigma 0.8 --policy queue_drop --policy 'streaming(2) order=lifo'
     """
     given: dict[str, Any] = dict(locals())
-    from buffer_cli.lab import run
+    from buffer_cli.staleness.lab import run
 
     raise typer.Exit(run(given))
 
@@ -320,6 +320,6 @@ def worth(
     Example: rollout-buffer worth --rho 0.9 --rollout-gpus 12 --train-gpus 4 --switch-pause 500 --length-sigma 0.8
     """
     given: dict[str, Any] = dict(locals())
-    from buffer_cli.worth import run
+    from buffer_cli.staleness.worth import run
 
     raise typer.Exit(run(given))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from buffer_cli.calls import RunCalls, calls
-from buffer_cli.recording import Recording
+from buffer_cli.run.recording import Recording
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import runs_pb2
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.exits import exit_code
-from buffer_cli.staleness_inputs import policy_of, workload_of
-from buffer_cli.staleness_output import as_options, figures, result_values
+from buffer_cli.staleness.inputs import policy_of, workload_of
+from buffer_cli.staleness.output import as_options, figures, result_values
 from rollout_lab.simulator import Simulation, SimulationResult
 from rollout_lab.simulator import simulate as simulated
 
@@ -36,7 +36,7 @@ def _simulate(given: dict[str, Any]) -> int:
     )
     result = simulated(simulation)
     if given["plot"]:
-        from buffer_cli.staleness_plot import plot_simulation
+        from buffer_cli.staleness.plot import plot_simulation
 
         plot_simulation(result, given["policy"], given["plot"])
     if given["as_json"]:

@@ -44,7 +44,7 @@ SetOption = Annotated[
 @with_access
 def list_(address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0) -> None:
     """List the runs: step, version, queue, tasks, and on whom each one waits."""
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.list_runs(calls, as_json=as_json)))
 
@@ -55,7 +55,7 @@ def show(
     name: Name, address: AddressOption = SERVICE, as_json: JsonOption = False, timeout_s: TimeoutOption = 10.0
 ) -> None:
     """Show where a run stands, as `status` does, and its whole policy."""
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.show(calls, name, as_json=as_json)))
 
@@ -77,7 +77,7 @@ def create(
 
     Example: rollout-buffer run create math-1 --preset 'areal(4)' --set batch_groups=64 --set filter_equal_rewards=true
     """
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     given = assignments or []
     raise typer.Exit(
@@ -102,7 +102,7 @@ def policy(
 
     Example: rollout-buffer run policy math-1 --set environments.math.share=3 --set environments.code.share=1
     """
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     given = assignments or []
     raise typer.Exit(
@@ -129,7 +129,7 @@ def record(
     The run's policy must say record_groups=true. Needs the extra rollout-buffer[record]. See docs/recording.md.
     """
     try:
-        from buffer_cli.record import record
+        from buffer_cli.run.record import record
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
@@ -148,7 +148,7 @@ def evaluations(
 
     Their results stay until they are deleted, or the run is.
     """
-    from buffer_cli import evaluations
+    from buffer_cli.run import evaluations
 
     raise typer.Exit(evaluations.list_evaluations(address, timeout_s, name, as_json=as_json))
 
@@ -157,7 +157,7 @@ def evaluations(
 @with_access
 def pause(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Hold a run: no leases, no submits, no new batches. What is in flight may still land."""
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.pause(calls, name)))
 
@@ -169,7 +169,7 @@ def drain(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption
 
     The trainer's pulls go on until too little for a batch is left, and are refused then.
     """
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.drain(calls, name)))
 
@@ -178,7 +178,7 @@ def drain(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption
 @with_access
 def continue_(name: Name, address: AddressOption = SERVICE, timeout_s: TimeoutOption = 10.0) -> None:
     """Undo `pause` and `drain`."""
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     raise typer.Exit(runs.perform(address, timeout_s, lambda calls: runs.continue_(calls, name)))
 
@@ -195,7 +195,7 @@ def delete(
 
     Asks first, unless --yes is given; without a terminal to ask on, nothing is deleted.
     """
-    from buffer_cli import runs
+    from buffer_cli.run import runs
 
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("there is no terminal to ask on; give --yes", param_hint="--yes")

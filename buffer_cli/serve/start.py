@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from buffer_cli.config import explained
+from buffer_cli.serve.config import explained
 from buffer_service.observability import logs
 from buffer_service.security.certificates import TlsRefused
 from buffer_service.security.tokens import TokensRefused

@@ -8,11 +8,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 
-from buffer_cli import inspect_tables as tables
 from buffer_cli.calls import run_ref
 from buffer_cli.exits import exit_code
-from buffer_cli.inspect_calls import InspectCalls, Listed, inspect_calls
-from buffer_cli.waits import print_waits
+from buffer_cli.inspect import tables
+from buffer_cli.inspect.calls import InspectCalls, Listed, inspect_calls
+from buffer_cli.inspect.waits import print_waits
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.rpc.convert.runs import view_of
 from buffer_wire.errors import InvalidField

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from buffer_cli.access import with_access
-from buffer_cli.run_commands import SERVICE, AddressOption
+from buffer_cli.run.commands import SERVICE, AddressOption
 
 bridge_app = typer.Typer(
     help="Feed a trainer that is left as it is, over the files that it reads and writes.", no_args_is_help=True
@@ -94,6 +94,6 @@ def prime_rl(
     --seq-len 8192 --data-ranks 4
     """
     given: dict[str, Any] = dict(locals())
-    from buffer_cli.bridge import run_prime_rl
+    from buffer_cli.bridge.prime_rl import run_prime_rl
 
     raise typer.Exit(run_prime_rl(given))

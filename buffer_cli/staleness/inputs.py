@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buffer_cli.lengths_file import read_lengths
+from buffer_cli.staleness.lengths_file import read_lengths
 from buffer_service.domain.policy import RunPolicy
 from rollout_lab.lengths import Fixed, Lengths, Lognormal
 from rollout_lab.queue_policies import queue_policy

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from buffer_cli.run_commands import JsonOption
+from buffer_cli.run.commands import JsonOption
 
 token_app = typer.Typer(
     help="Make, list and revoke the tokens that let workers, trainers and readers into a service.\n\nThe service is "
@@ -36,7 +36,7 @@ def create(
 
     Example: rollout-buffer token create --tokens-file tokens.jsonl --role worker --run 'math-*' --to worker.token
     """
-    from buffer_cli import tokens
+    from buffer_cli.token import tokens
 
     raise typer.Exit(tokens.create(tokens_file, role, runs, token_id=token_id, days=days, to=to))
 
@@ -44,7 +44,7 @@ def create(
 @token_app.command("list")
 def list_(tokens_file: FileOption, as_json: JsonOption = False) -> None:
     """List the tokens of a file: id, role, runs and end. Secrets are not in it."""
-    from buffer_cli import tokens
+    from buffer_cli.token import tokens
 
     raise typer.Exit(tokens.list_tokens(tokens_file, as_json=as_json))
 
@@ -54,6 +54,6 @@ def revoke(
     tokens_file: FileOption, token_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 ) -> None:
     """Take a token out of the file: services refuse it within a second, streams that use it end."""
-    from buffer_cli import tokens
+    from buffer_cli.token import tokens
 
     raise typer.Exit(tokens.revoke(tokens_file, token_id))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from buffer_cli.calls import RunCalls, calls
 from buffer_cli.exits import exit_code
-from buffer_cli.standing import print_run
+from buffer_cli.status.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.rpc.convert.runs import view_of
@@ -31,7 +31,7 @@ def _show(runs: RunCalls, run_id: str | None, again_s: float | None, *, as_json:
     if len(run_ids) != 1:
         return _choose(runs.address, run_ids, as_json=as_json)
     if again_s is not None:
-        from buffer_cli.watch import watch
+        from buffer_cli.status.watch import watch
 
         return watch(runs, run_ids[0], again_s, as_json=as_json)
     run, view = read(runs, run_ids[0])

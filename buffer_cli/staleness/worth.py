@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.exits import exit_code
-from buffer_cli.lab import candidate
-from buffer_cli.staleness_inputs import workload_of
-from buffer_cli.staleness_output import as_options, progress, result_values
+from buffer_cli.staleness.inputs import workload_of
+from buffer_cli.staleness.lab import candidate
+from buffer_cli.staleness.output import as_options, progress, result_values
 from buffer_wire.errors import InvalidField
 from rollout_lab.worth import Contender, Outcome, Question, Split, in_words, outcomes
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.exits import exit_code
-from buffer_cli.lengths_file import read_lengths
-from buffer_cli.staleness_output import as_options, figures, progress, result_values
+from buffer_cli.staleness.lengths_file import read_lengths
+from buffer_cli.staleness.output import as_options, figures, progress, result_values
 from buffer_service.observability.estimate import closed_forms
 from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_wire.errors import InvalidField
@@ -78,7 +78,7 @@ def _for_setting(given: dict[str, Any], setting: Setting, lengths: Empirical | N
     rough = setting.closed_form_is_rough
     simulated = _simulated(given, [setting], lengths)[0] if rough else None
     if given["plot"]:
-        from buffer_cli.staleness_plot import plot_plan
+        from buffer_cli.staleness.plot import plot_plan
 
         plot_plan(setting, simulated, given["plot"])
     if given["as_json"]:
@@ -152,7 +152,7 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
     wins = planner.train_bound_wins(budget, setting, slots[len(slots) // 2])
     side = planner.side_in_words(wins, slots[0])
     if given["plot"]:
-        from buffer_cli.staleness_plot import plot_frontier
+        from buffer_cli.staleness.plot import plot_frontier
 
         plot_frontier(front, best, given["plot"])
     if given["as_json"]:

@@ -1,0 +1,1 @@
+"""`rollout-buffer plan`, `simulate`, `lab` and `worth`, on the laboratory `rollout_lab`."""
