@@ -20,7 +20,6 @@ from buffer_service.admin.run_metrics import RunCollector
 from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationOutcome
-from buffer_service.domain.model.state import FAILURE_BUDGET_EXCEEDED, HELD_BY_OPERATOR, STORE_ROLLED_BACK
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_service.domain.transitions import GroupState, TaskState
@@ -28,6 +27,7 @@ from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.filters import REASONS
 from buffer_service.observability.metrics import DIRECTIONS, REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
+from buffer_service.rules.pauses import Pause
 from buffer_service.security.doors import Doors
 from buffer_service.security.gate import Gate
 from buffer_service.security.roles import RULES
@@ -57,7 +57,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("*", "ledger"): ("groups", "tasks"),
     ("filtered_groups", "reason"): REASONS,
     ("*", "phase"): RELOAD_PHASES,
-    ("paused", "reason"): (STORE_ROLLED_BACK, "resuming", HELD_BY_OPERATOR, FAILURE_BUDGET_EXCEEDED),
+    ("paused", "reason"): tuple(Pause),
     ("refused_calls", "reason"): REFUSALS,
     ("runs_unread", "reason"): UNREAD,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),

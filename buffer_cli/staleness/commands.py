@@ -205,12 +205,6 @@ def simulate(
     steps: Steps = 400,
     warmup: Warmup = 100,
     seed: Seed = 0,
-    on_model: Annotated[
-        bool,
-        typer.Option(
-            "--reference-model", help="Play the whole reference model: the same, slower.", rich_help_panel=_SIMULATION
-        ),
-    ] = False,
     as_json: JsonOption = False,
     plot: Plot = None,
 ) -> None:

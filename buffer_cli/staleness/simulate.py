@@ -32,7 +32,6 @@ def _simulate(given: dict[str, Any]) -> int:
         steps=given["steps"],
         warmup=given["warmup"],
         seed=given["seed"],
-        on_model=given["on_model"],
     )
     result = simulated(simulation)
     if given["plot"]:

@@ -27,11 +27,6 @@ def too_stale(policy: RunPolicy, *, train_version: int, head_version: int) -> bo
     return policy.max_staleness != UNSET and train_version - head_version > policy.max_staleness
 
 
-def too_spread(policy: RunPolicy, *, loaded_version: int, head_version: int) -> bool:
-    """Whether tokens with this head must not be continued by an engine with these weights."""
-    return policy.max_version_spread != UNSET and loaded_version - head_version > policy.max_version_spread
-
-
 def oldest_useful_version(policy: RunPolicy, train_version: int) -> int:
     """The oldest weights from which work for train_version may start: max(0, train_version - η)."""
     return 0 if policy.max_staleness == UNSET else max(0, train_version - policy.max_staleness)

@@ -1,7 +1,7 @@
 """The one table of what may become of a group and of a task.
 
-Both ledgers, the reference model and the scripts on the store are driven by it: the script loader renders it into
-Lua. `NEW` is the state before acceptance or submission; a terminal state has no way out.
+The scripts on the store are driven by it, for the script loader renders it into Lua; so is the reference model of the
+tests. `NEW` is the state before acceptance or submission; a terminal state has no way out.
 """
 
 from enum import StrEnum

@@ -8,6 +8,7 @@ from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, required_ver
 from buffer_service.domain.ops import Amount, RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
+from buffer_service.rules.pauses import Pause
 
 SILENT_MS = 60_000
 """Workers report their engines twice as often at least."""
@@ -15,9 +16,9 @@ SILENT_MS = 60_000
 _NAMED = 5
 """Engines are named up to so many."""
 
-_PAUSES = {
-    "operator": "an operator: the run is held until it is continued",
-    "failure_budget_exceeded": "an operator: more tasks failed than the policy's failure_budget allows",
+_PAUSES: dict[str, str] = {
+    Pause.OPERATOR: "an operator: the run is held until it is continued",
+    Pause.FAILURE_BUDGET_EXCEEDED: "an operator: more tasks failed than the policy's failure_budget allows",
 }
 
 

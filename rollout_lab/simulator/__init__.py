@@ -1,7 +1,7 @@
 """A simulator of the whole loop: slots that decode, the buffer's rules, a trainer. It jumps from event to event.
 
-The rules of the buffer are those of the service: `ModelBuffer` plays them on the reference model, `CompactBuffer` on as
-little state as these questions need, through the same decision functions. Tests hold the two together.
+The rules of the buffer are those of the service: `CompactBuffer` plays them on as little state as these questions need.
+Tests hold it to the reference model, decision for decision.
 """
 
 from rollout_lab.simulator.loop import Simulation, simulate

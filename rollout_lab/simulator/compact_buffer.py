@@ -1,8 +1,8 @@
 """The buffer's rules on as little state as a simulation needs: counts, and an index of what is queued.
 
-Every decision is made by the functions that the reference model asks too: `capacity` and `too_stale` at a lease,
-`within_caps` and the oldest group at a push, `aged_out` and the order's first group at a pull. What is left out cannot
-happen in a simulation: leases that expire, repeats, other ranks, resumes. Tests compare every decision with the model.
+Decisions are those of the domain's functions: `capacity` and `too_stale` at a lease, `within_caps` and the oldest group
+at a push, `aged_out` and the order's first group at a pull. What is left out cannot happen in a simulation: leases that
+expire, repeats, other ranks, resumes. Tests compare every decision with the reference model.
 """
 
 import heapq

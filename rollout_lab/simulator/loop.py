@@ -10,7 +10,6 @@ from rollout_lab.simulator.buffer import Buffer, refuse_what_is_not_simulated
 from rollout_lab.simulator.compact_buffer import CompactBuffer
 from rollout_lab.simulator.groups import SimulatedGroup
 from rollout_lab.simulator.measures import Measures, Moment
-from rollout_lab.simulator.model_buffer import ModelBuffer
 from rollout_lab.simulator.result import SimulationResult
 from rollout_lab.simulator.slots import Slots
 from rollout_lab.simulator.trainer import Trainer
@@ -33,24 +32,24 @@ class Simulation:
     warmup: int = 100
     """Train steps before them that are not."""
     seed: int = 0
-    on_model: bool = False
-    """Play the buffer on the reference model, ten times slower, instead of on the compact state."""
 
 
-def simulate(simulation: Simulation, trace: Trace | None = None) -> SimulationResult:
+def simulate(
+    simulation: Simulation, trace: Trace | None = None, buffer: Callable[[RunPolicy], Buffer] = CompactBuffer
+) -> SimulationResult:
     """Run a simulation. Raises InvalidField for what is not simulated, InvalidPolicy when nothing can go on."""
     if simulation.steps < 1 or simulation.warmup < 0:
         raise InvalidField("steps", simulation.steps, "at least 1, and a warm-up of 0 or more")
     refuse_what_is_not_simulated(simulation.policy)
-    return _Run(simulation, trace).result()
+    return _Run(simulation, trace, buffer(simulation.policy)).result()
 
 
 class _Run:
-    def __init__(self, simulation: Simulation, trace: Trace | None) -> None:
+    def __init__(self, simulation: Simulation, trace: Trace | None, buffer: Buffer) -> None:
         policy, workload = simulation.policy, simulation.workload
         self._simulation = simulation
         self._trace = trace
-        self._buffer: Buffer = ModelBuffer(policy) if simulation.on_model else CompactBuffer(policy)
+        self._buffer = buffer
         self._blocked = 0
         """Pushes that wait in line; their workers ask for no more leases meanwhile."""
         responses = policy.batch_groups * workload.group_size

@@ -1,18 +1,15 @@
-"""The simulated queue: groups by arrival, by staleness, and in the policy's order, over the domain's index."""
+"""The simulated queue: groups by arrival, by staleness, and in the policy's order, over an index of them."""
 
-from typing import cast
-
-from buffer_service.domain.model.index import First, GroupIndex
-from buffer_service.domain.model.records import Group
 from buffer_service.domain.policy import Order, StalenessMeasure
 from rollout_lab.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.index import First, GroupIndex
 
 
 class Queue:
     """Queued groups. There is one environment and one priority, so of the orders only the order of groups is left."""
 
     def __init__(self, order: Order, measure: StalenessMeasure) -> None:
-        self._index = GroupIndex()
+        self._index = GroupIndex[SimulatedGroup]()
         self._stalest = First.stalest(measure)
         self._first = {
             Order.FIFO: First.OLDEST,
@@ -29,11 +26,11 @@ class Queue:
         """A group arrives."""
         self._arrived += 1
         group.sequence = self._arrived
-        self._index.add(_indexed(group))
+        self._index.add(group)
 
     def remove(self, group: SimulatedGroup) -> None:
         """A group leaves."""
-        self._index.remove(_indexed(group))
+        self._index.remove(group)
 
     def oldest(self) -> SimulatedGroup:
         """The group that arrived first."""
@@ -56,9 +53,4 @@ class Queue:
         group = self._index.first(first)
         if group is None:
             raise LookupError("the queue is empty")
-        return cast("SimulatedGroup", group)
-
-
-def _indexed(group: SimulatedGroup) -> Group:
-    """A simulated group has what the index looks at: `sequence` and `age_milli`."""
-    return cast("Group", group)
+        return group

@@ -16,7 +16,7 @@ import pytest
 
 from buffer_service.domain import ops
 from tests.domain.test_presets import N, feed, preset
-from tests.domain.world import World
+from tests.oracle.behaviour.world import World
 from tests.support.upstreams import checkout, needs
 
 

@@ -9,8 +9,8 @@ from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.presets import PRESETS, fields_of
 from buffer_wire.errors import InvalidField
-from tests.domain.pipeline import Pipeline, Unchecked
-from tests.domain.world import World
+from tests.oracle.behaviour.pipeline import Pipeline, Unchecked
+from tests.oracle.behaviour.world import World
 
 N = 4
 

@@ -90,11 +90,6 @@ def test_a_simulation_is_shown_with_its_warm_up() -> None:
     assert "20 steps of warm-up before were not counted" in " ".join(shown.stdout.split())
 
 
-def test_the_reference_model_plays_the_same() -> None:
-    words = ("simulate", *SETTING, *SHORT, "--set", "order=lifo", "--set", "max_inflight_groups=10")
-    assert values(*words) == values(*words, "--reference-model")
-
-
 def test_equal_lengths() -> None:
     found = values("simulate", *SETTING, *SHORT, "--length-sigma", "0", "--length-mean", "300")
     assert (found["tailness"], found["sampled_max_length"]) == (1.0, 300)

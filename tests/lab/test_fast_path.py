@@ -1,8 +1,7 @@
 """The compact buffer decides what the reference model decides, step for step, whatever the policy."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,9 +10,14 @@ from buffer_service.domain.presets import fields_of
 from buffer_wire.errors import InvalidRequest, RolloutBufferError
 from rollout_lab.lengths import Fixed, Lengths, Lognormal
 from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
+from rollout_lab.simulator.buffer import Buffer
+from rollout_lab.simulator.compact_buffer import CompactBuffer
+from tests.lab.model_buffer import ModelBuffer
 
 
-def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tuple[str, int, int]]]]:
+def played(
+    simulation: Simulation, buffer: Callable[[RunPolicy], Buffer]
+) -> tuple[SimulationResult | str, list[list[tuple[str, int, int]]]]:
     """The result, or why it got stuck, and every decision; groups of one pull have no order among themselves."""
     decisions: list[list[tuple[str, int, int]]] = [[]]
 
@@ -23,7 +27,7 @@ def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tu
         decisions[-1].append((kind, group, step))
 
     try:
-        result: SimulationResult | str = simulate(simulation, note)
+        result: SimulationResult | str = simulate(simulation, note, buffer)
     except InvalidRequest as stuck:
         result = stuck.message
     return result, [sorted(together) for together in decisions]
@@ -31,7 +35,7 @@ def played(simulation: Simulation) -> tuple[SimulationResult | str, list[list[tu
 
 def both(policy: RunPolicy, workload: Workload, *, steps: int, warmup: int, seed: int) -> SimulationResult | str:
     simulation = Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
-    compact, model = (played(replace(simulation, on_model=on_model)) for on_model in (False, True))
+    compact, model = (played(simulation, buffer) for buffer in (CompactBuffer, ModelBuffer))
     assert compact[1] == model[1]
     assert compact[0] == model[0]
     return compact[0]

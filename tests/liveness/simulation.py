@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from buffer_service.domain import ops
-from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import PendingFull
+from tests.oracle import ReferenceModel
 
 RUN = "run"
 JANITOR_MS = 250

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from buffer_service.domain.liveness import most_batch_groups
-from buffer_service.domain.model import progress, rounds
-from buffer_service.domain.model.state import RunState
 from buffer_service.domain.ops import Publish, Published
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_wire.errors import InvalidPolicy
@@ -18,6 +16,8 @@ from tests.liveness.pairing import PLAIN, SAMPLED, Decks, Pairing
 from tests.liveness.simulation import Habits, Simulation, Stuck
 from tests.liveness.trainer import SimulatedTrainer
 from tests.liveness.workers import LARGEST_GROUP, TEMPERS, SimulatedWorker
+from tests.oracle import progress, rounds
+from tests.oracle.state import RunState
 
 STEPS = 6
 LIMIT_MS = 120_000

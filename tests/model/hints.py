@@ -10,13 +10,13 @@ import pickle
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.ops import LeaseWait, PushKind
 from buffer_service.domain.ports import Topic
 from buffer_wire.errors import RolloutBufferError
 from tests.model.notation import Entry
 from tests.model.pair import Pair
 from tests.model.subjects import StoreSubject
+from tests.oracle import ReferenceModel
 
 ROOM_ALONE = {PushKind.QUEUED, PushKind.BLOCKED}
 """Whose task has ended in the meantime is not told: it finds out when it looks again by itself, and those behind it

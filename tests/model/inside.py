@@ -4,13 +4,13 @@ The only place where the tests depend on how the model keeps its state.
 """
 
 from buffer_service.domain.gate import too_stale
-from buffer_service.domain.model import ReferenceModel
-from buffer_service.domain.model.engines import FORGOTTEN_MS, TURN_TTL_MS
-from buffer_service.domain.model.records import Lease
-from buffer_service.domain.model.state import RunState
-from buffer_service.domain.model.steps import Step
 from buffer_service.domain.ops import WeightVersion
 from buffer_service.domain.ops.groups import TICKET_MS
+from tests.oracle import ReferenceModel
+from tests.oracle.engines import FORGOTTEN_MS, TURN_TTL_MS
+from tests.oracle.records import Lease
+from tests.oracle.state import RunState
+from tests.oracle.steps import Step
 
 
 class Inside:

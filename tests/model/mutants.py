@@ -9,10 +9,11 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_version
-from buffer_service.domain.failures import over_budget
-from buffer_service.domain.filters import acceptance_ppm, why_filtered
-from buffer_service.domain.gate import age_milli, aged_out, too_spread, too_stale
-from buffer_service.domain.model import (
+from buffer_service.domain.gate import age_milli, aged_out, too_stale
+from buffer_service.domain.ops import groups
+from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
+from buffer_service.domain.transitions import GroupState
+from tests.oracle import (
     batches,
     engines,
     leases,
@@ -29,23 +30,23 @@ from buffer_service.domain.model import (
     steps,
     totals,
 )
-from buffer_service.domain.model.engines import Engines
-from buffer_service.domain.model.leases import LeaseBook
-from buffer_service.domain.model.line import Line
-from buffer_service.domain.model.pending import PendingTasks
-from buffer_service.domain.model.queue import GroupQueue
-from buffer_service.domain.model.records import Group, Payloads, Task
-from buffer_service.domain.model.rounds import Plan
-from buffer_service.domain.model.state import RunState
-from buffer_service.domain.model.steps import Round, Step
-from buffer_service.domain.model.totals import Totals
-from buffer_service.domain.ops import groups
-from buffer_service.domain.order import Mixture
-from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
-from buffer_service.domain.sharding import shard
-from buffer_service.domain.stride import Stride
-from buffer_service.domain.timeline import Timeline
-from buffer_service.domain.transitions import GroupState
+from tests.oracle.engines import Engines
+from tests.oracle.leases import LeaseBook
+from tests.oracle.line import Line
+from tests.oracle.pending import PendingTasks
+from tests.oracle.queue import GroupQueue
+from tests.oracle.records import Group, Payloads, Task
+from tests.oracle.rounds import Plan
+from tests.oracle.rules.failures import over_budget
+from tests.oracle.rules.filters import acceptance_ppm, why_filtered
+from tests.oracle.rules.order import Mixture
+from tests.oracle.rules.sharding import shard
+from tests.oracle.rules.spread import too_spread
+from tests.oracle.rules.stride import Stride
+from tests.oracle.rules.timeline import Timeline
+from tests.oracle.state import RunState
+from tests.oracle.steps import Round, Step
+from tests.oracle.totals import Totals
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RolloutBufferError, UnknownRun
 from buffer_wire.revision import Revision
 from tests.model import outcomes
@@ -20,6 +18,8 @@ from tests.model.comparison import canonical, differences
 from tests.model.inside import Inside
 from tests.model.notation import Entry, lines
 from tests.model.subjects import Subject
+from tests.oracle import ReferenceModel
+from tests.oracle.rules.proofs import prove
 
 SECRET = "of every run"
 UNPROVEN = "0123456789abcdef"

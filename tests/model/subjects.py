@@ -9,12 +9,12 @@ from typing import Any, Protocol, cast
 
 import uvloop
 
-from buffer_service.domain.model import ReferenceModel
 from buffer_service.domain.ops import PORTION
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
+from tests.oracle import ReferenceModel
 
 PORTIONS = PORTION, 1
 """Groups that one call of a pull takes, by replica: with few of them every round is gathered."""

@@ -12,14 +12,14 @@ import pytest
 
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
-from buffer_service.domain.model import ReferenceModel
-from buffer_service.domain.model.evaluation_book import Book
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.proofs import prove
 from buffer_wire.errors import RolloutBufferError
 from tests.model.budget import TIMES
 from tests.model.comparison import canonical, differences
 from tests.model.subjects import StoreSubject
+from tests.oracle import ReferenceModel
+from tests.oracle.evaluation_book import Book
+from tests.oracle.rules.proofs import prove
 
 OPERATIONS = int(6_000 * TIMES)
 HISTORY = 150

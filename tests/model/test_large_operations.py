@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.ops import WeightVersion
 from buffer_service.domain.policy import (
     MAX_ENVIRONMENTS,
@@ -23,6 +22,7 @@ from buffer_service.domain.policy import (
 from tests.model.notation import PLAIN, Entry
 from tests.model.pair import Pair
 from tests.model.subjects import StoreSubject
+from tests.oracle.engines import FORGOTTEN_MS
 
 GROUPS = 2_300
 

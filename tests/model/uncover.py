@@ -11,8 +11,8 @@ group.
 import dataclasses
 
 from buffer_service.domain import ops
-from buffer_service.domain.model.state import STORE_ROLLED_BACK
 from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.rules.pauses import Pause
 from tests.model.notation import Entry
 from tests.model.pair import Pair
 from tests.model.universe import LOADERS
@@ -27,7 +27,7 @@ def uncover(pair: Pair) -> None:
     view = _view(pair)
     if view.paused or view.draining:
         pair.both("continue_run")
-    if view.paused == STORE_ROLLED_BACK or view.revision % 3 == 0:
+    if view.paused == Pause.STORE_ROLLED_BACK or view.revision % 3 == 0:
         mode = ops.ResumeMode.REQUEUE if view.revision % 2 else ops.ResumeMode.REPLAY
         pair.both("resume", ops.Resume(view.checkpointed_steps, mode, "uncover", allow_regenerate=False))
     _ask_to_load(pair)

@@ -3,12 +3,12 @@
 import dataclasses
 
 from buffer_service.domain import ops
-from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.window import RELOAD_PHASES
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.trainer_actions import TrainerActions
 from tests.model.universe import COUNTERS, LOADERS, LOADING_STATES, PHASES
+from tests.oracle.engines import FORGOTTEN_MS
 
 
 class WeightActions(TrainerActions):

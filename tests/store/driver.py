@@ -7,12 +7,12 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.proofs import prove
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.replies import text, unpack
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from buffer_wire.revision import Revision
+from tests.oracle.rules.proofs import prove
 
 RUN = "a-run.1"
 SECRET = "known to the tests alone"

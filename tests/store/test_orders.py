@@ -5,11 +5,11 @@ import random
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.order import Mixture
 from buffer_service.domain.policy import EnvironmentRule, Order, RunPolicy, StaleAction, StalenessMeasure
-from buffer_service.domain.stride import Stride
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import InvalidField
+from tests.oracle.rules.order import Mixture
+from tests.oracle.rules.stride import Stride
 from tests.store.driver import Run, weights
 
 FIFO, LIFO, STALEST, PRIORITY = Order.FIFO, Order.LIFO, Order.STALEST_FIRST, Order.PRIORITY

@@ -6,8 +6,8 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import StaleAction
-from buffer_service.domain.sharding import shard
 from buffer_wire.errors import InvalidField, ReplayGap, StaleEpoch, StepAhead, WorldSizeMismatch
+from tests.oracle.rules.sharding import shard
 from tests.store.driver import Run, weights
 
 

@@ -15,11 +15,11 @@ from buffer_service.domain.policy import (
     StaleAction,
     StalenessMeasure,
 )
-from buffer_service.domain.proofs import prove
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StaleEpoch, StoreFault, UnknownRun
 from buffer_wire.revision import Revision
+from tests.oracle.rules.proofs import prove
 from tests.store.driver import Run, weights
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
-from buffer_service.domain.model.engines import FORGOTTEN_MS
 from buffer_service.domain.ports import Topic
 from buffer_service.domain.window import (
     LENGTH_BUCKETS,
@@ -18,6 +17,7 @@ from buffer_service.domain.window import (
 )
 from buffer_service.store.keys import index_key
 from buffer_wire.limits import MAX_VERSION
+from tests.oracle.engines import FORGOTTEN_MS
 from tests.store.driver import Run, weights
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import redis
 
-from buffer_service.domain.proofs import prove
 from buffer_service.store.keys import index_key
 from buffer_wire.revision import Revision
+from tests.oracle.rules.proofs import prove
 from tests.support.service import ServiceProcess
 
 

@@ -1,0 +1,264 @@
+"""Leases: lease, extend, give back, expire.
+
+Invariants: a task has at most one live lease; a lease that is lost can neither be extended nor given back; an attempt
+that fails counts towards max_attempts, one that is interrupted or cancelled does not.
+"""
+
+from collections.abc import Sequence
+
+from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity, required_version
+from buffer_service.domain.gate import oldest_useful_version, too_stale
+from buffer_service.domain.ops import (
+    Extended,
+    LeaseAsk,
+    Leased,
+    LeaseGrant,
+    LeaseReturn,
+    LeaseState,
+    LeaseWait,
+    Returned,
+    ReturnKind,
+    ReturnOutcome,
+    TaskFailure,
+)
+from buffer_service.domain.transitions import TaskState
+from tests.oracle.records import Continuation, Lease, Task, Worker
+from tests.oracle.rules.failures import backoff_ms
+from tests.oracle.rules.spread import too_spread
+from tests.oracle.state import RunState
+
+EXPIRED = "lease expired"
+QUARANTINED = "quarantined"
+
+EXPIRIES_PER_LEASE = 100
+"""A lease request takes back so many at most; the sweep takes all."""
+
+
+def lease(run: RunState, ask: LeaseAsk) -> Leased:
+    """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
+    expire(run, EXPIRIES_PER_LEASE)
+    worker = _worker(run, ask)
+    if ask.request_id and worker.request_id == ask.request_id:
+        still_live = [task for task, lease_id in worker.granted if task.lease and task.lease_id == lease_id]
+        return _reply(run, still_live)
+    refusal = _refusal(run, ask)
+    if refusal is not None:
+        stale = refusal is LeaseWait.ENGINE_STALE
+        required = oldest_useful_version(run.policy, run.train_version) if stale else 0
+        return _reply(run, [], refusal, required)
+    fresh_room, room = _room(run), _room(run, max(0, run.published.version - run.timeline.effective(ask.loaded)))
+    granted, full = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
+    if granted:
+        worker.request_id = ask.request_id
+        worker.granted = [(task, task.lease_id) for task in granted]
+    if full or len(granted) == ask.max_tasks:
+        return _reply(run, granted)
+    if fresh_room is not None and len(granted) >= fresh_room:
+        return _reply(run, granted, LeaseWait.AT_CAPACITY)
+    if run.pending.pick(run.now, run.mixture, run.lease_turns) is not None:
+        # There is room for an engine that has the published weights, and a task.
+        return _reply(run, granted, LeaseWait.ENGINE_STALE, _required_version(run))
+    return _reply(run, granted, LeaseWait.BACKING_OFF if len(run.pending) else LeaseWait.NO_TASKS)
+
+
+def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[str]) -> Extended:
+    """Prolong the leases that are live; take back those whose group could no longer be fresh."""
+    states = []
+    for lease_id in lease_ids:
+        task = run.leases.live(lease_id, worker_id, instance_id, run.now)
+        states.append(LeaseState.LOST if task is None else _prolong_or_cancel(run, task))
+    return Extended(run.settle(), states, run.policy.lease_ttl_ms)
+
+
+def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence[LeaseReturn]) -> Returned:
+    """Hand leases back, one after another."""
+    outcomes = []
+    for given in returns:
+        task = run.leases.live(given.lease_id, worker_id, instance_id, run.now)
+        outcomes.append(ReturnOutcome.LOST if task is None else _take_back(run, task, given))
+    return Returned(run.settle(), outcomes)
+
+
+def expire(run: RunState, limit: int | None = None) -> int:
+    """Take back the leases that are due, at most `limit`, earliest expiry first; returns how many."""
+    expired = 0
+    while expired != limit and (task := run.leases.next_due(run.now)) is not None:
+        _fail(run, task, EXPIRED)
+        run.count("leases_expired")
+        expired += 1
+    return expired
+
+
+def prolong(run: RunState, task: Task) -> None:
+    """The task's lease lasts a full time to live from now."""
+    if task.lease is not None:
+        run.leases.prolong(task, task.lease, run.now + run.policy.lease_ttl_ms)
+        run.changed = True
+
+
+def _worker(run: RunState, ask: LeaseAsk) -> Worker:
+    """The record of the asking process; one that replaced another releases its leases."""
+    worker = run.leases.workers.get(ask.worker_id)
+    if worker is None or worker.instance_id != ask.instance_id:
+        for task in list(worker.leased.values()) if worker else []:
+            _interrupt(run, task)
+        worker = run.leases.workers[ask.worker_id] = Worker(ask.instance_id)
+    worker.heard_ms = run.now
+    return worker
+
+
+def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
+    """Why this engine gets nothing, whatever is pending."""
+    report = run.engines.reports.get(ask.engine_id)
+    if run.paused:
+        return LeaseWait.PAUSED
+    if run.draining:
+        return LeaseWait.DRAINING
+    if report is not None and report.state == QUARANTINED:
+        return LeaseWait.QUARANTINED
+    loaded = run.timeline.effective(ask.loaded)
+    if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
+        return LeaseWait.ENGINE_STALE
+    return None
+
+
+def _room(run: RunState, behind: int = 0) -> int | None:
+    """For an engine whose weights are so many versions older than the published ones."""
+    return capacity(
+        run.policy,
+        unpublished_steps=run.unpublished_steps,
+        open_step=_open_step(run),
+        queued=len(run.queue),
+        leased=len(run.leases),
+        behind=behind,
+    )
+
+
+def _required_version(run: RunState) -> int:
+    return required_version(
+        run.policy,
+        published=run.published.version,
+        unpublished_steps=run.unpublished_steps,
+        open_step=_open_step(run),
+        queued=len(run.queue),
+        leased=len(run.leases),
+    )
+
+
+def _open_step(run: RunState) -> OpenStep:
+    step = run.steps.get(run.next_step)
+    return OpenStep(step.form.target, len(step.groups)) if step else NO_OPEN_STEP
+
+
+def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]:
+    """What is leased now, and whether the next one did not fit into the reply."""
+    loaded = run.timeline.effective(ask.loaded)
+    granted: list[Task] = []
+    used = 0
+    while len(granted) < wanted:
+        task = run.pending.pick(run.now, run.mixture, run.lease_turns)
+        if task is None:
+            break
+        size = _lease_bytes(task)
+        if granted and used + size > ask.message_bytes // 2:
+            return granted, True
+        used += size
+        run.take_turn(run.lease_turns, task.environment)
+        if size > ask.message_bytes:
+            _give_up_continuation(run, task)
+        _drop_useless_continuation(run, task, loaded)
+        run.pending.remove(task)
+        run.move_task(task, TaskState.LEASED)
+        task.attempt += 1
+        task.granted_ms = run.now
+        kept = task.continuation
+        task.lease_head = loaded if kept is None or kept.head is None else min(loaded, kept.head)
+        run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
+        run.count("leases_granted")
+        granted.append(task)
+    return granted, False
+
+
+def _lease_bytes(task: Task) -> int:
+    """Of the payloads that a lease of the task carries, a continuation that is given up as it is leased included."""
+    return len(task.spec) + (len(task.continuation.body) if task.continuation else 0)
+
+
+def _drop_useless_continuation(run: RunState, task: Task, loaded: int) -> None:
+    """What was generated with weights that are too old, by now or for this engine, is generated again."""
+    kept = task.continuation
+    if kept is None or kept.head is None:
+        return
+    if too_stale(run.policy, train_version=run.train_version, head_version=kept.head):
+        _give_up_continuation(run, task)
+    elif too_spread(run.policy, loaded_version=loaded, head_version=kept.head):
+        _give_up_continuation(run, task)
+        run.count("continuations_beyond_spread")
+
+
+def _give_up_continuation(run: RunState, task: Task) -> None:
+    if task.continuation is not None:
+        run.count("continuation_tokens_discarded", task.continuation.tokens)
+        task.continuation = None
+
+
+def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
+    """What a heartbeat does with a live lease; a policy that cancels measures staleness by heads."""
+    stale = too_stale(run.policy, train_version=run.train_version, head_version=task.lease_head)
+    if not (run.policy.cancel_stale_leases and stale):
+        prolong(run, task)
+        return LeaseState.LIVE
+    run.count("leases_cancelled")
+    _give_up_continuation(run, task)
+    task.came_back = True
+    run.make_pending(task, run.now)
+    return LeaseState.CANCELLED
+
+
+def _take_back(run: RunState, task: Task, given: LeaseReturn) -> ReturnOutcome:
+    run.count("leases_returned")
+    if given.continuation:
+        head = None if given.head is None else run.timeline.effective(given.head)
+        task.continuation = Continuation(given.continuation, head, given.tokens)
+    if given.kind is ReturnKind.INTERRUPTED:
+        task.came_back = True
+        run.make_pending(task, run.now)
+        return ReturnOutcome.PENDING
+    return _fail(run, task, given.error)
+
+
+def _interrupt(run: RunState, task: Task) -> None:
+    """The lease ends without a fault of the task; an earlier continuation stays."""
+    run.count("leases_returned")
+    task.came_back = True
+    run.make_pending(task, run.now)
+
+
+def _fail(run: RunState, task: Task, error: str) -> ReturnOutcome:
+    """An attempt failed: back off, or fail for good at the attempt cap."""
+    task.failures += 1
+    if task.failures < run.policy.max_attempts:
+        task.came_back = True
+        run.make_pending(task, run.now + backoff_ms(run.policy, task.failures))
+        return ReturnOutcome.PENDING
+    run.leases.close(task)
+    run.move_task(task, TaskState.FAILED)
+    task.continuation = None
+    run.ended[task.task_id] = task
+    run.failures.append(TaskFailure(task.task_id, task.attempt, error, run.now))
+    return ReturnOutcome.FAILED
+
+
+def _reply(run: RunState, tasks: Sequence[Task], wait: LeaseWait | None = None, required_version: int = 0) -> Leased:
+    grants = [
+        LeaseGrant(
+            task.lease_id,
+            task.task_id,
+            task.generation,
+            task.attempt,
+            task.spec,
+            task.continuation.body if task.continuation else b"",
+        )
+        for task in tasks
+    ]
+    return Leased(run.settle(), grants, wait, run.published, required_version, run.policy.lease_ttl_ms)

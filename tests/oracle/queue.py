@@ -1,0 +1,114 @@
+"""Queued groups: in classes of environment and priority, and over all.
+
+Invariants: every group is in its class and in the whole; a class exists exactly while it holds groups; the sums are
+those of the groups that are in.
+"""
+
+from collections.abc import Callable, Iterator
+
+from buffer_service.domain.ops import Amount, GroupFacts
+from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.quota import within_caps
+from rollout_lab.simulator.index import First, GroupIndex
+from tests.oracle.records import Group
+from tests.oracle.rules.order import Mixture
+from tests.oracle.rules.stride import Stride
+
+
+class GroupQueue:
+    """The queue of a run."""
+
+    def __init__(self) -> None:
+        self._all = GroupIndex[Group]()
+        self._classes: dict[str, dict[int, GroupIndex[Group]]] = {}
+        self.tokens = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._all)
+
+    def __contains__(self, group: Group) -> bool:
+        return group in self._all
+
+    @property
+    def classes(self) -> Iterator[tuple[str, int, GroupIndex[Group]]]:
+        """Environment, priority, and the groups of each class."""
+        for environment, priorities in self._classes.items():
+            for priority, groups in priorities.items():
+                yield environment, priority, groups
+
+    def add(self, group: Group) -> None:
+        """A group is queued."""
+        self._all.add(group)
+        priorities = self._classes.setdefault(group.environment, {})
+        priorities.setdefault(group.task.priority, GroupIndex[Group]()).add(group)
+        self.tokens += group.facts.tokens
+        self.bytes += group.facts.size_bytes
+
+    def remove(self, group: Group) -> None:
+        """A group leaves."""
+        self._all.remove(group)
+        priorities = self._classes[group.environment]
+        priorities[group.task.priority].remove(group)
+        if not priorities[group.task.priority]:
+            del priorities[group.task.priority]
+        if not priorities:
+            del self._classes[group.environment]
+        self.tokens -= group.facts.tokens
+        self.bytes -= group.facts.size_bytes
+
+    def oldest(self) -> Group | None:
+        """The group with the lowest sequence."""
+        return self._all.first(First.OLDEST)
+
+    def stalest(self, measure: StalenessMeasure) -> Group | None:
+        """The group made with the oldest versions, by that measure; the lowest sequence among equals."""
+        return self._all.first(First.stalest(measure))
+
+    def pick(self, mixture: Mixture, measure: StalenessMeasure, turns: Stride) -> Group | None:
+        """The group that enters the next batch; it stays here, and its environment's turn is not taken yet."""
+        environment = mixture.turn(self._classes, turns)
+        first, rank = _comparator(mixture, measure)
+        if environment is not None:
+            classes = list(self._classes[environment].values())
+        elif mixture.order is Order.PRIORITY:
+            classes = [groups for _, _, groups in self.classes]
+        else:
+            classes = [self._all]
+        heads = (groups.first(first) for groups in classes)
+        return min((head for head in heads if head is not None), key=rank, default=None)
+
+    def clamp(self, version: int) -> None:
+        """Versions above `version` fall to it."""
+        for group in self:
+            group.clamp(version)
+        self._all.versions_changed()
+        for _, _, groups in self.classes:
+            groups.versions_changed()
+
+    def fits(self, policy: RunPolicy, facts: GroupFacts | None = None) -> bool:
+        """Whether the caps hold, with one more group when `facts` are given."""
+        groups, tokens, size = (1, facts.tokens, facts.size_bytes) if facts else (0, 0, 0)
+        return within_caps(
+            policy, Amount(groups=len(self) + groups, tokens=self.tokens + tokens, bytes=self.bytes + size)
+        )
+
+
+def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Callable[[Group], tuple[int, ...]]]:
+    """How an order finds the first of a class, and by what it compares the firsts of several."""
+    match mixture.order:
+        case Order.FIFO:
+            return First.OLDEST, lambda group: (group.sequence,)
+        case Order.LIFO:
+            return First.NEWEST, lambda group: (-group.sequence,)
+        case Order.STALEST_FIRST:
+            return First.stalest(measure), lambda group: (group.age_milli(measure), group.sequence)
+        case Order.PRIORITY:
+            return First.OLDEST, lambda group: (
+                -mixture.priority(group.environment, group.task.priority),
+                -group.task.priority,
+                group.sequence,
+            )

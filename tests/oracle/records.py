@@ -1,0 +1,170 @@
+"""What a run consists of: tasks, leases, groups, workers, publishes, payloads.
+
+Invariants: a task has a lease exactly while it is leased, and an accepted attempt exactly while it is completed;
+versions of groups, leases and continuations are those of the present timeline.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from buffer_service.domain.gate import MILLI, age_milli
+from buffer_service.domain.ops import Amount, Buffer, GroupFacts
+from buffer_service.domain.policy import StalenessMeasure
+from buffer_service.domain.transitions import NEW, TaskState
+from tests.oracle.rules.identity import LeaseId
+
+_written = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What an interrupted attempt left behind; head None: no tokens yet."""
+
+    body: bytes
+    head: int | None
+    tokens: int
+
+    def clamped(self, version: int) -> "Continuation":
+        """The same in a timeline that forked at `version`."""
+        return self if self.head is None else Continuation(self.body, min(self.head, version), self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who generates a task, and until when (ms, inclusive)."""
+
+    worker_id: str
+    instance_id: str
+    expiry: int
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A prompt on its way to a group. `leaseless` tasks were made by a push and cannot be started anew."""
+
+    task_id: str
+    sequence: int
+    priority: int = 0
+    environment: str = ""
+    spec: bytes = b""
+    leaseless: bool = False
+    state: str = NEW
+    generation: int = 0
+    attempt: int = 0
+    failures: int = 0
+    came_back: bool = False
+    """It was leased or completed before; such tasks go ahead of fresh ones."""
+    not_before: int = 0
+    """Earliest time of the next lease, ms."""
+    continuation: Continuation | None = None
+    lease: Lease | None = None
+    lease_head: int = 0
+    """While leased: the oldest version that its group can have tokens of."""
+    granted_ms: int = 0
+    """When its last lease was given."""
+    accepted_attempt: int | None = None
+    """The attempt whose group was accepted for this generation; 0 without a lease."""
+
+    @property
+    def lease_id(self) -> str:
+        """Id of the present, or last, lease."""
+        return str(LeaseId(self.task_id, self.generation, self.attempt))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a result for its generation would be accepted."""
+        return self.state in {TaskState.PENDING, TaskState.LEASED}
+
+    def clamp(self, version: int) -> None:
+        """The timeline forked at `version`: nothing newer exists any more."""
+        self.lease_head = min(self.lease_head, version)
+        if self.continuation is not None:
+            self.continuation = self.continuation.clamped(version)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """An accepted group; its versions in the present timeline, payload known by its key."""
+
+    group_id: str
+    facts: GroupFacts
+    task: Task
+    sequence: int
+    head: int
+    tail: int
+    mean_milli: int
+    version_tokens: Sequence[tuple[int, int]]
+    """As in GroupFacts, of the timeline in which the group was accepted."""
+    payload_key: str
+    state: str = NEW
+
+    @property
+    def amount(self) -> Amount:
+        """Its entry in the ledger."""
+        facts = self.facts
+        return Amount(groups=1, samples=facts.samples, tokens=facts.tokens, bytes=facts.size_bytes)
+
+    @property
+    def environment(self) -> str:
+        """Where it counts."""
+        return self.facts.environment
+
+    def age_milli(self, measure: StalenessMeasure) -> int:
+        """The version by which it is measured, in milli-versions."""
+        return age_milli(measure, head=self.head, tail=self.tail, mean_milli=self.mean_milli)
+
+    def tokens_behind(self, train_version: int) -> Iterator[tuple[int, int]]:
+        """Response tokens by staleness: (whole versions behind `train_version`, tokens)."""
+        if not self.version_tokens:
+            yield max(0, train_version * MILLI - self.mean_milli) // MILLI, self.facts.response_tokens
+            return
+        for version, tokens in self.version_tokens:
+            yield max(0, train_version - min(version, self.tail)), tokens
+        of_tail = self.facts.response_tokens - sum(tokens for _, tokens in self.version_tokens)
+        yield max(0, train_version - self.tail), of_tail
+
+    def clamp(self, version: int) -> None:
+        """The timeline forked at `version`: nothing newer exists any more."""
+        self.head = min(self.head, version)
+        self.tail = min(self.tail, version)
+        self.mean_milli = min(self.mean_milli, version * MILLI)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker's process, the leases it holds, and its last request that was given leases."""
+
+    instance_id: str
+    heard_ms: int = 0
+    """When it asked for leases last."""
+    leased: dict[str, Task] = field(default_factory=dict)
+    request_id: str = ""
+    granted: list[tuple[Task, str]] = field(default_factory=list)
+    """The leases of that request: task and lease id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAt:
+    """A publish, at the number of committed steps that its weights include."""
+
+    committed_steps: int
+    version: int
+    manifest: bytes
+
+
+@dataclass(slots=True)
+class Payloads:
+    """Bodies by key: written before they are indexed, deleted when nothing refers to them any more."""
+
+    bodies: dict[str, Buffer] = field(default_factory=dict)
+
+    def put(self, body: Buffer) -> str:
+        """Store a body under a key of its own, which no other run has or had either."""
+        key = f"payload-{next(_written)}"
+        self.bodies[key] = body
+        return key
+
+    def trash(self, key: str) -> None:
+        """Nothing refers to the body any more."""
+        self.bodies.pop(key, None)

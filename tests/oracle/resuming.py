@@ -1,0 +1,104 @@
+"""Resume: a trainer takes the run over.
+
+Invariants: a resume raises the epoch and puts the clock back to the version that belongs to its step; versions that
+only the abandoned timeline has count as that one from then on; operators' switches stay.
+"""
+
+from dataclasses import replace
+
+from buffer_service.domain.ops import Resume, Resumed, ResumeMode, WeightVersion
+from buffer_service.domain.transitions import GroupState
+from buffer_wire.errors import ReplayGap, StepAhead
+from tests.oracle.records import PublishedAt
+from tests.oracle.state import RunState
+
+LOST_SEQUENCES = 100_000_000
+"""More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
+works on a lost task must not be taken for the worker of a new one."""
+
+NOTHING_PUBLISHED = PublishedAt(committed_steps=0, version=0, manifest=b"")
+
+
+def resume(run: RunState, request: Resume) -> Resumed:
+    """A trainer takes the run over at next_step."""
+    if run.last_resume is not None and run.last_resume[0] == request.request_id:
+        return replace(run.last_resume[1], revision=run.settle())
+    next_step = run.committed_steps if request.next_step is None else request.next_step
+    if next_step > run.next_step:
+        raise StepAhead(next_step, run.next_step)
+    regenerate = next_step < run.checkpointed_steps
+    if regenerate and not request.allow_regenerate:
+        raise ReplayGap(next_step, run.checkpointed_steps)
+
+    if regenerate:
+        # The same tasks are to be generated again.
+        run.remembered.clear()
+        run.forgotten = run.revision
+    _rewind_clock(run, next_step)
+    _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
+    if regenerate:
+        run.checkpointed_steps = next_step
+    run.committed_steps = min(run.committed_steps, next_step)
+    run.published_steps = next_step
+    _rewind_open_step(run)
+    run.world_size = 0
+    run.retained_bytes = sum(run.steps[step].bytes for step in range(run.checkpointed_steps, run.committed_steps))
+    if run.rolled_back:
+        run.revision = max(run.revision, run.seen_revision)
+        run.sequence += LOST_SEQUENCES
+        run.rolled_back, run.seen_revision = False, 0
+    run.changed = True
+    reply = Resumed(
+        run.settle(), run.epoch, next_step, run.next_step, run.published.version, run.cursor, run.feeder_state
+    )
+    run.last_resume = (request.request_id, reply)
+    return reply
+
+
+def _rewind_clock(run: RunState, next_step: int) -> None:
+    """A new epoch starts from the version that belongs to next_step; what came after it never was."""
+    run.publishes = [p for p in run.publishes if p.committed_steps <= next_step]
+    fork = run.publishes[-1] if run.publishes else NOTHING_PUBLISHED
+    run.epoch += 1
+    run.published = WeightVersion(run.epoch, fork.version)
+    run.manifest = fork.manifest
+    run.plan = None
+    run.totals.trainer = None
+    run.totals.snapshots.clear()
+    run.timeline.fork(run.epoch, fork.version)
+    run.queue.clamp(fork.version)
+    for step in run.steps.values():
+        for group in step.groups:
+            group.clamp(fork.version)
+    for task in run.tasks.values():
+        task.clamp(fork.version)
+
+
+def _rewind_open_step(run: RunState) -> None:
+    """An open step that is kept must not ask for groups of versions that the abandoned timeline alone had."""
+    step = run.steps.get(run.next_step)
+    if step is not None:
+        step.form = replace(step.form, train_version=min(step.form.train_version, run.train_version))
+
+
+def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:
+    """Batches from next_step on are replayed, requeued or discarded; the open step is one of them."""
+    again = [step for step in run.steps.values() if step.step >= next_step]
+    groups = [group for step in again for group in step.groups]
+    if mode is ResumeMode.REPLAY:
+        for group in groups:
+            if group.state == GroupState.TRAINED:
+                run.move_group(group, GroupState.DELIVERED)
+        return
+    for step in again:
+        del run.steps[step.step]
+    run.next_step = next_step
+    if mode is ResumeMode.DISCARD:
+        for group in groups:
+            run.move_group(group, GroupState.DISCARDED)
+            run.end_group(group)
+        return
+    for group in groups:
+        run.enqueue(group)
+    while not run.queue.fits(run.policy):
+        run.drop_oldest()

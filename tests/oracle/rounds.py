@@ -1,0 +1,137 @@
+"""Rounds: what the next one needs, which groups it takes, and closing it.
+
+A whole batch is one round that closes its step. A streamed step closes when it has all its groups or tokens; until
+then its groups are forming. Invariants: turns between environments are taken only by groups that enter a round; a
+step's form is that of its first round.
+"""
+
+from dataclasses import dataclass
+
+from buffer_service.domain.gate import MILLI
+from buffer_service.domain.liveness import most_batch_groups
+from buffer_service.domain.ops import Pull
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.transitions import GroupState
+from buffer_wire.errors import InvalidField
+from tests.oracle.records import Group
+from tests.oracle.state import RunState
+from tests.oracle.steps import Form, Round, Step, split
+
+MAX_BATCH_GROUPS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next round of a step: its form, how many groups it needs, and the fewest that make one."""
+
+    form: Form
+    needed: int
+    minimum: int
+
+
+def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
+    """What the round that is asked for needs; `step` is the open one, if there is one. Raises InvalidField."""
+    form = _first_form(run, request) if step is None else step.form
+    if step is not None and request.train_version not in {None, form.train_version}:
+        limit = f"{form.train_version}, that of the step's first round"
+        raise InvalidField("train_version", request.train_version, limit)
+    world_size, groups = request.world_size, form.target
+    if form.equal and groups % world_size and (form.streamed or form.token_budget == 0):
+        raise InvalidField("world_size", world_size, f"a divisor of batch_groups {groups} (equal_shards)")
+    if not form.streamed:
+        if form.equal and groups < world_size:
+            raise InvalidField("world_size", world_size, f"at most batch_groups {groups} (equal_shards)")
+        return Plan(form, groups, world_size if form.equal else 1)
+    size = min(world_size * form.micro_groups, groups - (len(step.groups) if step else 0))
+    if size > run.policy.max_queued_groups:
+        ranks = run.policy.max_queued_groups // form.micro_groups
+        limit = f"at most {ranks} ranks: a round of world_size * micro_batch_groups groups must fit max_queued_groups"
+        raise InvalidField("world_size", world_size, limit)
+    return Plan(form, size, size)
+
+
+def is_ready(run: RunState, round_plan: Plan) -> bool:
+    """Whether enough is queued; of a streamed step's round the fewest that make it are all it needs."""
+    form, queue = round_plan.form, run.queue
+    enough_tokens = 0 < form.token_budget <= queue.tokens
+    return len(queue) >= round_plan.minimum and (len(queue) >= round_plan.needed or enough_tokens)
+
+
+def close(run: RunState, world_size: int, round_plan: Plan, step: Step | None) -> Step:
+    """Close the next round; the step is the given one, or a new one."""
+    form = round_plan.form
+    groups = _take(run, round_plan, world_size)
+    closed = _measured(run, form, groups, world_size)
+    if step is None:
+        step = run.steps[run.next_step] = Step(run.next_step, form)
+    step.rounds.append(closed)
+    for group in groups:
+        run.move_group(group, GroupState.FORMING if form.streamed else GroupState.DELIVERED)
+    if step.is_full:
+        for group in step.groups:
+            if group.state == GroupState.FORMING:
+                run.move_group(group, GroupState.DELIVERED)
+        run.next_step += 1
+    _count(run, form, groups, closed)
+    return step
+
+
+def _first_form(run: RunState, request: Pull) -> Form:
+    policy = run.policy
+    train_version = run.published.version if request.train_version is None else request.train_version
+    if train_version < run.published.version:
+        limit = f"at least the published version {run.published.version}"
+        raise InvalidField("train_version", train_version, limit)
+    if request.batch_groups is None:
+        return _form(policy, train_version, policy.batch_groups)
+    held = MAX_BATCH_GROUPS if policy.micro_batch_groups else min(MAX_BATCH_GROUPS, policy.max_queued_groups)
+    most = most_batch_groups(policy, held)
+    if not 1 <= request.batch_groups <= most:
+        raise InvalidField("batch_groups", request.batch_groups, f"1 to {most}")
+    return _form(policy, train_version, request.batch_groups)
+
+
+def _form(policy: RunPolicy, train_version: int, groups: int) -> Form:
+    return Form(train_version, groups, policy.micro_batch_groups, policy.batch_tokens, policy.equal_shards)
+
+
+def _take(run: RunState, round_plan: Plan, world_size: int) -> list[Group]:
+    """The groups of the round, out of the queue, in order of their picks."""
+    form, policy = round_plan.form, run.policy
+    budget = 0 if form.streamed else form.token_budget
+    turns = run.queue_turns.copy()
+    picked: list[Group] = []
+    tokens = 0
+    while len(picked) < round_plan.needed:
+        group = run.queue.pick(run.mixture, policy.staleness_measure, turns)
+        if group is None:
+            break
+        tokens += group.facts.tokens
+        if 0 < budget < tokens and len(picked) >= round_plan.minimum:
+            break
+        run.queue.remove(group)
+        run.take_turn(turns, group.environment)
+        picked.append(group)
+    kept = len(picked) - len(picked) % world_size if form.equal and not form.streamed else len(picked)
+    for group in picked[:kept]:
+        run.take_turn(run.queue_turns, group.environment)
+    for group in picked[kept:]:
+        run.queue.add(group)
+    return picked[:kept]
+
+
+def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -> Round:
+    youngest = form.train_version * MILLI
+    return Round(
+        shards=split(groups, world_size, equal=form.equal),
+        staleness={group.group_id: max(0, form.train_version - group.head) for group in groups},
+        stalest_milli=max(youngest - group.age_milli(run.policy.staleness_measure) for group in groups),
+        max_staleness=run.policy.max_staleness,
+    )
+
+
+def _count(run: RunState, form: Form, groups: list[Group], closed: Round) -> None:
+    for group in groups:
+        run.totals.assemble(group, form.train_version)
+    run.count("assembled_groups_spanning_versions", sum(group.facts.spans_versions for group in groups))
+    run.statistics["staleness_max"] = max(run.statistics["staleness_max"], *closed.staleness.values())

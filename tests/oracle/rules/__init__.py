@@ -1,0 +1,1 @@
+"""Rules of the model that stand alone, as functions and small values."""

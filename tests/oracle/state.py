@@ -1,0 +1,350 @@
+"""The state of one run, and the few changes of state that every operation is made of.
+
+Invariants: tasks and groups change state only through `move_task` and `move_group`, which ask the transition tables;
+whatever changes the run sets `changed`, and `settle` then raises the revision, once per operation.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from buffer_service.domain.ops import (
+    Amount,
+    GroupFacts,
+    PlanCollective,
+    Resumed,
+    Submitted,
+    TaskFailure,
+    WeightVersion,
+    groups,
+)
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
+from buffer_service.domain.timeline import next_train_version
+from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.rules.pauses import Pause
+from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
+from buffer_wire.revision import NO_REVISION, Revision
+from tests.oracle.engines import Engines
+from tests.oracle.evaluation_book import Book
+from tests.oracle.leases import LeaseBook
+from tests.oracle.line import Line
+from tests.oracle.pending import PendingTasks
+from tests.oracle.queue import GroupQueue
+from tests.oracle.records import Group, Payloads, PublishedAt, Task
+from tests.oracle.rules.failures import over_budget
+from tests.oracle.rules.filters import ALL_PASSED_PPM
+from tests.oracle.rules.identity import group_id
+from tests.oracle.rules.ledger import GroupLedger, TaskLedger, add
+from tests.oracle.rules.order import Mixture
+from tests.oracle.rules.proofs import prove
+from tests.oracle.rules.quota import within_quotas
+from tests.oracle.rules.stride import Stride
+from tests.oracle.rules.timeline import Timeline
+from tests.oracle.steps import Step
+from tests.oracle.totals import Totals
+
+FAILURES_SHOWN = 100
+
+SEQUENCES_A_SECOND = 100_000_000
+"""A run's numbers begin at its first revision, which the service makes from the time in microseconds. So a run of a
+deleted one's name gives other ids to its tasks; late results for the former's are not taken for those of its own."""
+
+STATISTICS = (
+    "leases_granted",
+    "leases_expired",
+    "leases_returned",
+    "pushes_duplicate",
+    "pushes_closed",
+    "pushes_rejected",
+    "staleness_max",
+    "continuation_tokens_discarded",
+    "assembled_groups_spanning_versions",
+    "leases_cancelled",
+    "filtered_equal_rewards",
+    "filtered_response_tokens",
+    "filtered_mean_reward",
+    "recent_acceptance_ppm",
+    "continuations_beyond_spread",
+)
+
+LIVE = (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)
+"""States of the groups that quotas bound."""
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    """Everything that is known of a run."""
+
+    run_id: str
+    policy: RunPolicy
+    created_ms: int
+    now: int
+    """Time of the present operation, ms; never goes back."""
+    revision: int = 1
+    secret: str = ""
+    """Of the proofs that the run's revisions carry."""
+    changed: bool = False
+    seen_revision: int = 0
+    """Highest revision that a caller has proven to have seen of a store that was rolled back."""
+    claim: Revision = NO_REVISION
+    """What the caller of the present operation has seen."""
+    rolled_back: bool = False
+    held: bool = False
+    """By an operator."""
+    draining: bool = False
+
+    epoch: int = 1
+    published: WeightVersion = WeightVersion(epoch=1, version=0)  # noqa: RUF009 (frozen)
+    manifest: bytes = b""
+    plan: PlanCollective | None = None
+    """Of weights newer than the published ones."""
+    publishes: list[PublishedAt] = field(default_factory=list)
+    """In order of committed_steps, one entry for each."""
+    timeline: Timeline = field(default_factory=Timeline)
+
+    next_step: int = 0
+    committed_steps: int = 0
+    checkpointed_steps: int = 0
+    published_steps: int = 0
+    """Steps that the last publish covered."""
+    world_size: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)
+    """From checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all closed."""
+    retained_bytes: int = 0
+    """Payload bytes of the trained steps that are retained."""
+
+    cursor: int = 0
+    feeder_state: bytes = b""
+    sequence: int = 0
+    last_submit: tuple[str, Submitted] | None = None
+    last_resume: tuple[str, Resumed] | None = None
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    pending: PendingTasks = field(default_factory=PendingTasks)
+    leases: LeaseBook = field(default_factory=LeaseBook)
+    queue: GroupQueue = field(default_factory=GroupQueue)
+    line: Line = field(default_factory=Line)
+    mixture: Mixture = field(init=False)
+    lease_turns: Stride = field(default_factory=Stride)
+    queue_turns: Stride = field(default_factory=Stride)
+    payloads: Payloads = field(default_factory=Payloads)
+    staged: dict[str, int] = field(default_factory=dict)
+    """Payloads of blocked pushes, with the time of the last try (ms)."""
+    ended: dict[str, Task] = field(default_factory=dict)
+    """Tombstones that no retained step keeps: they go with the next checkpoint."""
+
+    leaseless: bool = False
+    """A group was accepted without a lease."""
+    remembered: dict[str, int] = field(default_factory=dict)
+    """Tasks that were forgotten since, with the revision at which they were."""
+    forgotten: int = field(init=False)
+    """The highest revision among those that are remembered no more; at first, that with which the run began."""
+
+    group_ledger: GroupLedger = field(default_factory=GroupLedger)
+    environment_ledgers: dict[str, GroupLedger] = field(default_factory=dict)
+    environments: set[str] = field(default_factory=set)
+    """Of all tasks and accepted groups so far."""
+    task_ledger: TaskLedger = field(default_factory=TaskLedger)
+    statistics: dict[str, int] = field(
+        default_factory=lambda: {**dict.fromkeys(STATISTICS, 0), "recent_acceptance_ppm": ALL_PASSED_PPM}
+    )
+    totals: Totals = field(default_factory=Totals)
+    failures: deque[TaskFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_SHOWN))
+    """The newest last."""
+    engines: Engines = field(default_factory=Engines)
+    evaluations: Book = field(default_factory=Book)
+    after_accept: tuple[RunPolicy, Amount, Amount] | None = None
+    """For the invariants: the policy, what was queued and what was live right after the last group was queued."""
+
+    def __post_init__(self) -> None:
+        self.mixture = Mixture.of(self.policy)
+        self.forgotten = self.revision
+        self.sequence = self.revision // 1_000_000 % 1_000_000 * SEQUENCES_A_SECOND
+
+    # ── policy and pauses ──
+
+    def replace_policy(self, policy: RunPolicy) -> None:
+        """Another policy from now on; turns end with the last share."""
+        self.policy = policy
+        self.mixture = Mixture.of(policy)
+        self.totals.snapshots.clear()
+        if not self.mixture.has_shares:
+            self.lease_turns.reset()
+            self.queue_turns.reset()
+        self.changed = True
+
+    @property
+    def paused(self) -> str:
+        """Why the run is paused, empty when it is not; the gravest reason."""
+        if self.rolled_back:
+            return Pause.STORE_ROLLED_BACK
+        if self.held:
+            return Pause.OPERATOR
+        over = over_budget(self.policy, self.task_ledger.states[TaskState.FAILED])
+        return Pause.FAILURE_BUDGET_EXCEEDED if over else ""
+
+    # ── bookkeeping ──
+
+    def settle(self) -> Revision:
+        """The operation's reply is made: its revision."""
+        if self.changed:
+            self.revision += 1
+            self.changed = False
+        return self.signed_revision
+
+    @property
+    def signed_revision(self) -> Revision:
+        """The revision as replies carry it that acknowledge something."""
+        return prove(self.secret, self.revision)
+
+    def count(self, statistic: str, amount: int = 1) -> None:
+        """Raise a counter."""
+        self.statistics[statistic] += amount
+        self.changed = True
+
+    def next_sequence(self) -> int:
+        """A sequence number of its own, from 1."""
+        self.sequence += 1
+        return self.sequence
+
+    # ── checks that operations share ──
+
+    def require_epoch(self, epoch: int) -> None:
+        """Refuse a trainer that was superseded, or whose run of this name was deleted."""
+        claim = self.claim
+        is_of_another_run = claim and claim.proof and claim.proof != prove(self.secret, claim).proof
+        if epoch != self.epoch or is_of_another_run:
+            raise StaleEpoch(epoch, self.epoch)
+
+    def require_store(self) -> None:
+        """Refuse while acknowledged writes are known to be lost."""
+        if self.rolled_back:
+            raise RunPaused(self.run_id, Pause.STORE_ROLLED_BACK)
+
+    def require_running(self) -> None:
+        """Refuse work for the trainer while the run is paused."""
+        if self.paused == Pause.FAILURE_BUDGET_EXCEEDED:
+            failed = self.task_ledger.states[TaskState.FAILED]
+            raise FailureBudgetExceeded(failed, self.policy.failure_budget, self.failures[-1].error)
+        if self.paused:
+            raise RunPaused(self.run_id, self.paused)
+
+    # ── clock ──
+
+    @property
+    def unpublished_steps(self) -> int:
+        """Assembled steps that the last publish did not cover."""
+        return self.next_step - self.published_steps
+
+    @property
+    def train_version(self) -> int:
+        """Estimate of the version that will train on the next unassembled step."""
+        return next_train_version(self.published.version, self.unpublished_steps, self.policy.batches_per_publish)
+
+    # ── tasks ──
+
+    def move_task(self, task: Task, target: TaskState) -> None:
+        """The only way in which a task changes state."""
+        self.task_ledger.move(task.task_id, task.state, target)
+        task.state = target
+        self.changed = True
+
+    def make_pending(self, task: Task, not_before: int) -> None:
+        """A task is submitted, or comes back."""
+        self.leases.close(task)
+        task.not_before = not_before
+        self.move_task(task, TaskState.PENDING)
+        self.pending.add(task)
+
+    def start_anew(self, task: Task) -> None:
+        """A task whose group is gone is generated again from nothing, as the next generation."""
+        task.generation += 1
+        task.attempt = 0
+        task.failures = 0
+        task.accepted_attempt = None
+        task.came_back = True
+        self.make_pending(task, self.now)
+
+    def take_turn(self, turns: Stride, environment: str) -> None:
+        """A thing of that environment was picked; one without a share waits for nobody's turn."""
+        share = self.mixture.share(environment)
+        if self.mixture.has_shares and share > 0:
+            turns.take(environment, share)
+
+    # ── groups ──
+
+    def move_group(self, group: Group, target: GroupState) -> None:
+        """The only way in which a group changes state."""
+        ledger = self.environment_ledgers.setdefault(group.environment, GroupLedger())
+        for one in (self.group_ledger, ledger):
+            one.move(group.group_id, group.amount, group.state, target)
+        group.state = target
+        self.changed = True
+
+    def enqueue(self, group: Group) -> None:
+        """A group is accepted, or comes back from a batch."""
+        self.move_group(group, GroupState.QUEUED)
+        self.queue.add(group)
+
+    def dequeue(self, group: Group, target: GroupState) -> None:
+        """A group leaves the queue."""
+        self.queue.remove(group)
+        self.move_group(group, target)
+
+    def end_group(self, group: Group) -> None:
+        """A group that moved to a state without exit: its payload goes; its task starts anew or keeps a tombstone."""
+        self.payloads.trash(group.payload_key)
+        if group.state in {GroupState.RECYCLED, GroupState.LOST} and not group.task.leaseless:
+            self.start_anew(group.task)
+        else:
+            self.ended[group.task.task_id] = group.task
+
+    def forget_task(self, task_id: str) -> None:
+        """A task goes with its step, or with its tombstone; its name is remembered for the pushes without leases."""
+        del self.tasks[task_id]
+        self.changed = True
+        if self.leaseless:
+            # The operation raises the revision.
+            self.remembered[task_id] = self.revision + 1
+        beyond = len(self.remembered) - groups.REMEMBERED_TASKS
+        for revision, dropped in sorted((revision, name) for name, revision in self.remembered.items())[
+            : max(0, beyond)
+        ]:
+            del self.remembered[dropped]
+            self.forgotten = revision
+
+    def live(self) -> Amount:
+        """Everything that quotas bound."""
+        total = Amount()
+        for state in LIVE:
+            total = add(total, self.group_ledger.states[state])
+        return total
+
+    def has_room(self, facts: GroupFacts) -> bool:
+        """Whether one more group is within caps and quotas."""
+        more = Amount(groups=1, tokens=facts.tokens, bytes=facts.size_bytes)
+        return self.queue.fits(self.policy, facts) and within_quotas(self.policy, add(self.live(), more))
+
+    def has_environment_left(self, environment: str) -> bool:
+        """Whether the run may have a thing of that environment."""
+        return environment in self.environments or len(self.environments) < MAX_ENVIRONMENTS
+
+    def drop_oldest(self) -> None:
+        """The oldest queued group makes room."""
+        group = self.queue.oldest()
+        if group is not None:
+            self.dequeue(group, GroupState.DROPPED_OVERFLOW)
+            self.end_group(group)
+
+    def new_group(self, task: Task, facts: GroupFacts, payload_key: str) -> Group:
+        """A group that is about to be accepted, its versions as of now."""
+        return Group(
+            group_id=group_id(task.task_id, task.generation),
+            facts=facts,
+            task=task,
+            sequence=self.next_sequence(),
+            head=self.timeline.effective(facts.head),
+            tail=self.timeline.effective(facts.tail),
+            mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.epoch),
+            version_tokens=[(self.timeline.effective(made), tokens) for made, tokens in facts.version_tokens],
+            payload_key=payload_key,
+        )

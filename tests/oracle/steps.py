@@ -1,0 +1,105 @@
+"""Steps: what the trainer's batches are made of, round by round.
+
+Invariants: a whole batch is one round; a streamed step keeps the form of its first round until it is complete; a round
+never changes, except that a lost group leaves it and that it is split again for another world size.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.oracle.records import Group
+from tests.oracle.rules.sharding import shard
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a step is to become, fixed with its first round."""
+
+    train_version: int
+    target: int
+    """Groups of a full step."""
+    micro_groups: int
+    """Groups of a rank in a round; 0: one round, a whole batch."""
+    token_budget: int
+    """Tokens of a full step, 0 for no such bound."""
+    equal: bool
+    """Every rank gets the same number of groups."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it comes in rounds."""
+        return self.micro_groups > 0
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """Groups that closed together, by rank, and how stale they were then."""
+
+    shards: list[list[Group]]
+    staleness: dict[str, int]
+    """By group id: versions behind train_version, by head."""
+    stalest_milli: int
+    """The largest staleness by the policy's measure, milli-versions."""
+    max_staleness: int
+    """η as of closing."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks it is split for."""
+        return len(self.shards)
+
+    @property
+    def groups(self) -> Iterator[Group]:
+        """Its groups, rank by rank."""
+        return (group for shard in self.shards for group in shard)
+
+    def split(self, world_size: int, *, equal: bool) -> None:
+        """Split it for that many ranks."""
+        self.shards = split(list(self.groups), world_size, equal=equal)
+
+    def remove(self, group: Group) -> None:
+        """A group is lost."""
+        for mine in self.shards:
+            if group in mine:
+                mine.remove(group)
+        del self.staleness[group.group_id]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step of which at least one round is closed."""
+
+    step: int
+    form: Form
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that its first round is split for."""
+        return self.rounds[0].world_size
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups that it has by now, in order of sequence."""
+        return sorted((group for one in self.rounds for group in one.groups), key=lambda group: group.sequence)
+
+    @property
+    def bytes(self) -> int:
+        """Their payload bytes."""
+        return sum(group.facts.size_bytes for one in self.rounds for group in one.groups)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the round that just closed was its last."""
+        if not self.form.streamed:
+            return True
+        groups = self.groups
+        tokens = sum(group.facts.tokens for group in groups)
+        return len(groups) >= self.form.target or 0 < self.form.token_budget <= tokens
+
+
+def split(groups: Sequence[Group], world_size: int, *, equal: bool) -> list[list[Group]]:
+    """Groups by rank, balanced by tokens."""
+    by_sequence = {group.sequence: group for group in groups}
+    sizes = [(group.sequence, group.facts.tokens) for group in groups]
+    return [[by_sequence[sequence] for sequence in part] for part in shard(sizes, world_size, equal=equal)]

@@ -1,0 +1,49 @@
+"""The canonical dump of a run: what both the model and a store must agree on after every operation."""
+
+from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.transitions import TaskState
+from tests.oracle.rules.ledger import add
+from tests.oracle.state import LIVE, RunState
+
+
+def view(run: RunState, now: int) -> RunView:
+    """The whole state at `now` (ms).
+
+    What is queued, forming, delivered, pending and leased is counted from what exists.
+    """
+    return RunView(
+        run_id=run.run_id,
+        policy=run.policy,
+        revision=run.revision,
+        created_ms=run.created_ms,
+        epoch=run.epoch,
+        published=run.published,
+        next_step=run.next_step,
+        committed_steps=run.committed_steps,
+        published_steps=run.published_steps,
+        checkpointed_steps=run.checkpointed_steps,
+        world_size=run.world_size,
+        cursor=run.cursor,
+        paused=run.paused,
+        draining=run.draining,
+        groups={**run.group_ledger.entries(), **existing_groups(run)},
+        environments={name: ledger.entries() for name, ledger in run.environment_ledgers.items()},
+        tasks={**run.task_ledger.entries(), TaskState.PENDING: len(run.pending), TaskState.LEASED: len(run.leases)},
+        statistics={**run.statistics, **run.totals.sums},
+        engines=run.engines.view(now),
+        failures=list(reversed(run.failures)),
+        window=run.totals.window,
+        response_lengths=run.totals.response_lengths,
+        staleness_counts=run.totals.staleness_counts,
+        reload_counters=tuple(run.totals.reloads),
+        environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
+    )
+
+
+def existing_groups(run: RunState) -> dict[str, Amount]:
+    """Amounts of the states whose groups can be counted."""
+    counted: dict[str, Amount] = {state: Amount() for state in LIVE}
+    in_steps = (group for step in run.steps.values() for group in step.groups if group.state in counted)
+    for group in (*run.queue, *in_steps):
+        counted[group.state] = add(counted[group.state], group.amount)
+    return counted
