@@ -14,7 +14,8 @@ from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.task_ops import TaskOps
-from buffer_service.store.transport.connection import CallMeter, StoreConnection
+from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.meter import CallMeter
 
 
 class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Housekeeping):

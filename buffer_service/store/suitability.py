@@ -1,18 +1,28 @@
 """Whether a store may be used: it answers, evicts nothing, knows cmsgpack, is new enough, and has our layout."""
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from buffer_service.store.keys import RUNS, SCHEMA, SCHEMA_VERSION
 from buffer_service.store.replies import text
 from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
-if TYPE_CHECKING:
-    from buffer_service.store.transport.connection import StoreConnection
-
 OLDEST = (6, 2)
 
 
-async def check_suitable(connection: "StoreConnection") -> None:
+class Store(Protocol):
+    """A store that answers single commands."""
+
+    @property
+    def name(self) -> str:
+        """The address, without its password."""
+        ...
+
+    async def command(self, *parts: str | int) -> Any:  # noqa: ANN401 - replies are of any type
+        """Send one command."""
+        ...
+
+
+async def check_suitable(connection: Store) -> None:
     """Raises StoreUnsuitable, naming the setting and the way to change it; StoreUnavailable."""
     info = fields_of(await connection.command("INFO"))
     version = info.get("valkey_version") or info.get("redis_version", "")
@@ -46,7 +56,7 @@ return found
 """
 
 
-async def _settle_layout(connection: "StoreConnection") -> None:
+async def _settle_layout(connection: Store) -> None:
     """Raises StoreUnsuitable; a store that is empty, or has an older layout and no runs, gets ours.
 
     Not one with a newer layout: services of two versions that are restarted beside each other would take it from one
@@ -59,7 +69,7 @@ async def _settle_layout(connection: "StoreConnection") -> None:
         )
 
 
-async def check_layout(connection: "StoreConnection") -> None:
+async def check_layout(connection: Store) -> None:
     """Raises LayoutChanged when the store, which had our layout, has another one by now; one that was emptied gets it
     again.
     """

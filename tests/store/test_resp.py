@@ -10,7 +10,7 @@ import pytest
 
 from buffer_service.store.replies import pack
 from buffer_service.store.scripts import load_scripts
-from buffer_service.store.transport import connection as connection_module
+from buffer_service.store.transport import exchange as exchange_module
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.transport.resp import READ_BYTES, ReplyError, RespConnection, encode
 from buffer_wire.errors import StoreFault, StoreOutOfDisk, StoreUnavailable
@@ -161,7 +161,7 @@ def loading(times: int, then: Answer) -> Answer:
 
 
 async def test_requests_wait_while_the_store_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "LOADING_PAUSE_S", 0.0)
+    monkeypatch.setattr(exchange_module, "LOADING_PAUSE_S", 0.0)
 
     def then(command: list[bytes]) -> bytes:
         if command == [b"EXEC"]:
@@ -182,7 +182,7 @@ async def test_requests_wait_while_the_store_loads(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_store_that_goes_on_loading_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "LOADING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(exchange_module, "LOADING_TIMEOUT_S", 0.05)
     async with scripted(tmp_path / "s", lambda _: b"-LOADING the dataset in memory\r\n") as url:
         store = StoreConnection(url)
         with pytest.raises(StoreUnavailable, match="goes on to answer: LOADING"):

@@ -24,7 +24,7 @@ POLICY_AGE_S = 1.0
 CHANNEL = "rb:replicated"
 """Nobody listens. WAIT waits for the last write of its own connection, and a message is one that leaves nothing."""
 
-Exchange: TypeAlias = Callable[[Sequence[Command], float], Awaitable[tuple[list[Any], str]]]
+Send: TypeAlias = Callable[[Sequence[Command], float], Awaitable[tuple[list[Any], str]]]
 """Sends commands with so many seconds more than usual; their replies, and the server that answered."""
 
 
@@ -42,7 +42,7 @@ NOTHING = Wanted(0, 0)
 class Replication:
     """The waits of one process. `ask` is for policies, `connect` makes a way to the store for each kind of wait."""
 
-    def __init__(self, store: str, ask: Exchange, connect: Callable[[], Exchange]) -> None:
+    def __init__(self, store: str, ask: Send, connect: Callable[[], Send]) -> None:
         self._store = store
         self._ask = ask
         self._connect = connect
@@ -55,7 +55,7 @@ class Replication:
         return known[1] if known is not None and known[0] > time.monotonic() else None
 
     async def asked(self, run_id: str) -> Wanted:
-        """The same, from the store."""
+        """What an acknowledgement of this run waits for, read from the store."""
         # The age counts from before the question.
         until = time.monotonic() + POLICY_AGE_S
         (packed,), _ = await self._ask([("HGET", index_key(run_id, "run"), "policy")], 0.0)
@@ -85,8 +85,8 @@ class Replication:
             raise NotReplicated(wanted.replicas, reached, wanted.timeout_ms)
 
 
-async def _send(wanted: Wanted, exchange: Exchange) -> tuple[int | ReplyError, str]:
+async def _send(wanted: Wanted, send: Send) -> tuple[int | ReplyError, str]:
     """How many replicas have what was written until now, and of which server."""
     commands: list[Command] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
-    (_, reached), server = await exchange(commands, wanted.timeout_ms / 1000)
+    (_, reached), server = await send(commands, wanted.timeout_ms / 1000)
     return reached, server

@@ -1,0 +1,74 @@
+"""Confirmation: a reply is given once what it acknowledges is where it must be.
+
+Invariants: what policy.wait_replicas asks for is there before an answer is; where there is an append-only file the
+operating system has the write.
+"""
+
+from buffer_service.domain.ops import Buffer
+from buffer_service.store.replies import head_of
+from buffer_service.store.scripts import Script
+from buffer_service.store.transport.claims import Claims
+from buffer_service.store.transport.exchange import Exchange
+from buffer_service.store.transport.link import Link
+from buffer_service.store.transport.refusals import Refusals
+from buffer_service.store.transport.replication import Replication
+from buffer_service.store.transport.resp import RespConnection
+from buffer_service.store.transport.shared_rounds import SharedRounds
+from buffer_wire.errors import StoreUnavailable
+
+_CHANGES_POLICY = frozenset({"create_run", "update_policy"})
+
+
+class Confirmation:
+    """Holds back the replies of one process."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        control: Link,
+        refusals: Refusals,
+        replication: Replication,
+        claims: Claims,
+    ) -> None:
+        self._exchange = exchange
+        self._control = control
+        self._refusals = refusals
+        self._replication = replication
+        self._claims = claims
+        self._appended = SharedRounds(self._ask_whether_appended)
+
+    async def kept(self, script: Script, run_id: str, at: RespConnection, reply: Buffer) -> Buffer:
+        """The reply that came over `at`, once what it acknowledges is where it must be; notes its revision.
+
+        Raises NotReplicated, StoreOutOfDisk, StoreUnavailable.
+        """
+        tag, then = head_of(reply)
+        if tag == b"error":
+            if then == b"unknown_run":
+                self._claims.forget(run_id)
+            return reply
+        if script.name in _CHANGES_POLICY:
+            self._replication.forget(run_id)
+        if tag == b"created":
+            # A run of that name may have been deleted before.
+            self._claims.forget(run_id)
+        wanted = self._replication.known(run_id) or await self._replication.asked(run_id)
+        if wanted.replicas:
+            await self._replication.wait(wanted, at.server)
+        if at.appends and await self._appended.answer() != at.server:
+            raise StoreUnavailable(
+                self._refusals.store, "it was started anew between a write and the look whether it is appended"
+            )
+        if isinstance(then, int):
+            self._claims.note(run_id, then)
+        return reply
+
+    async def _ask_whether_appended(self) -> str:
+        """The server that has handed all it has answered so far to the operating system. Raises StoreOutOfDisk.
+
+        A server that may go on without its disk (all but `appendfsync always`) answers the writes whose append has just
+        failed, and refuses whatever comes after it until it has made up for it: writes, and this.
+        """
+        (reply,), at = await self._exchange.commands(self._control, [("PING",)])
+        self._refusals.checked(reply)
+        return at.server

@@ -1,0 +1,75 @@
+"""Error replies of the store's server as errors of the contract."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from buffer_service.store.keys import SCHEMA_VERSION
+from buffer_service.store.transport.resp import ReplyError
+from buffer_wire.errors import (
+    LayoutChanged,
+    RolloutBufferError,
+    StoreFault,
+    StoreOutOfDisk,
+    StoreOutOfMemory,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+
+_ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
+"""Codes of a server that has become a replica."""
+
+_UNAVAILABLE = frozenset({"LOADING", "BUSY", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
+"""Codes of a server that may do the same later."""
+
+_LAYOUT = re.compile(r"rb-layout (\w+)")
+"""What scripts say of a run in another layout (lua/lib/run.lua)."""
+
+
+class Refusals:
+    """The errors that replies of one store stand for."""
+
+    def __init__(self, store: str, *, embedded: bool) -> None:
+        self.store = store
+        self._embedded = embedded
+
+    def checked(self, reply: Any) -> Any:  # noqa: ANN401 - replies are of any type
+        """The reply. Raises the error that an error reply stands for."""
+        if isinstance(reply, ReplyError):
+            raise self.fault(reply) from reply
+        return reply
+
+    def fault(self, reply: ReplyError) -> RolloutBufferError:
+        """The error that an error reply stands for."""
+        message = str(reply)
+        if reply.code == "OOM" or "OOM command not allowed" in message:
+            return StoreOutOfMemory(self.store)
+        # A transaction that is discarded quotes it.
+        if "MISCONF" in message or (self._embedded and "NOREPLICAS" in message):
+            return StoreOutOfDisk(self.store, message if "MISCONF" in message else "it is full but for a reserve")
+        if _code(reply) in _UNAVAILABLE:
+            return StoreUnavailable(self.store, message)
+        if layout := _LAYOUT.search(message):
+            return LayoutChanged(layout[1], str(SCHEMA_VERSION))
+        if reply.code in {"NOAUTH", "WRONGPASS", "NOPERM"}:
+            return StoreUnsuitable(self.store, message)
+        return StoreFault(f"the store at {self.store} answered: {message}", store=self.store)
+
+
+def unrun(replies: Sequence[Any]) -> ReplyError | None:
+    """The refusal by which nothing of a request ran (a transaction is refused when its commands are), or None."""
+    if isinstance(replies[-1], ReplyError):
+        for reply in replies:
+            if isinstance(reply, ReplyError) and _code(reply) in {"LOADING", *_ELSEWHERE}:
+                return reply
+    return None
+
+
+def is_elsewhere(refusal: ReplyError) -> bool:
+    """True when the server that refuses has become a replica."""
+    return _code(refusal) in _ELSEWHERE
+
+
+def _code(reply: ReplyError) -> str:
+    # Before version 7 a script quotes the error of its command.
+    return "READONLY" if "-READONLY " in str(reply) else reply.code
