@@ -23,6 +23,8 @@ from tests.support.store_server import store_server
 pytestmark = pytest.mark.faults
 
 QUEUED = groups_pb2.PUSH_OUTCOME_QUEUED
+STARTS_WITHIN_S = 60.0
+"""Of processes that were killed, on a busy machine too."""
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def serve_once(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def go_on(client: Rpc) -> None:
     """What a client does after UNAVAILABLE: ask again, until the service serves."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + STARTS_WITHIN_S
     while (error := refusal(lambda: client.create().fill(1))) is not None:
         assert error.retryable, error
         assert time.monotonic() < deadline
@@ -177,7 +179,7 @@ def test_clients_go_on_when_an_rpc_process_is_killed(own: ServiceProcess) -> Non
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     go_on(client)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + STARTS_WITHIN_S
     while len(now := rpc_pids(own)) != 2 or set(now) & set(before):
         assert time.monotonic() < deadline
         time.sleep(0.05)
