@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from buffer_cli.access import with_access
-from buffer_cli.run.commands import SERVICE, AddressOption
+from buffer_cli.options import SERVICE, AddressOption
 
 bridge_app = typer.Typer(
     help="Feed a trainer that is left as it is, over the files that it reads and writes.", no_args_is_help=True

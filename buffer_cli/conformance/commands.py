@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from buffer_cli.run.commands import JsonOption
+from buffer_cli.options import JsonOption
 
 conformance_app = typer.Typer(
     help="Does a worker or a trainer follow the protocol? Run it against a live service, with trouble on the way.",

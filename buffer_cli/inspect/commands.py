@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from buffer_cli.access import with_access
-from buffer_cli.run.commands import SERVICE, AddressOption, JsonOption, TimeoutOption
+from buffer_cli.options import SERVICE, AddressOption, JsonOption, TimeoutOption
 
 inspect_app = typer.Typer(
     help="Look into a run: tasks, leases, groups and batches one by one, and who waits on whom.\n\nNothing is changed "

@@ -8,6 +8,7 @@ import typer
 
 from buffer_cli.access import with_access
 from buffer_cli.exits import EXIT_OPTIONS
+from buffer_cli.options import SERVICE, AddressOption, JsonOption, PresetOption, SetOption, TimeoutOption
 
 run_app = typer.Typer(
     help="Create, watch, change, hold and end the runs of a service.\n\nA run is one training job: a policy, a queue, "
@@ -15,29 +16,7 @@ run_app = typer.Typer(
     no_args_is_help=True,
 )
 
-SERVICE = "127.0.0.1:50051"
-
-AddressOption = Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-TimeoutOption = Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The run.")]
-PresetOption = Annotated[
-    str,
-    typer.Option(
-        metavar="PRESET",
-        help="Named policy that unset fields start from: sync, one_step_off, miles, miles_docs, areal(4), prime_rl, "
-        "queue_drop(2), queue_max(4), streaming(4).",
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="A field of the policy, repeatable: batch_groups=64, order=lifo, environments.math.share=3; "
-        "none unsets it. `rollout-buffer config policy` lists the fields.",
-    ),
-]
 
 
 @run_app.command("list")

@@ -12,7 +12,7 @@ from rich.table import Table
 from buffer_cli import policies
 from buffer_cli.calls import RunCalls, calls
 from buffer_cli.exits import exit_code
-from buffer_cli.status.show import as_values, read
+from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run, state
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from buffer_cli.run.commands import JsonOption, SetOption
+from buffer_cli.options import JsonOption, SetOption
 
 _WORKLOAD = "Workload"
 _LENGTHS = "Lengths of responses"
@@ -94,14 +94,6 @@ Steps = Annotated[int, typer.Option(help="Train steps that are measured.", rich_
 Warmup = Annotated[int, typer.Option(help="Train steps before them that do not count.", rich_help_panel=_SIMULATION)]
 Seed = Annotated[int, typer.Option(help="Of the lengths.", rich_help_panel=_SIMULATION)]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra `lab`.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(plan)
-    app.command()(simulate)
-    app.command()(lab)
-    app.command()(worth)
 
 
 def plan(

@@ -1,19 +1,15 @@
 """`rollout-buffer status`: one look at a run, for people or as JSON."""
 
 import json
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from buffer_cli.calls import RunCalls, calls
 from buffer_cli.exits import exit_code
+from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
-from buffer_service.domain.ops import RunView
-from buffer_service.observability.diagnosis import Standing, waits_on
-from buffer_service.rpc.convert.runs import view_of
+from buffer_cli.status.watch import watch
 from buffer_wire.estimate_messages import estimate_of
-from rollout_buffer.v1 import runs_pb2
 
 
 def show(address: str, run_id: str | None, *, as_json: bool, timeout_s: float, again_s: float | None = None) -> int:
@@ -31,8 +27,6 @@ def _show(runs: RunCalls, run_id: str | None, again_s: float | None, *, as_json:
     if len(run_ids) != 1:
         return _choose(runs.address, run_ids, as_json=as_json)
     if again_s is not None:
-        from buffer_cli.status.watch import watch
-
         return watch(runs, run_ids[0], again_s, as_json=as_json)
     run, view = read(runs, run_ids[0])
     if as_json:
@@ -40,18 +34,6 @@ def _show(runs: RunCalls, run_id: str | None, again_s: float | None, *, as_json:
     else:
         print_run(Console(highlight=False), view, estimate_of(run.estimate))
     return 0
-
-
-def read(runs: RunCalls, run_id: str) -> tuple[runs_pb2.Run, RunView]:
-    """A run as it was sent, and as the words for it need it. Raises RolloutBufferError."""
-    reply = runs.get(run_id)
-    return reply.run, view_of(reply.run, reply.revision)
-
-
-def as_values(run: runs_pb2.Run, view: RunView) -> dict[str, Any]:
-    """A run as JSON values."""
-    values = MessageToDict(run, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return {**values, "waits_on": waits_on(Standing.of(view))}
 
 
 def _choose(address: str, run_ids: list[str], *, as_json: bool) -> int:

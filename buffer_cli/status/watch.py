@@ -22,7 +22,7 @@ from rich.text import Text
 
 from buffer_cli.calls import RunCalls
 from buffer_cli.status.rates import Look, Rates, number
-from buffer_cli.status.show import as_values, read
+from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from buffer_cli.run.commands import JsonOption
+from buffer_cli.options import JsonOption
 
 token_app = typer.Typer(
     help="Make, list and revoke the tokens that let workers, trainers and readers into a service.\n\nThe service is "

