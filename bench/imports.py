@@ -31,7 +31,7 @@ _STATEMENTS = {
     "dependencies": _DEPENDENCIES,
     "client": _CLIENT,
     "loop_dependencies": f"{_DEPENDENCIES}, numpy",
-    "loop": f"{_CLIENT}; import trainer_client.opening, trainer_client.assembly",
+    "loop": f"{_CLIENT}; import trainer_client.session.opening, trainer_client.client.assembly",
 }
 _NAMES = {
     "dependencies": "grpc and protobuf",

@@ -37,7 +37,7 @@ from buffer_wire import layout
 from buffer_wire.channel import client_options
 from buffer_wire.codec import join_group, join_push
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
-from trainer_client.client import BufferClient
+from trainer_client import BufferClient
 from trainer_client.policy import Policy
 
 _RESULTS = Path(__file__).parent / "results" / "memory.json"

@@ -97,7 +97,7 @@ def producer(address: str) -> dict[str, Handler]:
 
 def consumer(address: str) -> dict[str, Handler]:
     """Commands `prepare` (make a run) and `consume` (pull, read, commit and free every batch; returns groups)."""
-    from trainer_client.client import BufferClient
+    from trainer_client import BufferClient
     from trainer_client.policy import Policy
 
     client = BufferClient(address)

@@ -29,9 +29,9 @@ from bench import workload
 from bench.ours import service
 from bench.roles import Handler, Role
 from buffer_wire.channel import client_options
-from trainer_client.client import BufferClient
+from trainer_client import BufferClient
+from trainer_client.client.requests import PULL_METHOD, PullSpec, serialize
 from trainer_client.policy import Policy
-from trainer_client.requests import PULL_METHOD, PullSpec, serialize
 
 _RESULTS = Path(__file__).parent / "results" / "pull.json"
 _GOAL = 2.0

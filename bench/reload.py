@@ -25,14 +25,13 @@ from bench.ours import service
 from bench.tables import put, table
 from bench.worker import worker
 from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from trainer_client.client import BufferClient
+from trainer_client import BufferClient, TrainerSession
 from trainer_client.policy import Policy
 from trainer_client.publish import CollectivePublisher, FilesPublisher, TensorsPublisher
-from trainer_client.session import TrainerSession
 from trainer_client.tasks import SamplingParams, Task
 
 if TYPE_CHECKING:
-    from trainer_client.publication import WeightSource
+    from trainer_client.publish.publication import WeightSource
 
 MODES = ("retract", "in_place", "abort")
 KINDS = ("path", "http", "collective", "tensors")

@@ -19,9 +19,8 @@ from typing import Any
 
 from bench.ours import service
 from bench.worker import worker
-from trainer_client.client import BufferClient
+from trainer_client import BufferClient, TrainerSession
 from trainer_client.policy import Policy
-from trainer_client.session import TrainerSession
 from trainer_client.state import RunState
 from trainer_client.tasks import SamplingParams, Task
 

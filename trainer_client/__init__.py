@@ -57,22 +57,22 @@ if TYPE_CHECKING:
     )
     from buffer_wire.estimate import Estimate
     from buffer_wire.status import ServiceUnreachable
-    from trainer_client.aio import AsyncBufferClient
-    from trainer_client.aio_evaluating import AsyncEvaluation
     from trainer_client.batch import Batch, BatchInfo, Group, Sample, Turn, VersionSpan
-    from trainer_client.client import BufferClient
-    from trainer_client.driver import ClientOptions
-    from trainer_client.evaluating import Evaluation
-    from trainer_client.evaluations import EvaluationFailure, EvaluationState
+    from trainer_client.client.aio import AsyncBufferClient
+    from trainer_client.client.blocking import BufferClient
+    from trainer_client.client.driver import ClientOptions
+    from trainer_client.client.evaluation.aio import AsyncEvaluation
+    from trainer_client.client.evaluation.blocking import Evaluation
+    from trainer_client.client.evaluation.calls import EvaluationFailure, EvaluationState
+    from trainer_client.client.requests import Submission
     from trainer_client.forks import UsedAfterFork
     from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
     from trainer_client.policy import Environment, Policy
     from trainer_client.progress import ProgressBar
-    from trainer_client.publication import Publication, WeightPublisher
+    from trainer_client.publish.publication import Publication, WeightPublisher
     from trainer_client.publish.ranks import PublishFailed
-    from trainer_client.requests import Submission
-    from trainer_client.session import TrainerSession
-    from trainer_client.session_plan import SessionOptions
+    from trainer_client.session.plan import SessionOptions
+    from trainer_client.session.session import TrainerSession
     from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime, WeightVersion
     from trainer_client.tasks import SamplingParams, Task
     from trainer_client.waiting import Waiting
@@ -205,22 +205,22 @@ _HOMES = {
     ),
     "buffer_wire.estimate": ("Estimate",),
     "buffer_wire.status": ("ServiceUnreachable",),
-    "trainer_client.aio": ("AsyncBufferClient",),
-    "trainer_client.aio_evaluating": ("AsyncEvaluation",),
+    "trainer_client.client.aio": ("AsyncBufferClient",),
+    "trainer_client.client.evaluation.aio": ("AsyncEvaluation",),
     "trainer_client.batch": ("Batch", "BatchInfo", "Group", "Sample", "Turn", "VersionSpan"),
-    "trainer_client.client": ("BufferClient",),
-    "trainer_client.driver": ("ClientOptions",),
-    "trainer_client.evaluating": ("Evaluation",),
-    "trainer_client.evaluations": ("EvaluationFailure", "EvaluationState"),
+    "trainer_client.client.blocking": ("BufferClient",),
+    "trainer_client.client.driver": ("ClientOptions",),
+    "trainer_client.client.evaluation.blocking": ("Evaluation",),
+    "trainer_client.client.evaluation.calls": ("EvaluationFailure", "EvaluationState"),
     "trainer_client.forks": ("UsedAfterFork",),
     "trainer_client.manifest": ("CollectiveManifest", "FilesManifest", "TensorsManifest", "WeightFile", "manifest_of"),
     "trainer_client.policy": ("Environment", "Policy"),
     "trainer_client.progress": ("ProgressBar",),
-    "trainer_client.publication": ("Publication", "WeightPublisher"),
+    "trainer_client.publish.publication": ("Publication", "WeightPublisher"),
     "trainer_client.publish.ranks": ("PublishFailed",),
-    "trainer_client.requests": ("Submission",),
-    "trainer_client.session": ("TrainerSession",),
-    "trainer_client.session_plan": ("SessionOptions",),
+    "trainer_client.client.requests": ("Submission",),
+    "trainer_client.session.session": ("TrainerSession",),
+    "trainer_client.session.plan": ("SessionOptions",),
     "trainer_client.state": ("Ledger", "Published", "Resumed", "RunState", "Submitted", "TrainerTime", "WeightVersion"),
     "trainer_client.tasks": ("SamplingParams", "Task"),
     "trainer_client.waiting": ("Waiting",),

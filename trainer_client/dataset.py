@@ -28,12 +28,12 @@ from typing import Generic, TypeVar, cast
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group, Sample
-from trainer_client.client import BufferClient
-from trainer_client.clock import TrainClock
-from trainer_client.driver import PULL_SLICE_S, ClientOptions
-from trainer_client.puller import Puller, PullSource
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions
 from trainer_client.rounds import Place, gathered
-from trainer_client.session import TrainerSession
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.puller import Puller, PullSource
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 from trainer_client.waiting import OnWait
 

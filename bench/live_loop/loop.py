@@ -10,9 +10,7 @@ from bench.live_loop.setting import LENGTH_CAP, Setting
 from bench.live_loop.sleeps import Sleeps
 from bench.live_loop.worker import worker
 from bench.ours import service
-from trainer_client.client import BufferClient
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionOptions
+from trainer_client import BufferClient, SessionOptions, TrainerSession
 from trainer_client.state import RunState
 from trainer_client.tasks import SamplingParams, Task
 

@@ -19,9 +19,8 @@ from examples.demo.progress import Display
 from examples.demo.records import DemoStep, summarize, write_summary
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import warm_up
-from trainer_client.client import BufferClient
+from trainer_client import BufferClient, SessionOptions
 from trainer_client.publish import FilesPublisher
-from trainer_client.session_plan import SessionOptions
 from trainer_client.waiting import Waiting
 
 _WARM_UP_SEED_OFFSET = 10_000

@@ -10,11 +10,11 @@ from examples.demo.model import write_weights
 from examples.demo.records import DemoStep
 from examples.demo.tasks import MAX_ANSWER_TOKENS, ArithmeticTask, ChainSums
 from examples.demo.vocabulary import EOS_ID
+from trainer_client import TrainerSession
 from trainer_client.batch import Batch
 from trainer_client.collate import collate
 from trainer_client.objectives import grpo_advantages
 from trainer_client.policy import Policy
-from trainer_client.session import TrainerSession
 from trainer_client.tasks import SamplingParams, Task
 
 RUN_ID = "demo"

@@ -6,8 +6,8 @@ from typing import Any
 
 from buffer_wire.errors import StaleEpoch
 from tests.conformance.our_trainer import main, train
-from trainer_client import requests
-from trainer_client.client import BufferClient
+from trainer_client.client import requests
+from trainer_client.client.blocking import BufferClient
 
 
 def resumes_anew() -> None:

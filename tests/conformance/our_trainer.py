@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.policy import Policy
 from trainer_client.tasks import SamplingParams, Task
 

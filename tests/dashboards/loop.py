@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer_client.client import BufferClient
-from trainer_client.driver import ClientOptions
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import ClientOptions
 from trainer_client.policy import Policy
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionOptions
+from trainer_client.session.plan import SessionOptions
+from trainer_client.session.session import TrainerSession
 from trainer_client.tasks import SamplingParams, Task
 
 RUN = "math"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from tests.e2e.test_worker_engine import endless
 from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
-from trainer_client.plan import CollectivePlan
 from trainer_client.publish import CollectivePublisher
+from trainer_client.publish.collective.plan import CollectivePlan
 
 POLICY = Policy(
     batch_groups=4, max_queued_groups=8, overflow_action="block", max_staleness=8, max_attempts=20, retry_backoff_ms=100

@@ -21,8 +21,8 @@ from tests.support.tiny_model import write_constant_model, write_random_model
 from tests.workers.process import WorkerProcess, worker_process
 from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions, TrainerSession, manifest_of
 from trainer_client.batch import Batch
-from trainer_client.plan import CollectivePlan
 from trainer_client.publish import CollectivePublisher
+from trainer_client.publish.collective.plan import CollectivePlan
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402 - it needs torch

@@ -25,7 +25,7 @@ from tests.support.service import running_service
 from trainer_client import BufferClient, ClientOptions, SessionOptions
 from trainer_client.batch import Batch
 from trainer_client.publish import FilesPublisher
-from trainer_client.session import TrainerSession
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import Engine, RunState
 
 OTHER_SHAPE = replace(SHAPE, intermediate=2 * SHAPE.intermediate)

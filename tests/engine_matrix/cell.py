@@ -18,7 +18,7 @@ from tests.engine_matrix.truth import Seen, write_version
 from tests.engine_matrix.verdict import check_tasks, check_tokens
 from tests.engine_matrix.workers import Worker
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
-from trainer_client.session import TrainerSession
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import Engine, RunState
 
 ENGINES = 2

@@ -8,7 +8,7 @@ from buffer_wire.errors import PendingFull
 from tests.faults.history import Facts, History
 from tests.faults.made_groups import GROUP_SIZE, PROMPT, digest
 from trainer_client import AsyncBufferClient, Batch, ClientOptions, FilesManifest, SamplingParams, Task, WeightFile
-from trainer_client.requests import Submission
+from trainer_client.client.requests import Submission
 
 PULL_TIMEOUT_S = 90.0
 OPTIONS = ClientOptions(timeout_s=90.0, attempt_timeout_s=5.0, transfer_timeout_s=5.0)

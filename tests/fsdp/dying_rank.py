@@ -12,8 +12,8 @@ from torch import Tensor
 
 from examples.fsdp import trainer
 from trainer_client import TrainerSession
-from trainer_client.publication import WeightSource
 from trainer_client.publish import ShardedWeights
+from trainer_client.publish.publication import WeightSource
 
 GATHERED_BEFORE = 3
 """Tensors of that publish."""

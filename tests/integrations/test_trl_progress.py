@@ -12,7 +12,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, BatchInfo
 from trainer_client.integrations.trl_progress import RolloutBufferCallback
-from trainer_client.session import TrainerSession
+from trainer_client.session.session import TrainerSession
 
 
 class Session:

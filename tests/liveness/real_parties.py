@@ -16,7 +16,7 @@ from rollout_workers.rewards import RewardInput
 from rollout_workers.worker import Worker
 from tests.liveness.simulation import Habits
 from trainer_client import BufferClient, SamplingParams, SessionOptions, Task
-from trainer_client.requests import ResumeMode
+from trainer_client.client.requests import ResumeMode
 
 REWARD = "tests.liveness.real_parties:reward"
 TRAIN_S = 0.05

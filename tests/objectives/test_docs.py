@@ -16,7 +16,7 @@ from trainer_client import Batch, BufferClient, Policy
 from trainer_client.collate import collate
 from trainer_client.objectives import gspo_loss, rloo_advantages, selected_logprobs
 from trainer_client.publish import FilesPublisher
-from trainer_client.session import TrainerSession
+from trainer_client.session.session import TrainerSession
 
 PAGE = Path(__file__).parents[2] / "docs" / "objectives.md"
 

@@ -10,7 +10,7 @@ from buffer_wire.access import Access, TokenSource, stays_here
 from buffer_wire.connect import Connector
 from buffer_wire.errors import InvalidField, RolloutBufferError, Unauthenticated
 from buffer_wire.retry import retry_sync
-from trainer_client.driver import ClientOptions
+from trainer_client.client.driver import ClientOptions
 
 
 def test_what_is_unset_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from rollout_workers.versions import Version
 from rollout_workers.weights.watcher import WeightWatcher
 from tests.security.contract import call
 from tests.security.guarded import Guarded
-from trainer_client.aio import AsyncBufferClient
-from trainer_client.client import BufferClient
-from trainer_client.driver import ClientOptions
+from trainer_client.client.aio import AsyncBufferClient
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import ClientOptions
 from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
 
 GET_RUN = "/rollout_buffer.v1.RunService/GetRun"

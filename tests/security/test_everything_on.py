@@ -18,8 +18,8 @@ from tests.security.certificates import Authority
 from tests.security.guarded import add_token
 from tests.support.commands import command
 from tests.support.service import ServiceProcess, running_service
-from trainer_client.client import BufferClient
-from trainer_client.driver import ClientOptions
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import ClientOptions
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from buffer_wire.connect import Connector
 from buffer_wire.errors import InvalidField
 from tests.security.certificates import Authority, Certificate
 from tests.support.service import running_service
-from trainer_client.client import BufferClient
-from trainer_client.driver import ClientOptions
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import ClientOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed")
 

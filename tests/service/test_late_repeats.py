@@ -7,7 +7,7 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import groups_pb2
 from tests.support.rpc import Rpc, failure, make_group
 from tests.support.service import ServiceProcess
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
 
 CLOSED = groups_pb2.PUSH_OUTCOME_CLOSED

@@ -9,7 +9,7 @@ from buffer_service.rpc.convert.runs import to_run, view_of
 from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 from tests.support.views import ledger, make_loop, make_view
-from trainer_client.replies import run_state
+from trainer_client.client.replies import run_state
 
 SOME = ops.Amount(groups=2, samples=8, tokens=800, bytes=9_000)
 MORE = ops.Amount(groups=3, samples=12, tokens=1_200, bytes=12_000)

@@ -26,7 +26,7 @@ from tests.workers.process import worker_process
 from trainer_client import BufferClient, Policy, SessionOptions, Submission, Task
 from trainer_client.batch import Group
 from trainer_client.publish import FilesPublisher
-from trainer_client.session import TrainerSession
+from trainer_client.session.session import TrainerSession
 
 RUN_ID = "recording"
 TIMEOUT_S = 600.0

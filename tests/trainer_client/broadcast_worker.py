@@ -14,7 +14,7 @@ from buffer_wire.channel import client_options
 from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import Pusher, group_of_lease
 from tests.trainer_client.fleet import FleetEngine
-from trainer_client.plan import CollectivePlan, Phase, PlanMember, TensorSpec
+from trainer_client.publish.collective.plan import CollectivePlan, Phase, PlanMember, TensorSpec
 from trainer_client.state import WeightVersion
 
 REPORT_EVERY_S = 0.05

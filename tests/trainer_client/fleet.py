@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainer_client import BufferClient, Publication, WeightVersion
-from trainer_client.plan import CollectivePlan
+from trainer_client.publish.collective.plan import CollectivePlan
 from trainer_client.state import Engine, RunState
 
 START_S = 60.0

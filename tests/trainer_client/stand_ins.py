@@ -7,9 +7,9 @@ from buffer_wire.errors import BatchNotReady, CursorConflict, InvalidField, Pend
 from buffer_wire.revisions import Revisions
 from tests.support.push import arrays_for
 from tests.trainer_client.fake_service import pull_messages
-from trainer_client.assembly import PullAssembly
 from trainer_client.batch import Batch
-from trainer_client.requests import Submission
+from trainer_client.client.assembly import PullAssembly
+from trainer_client.client.requests import Submission
 from trainer_client.rounds import Place
 from trainer_client.state import Submitted
 from trainer_client.waiting import OnWait

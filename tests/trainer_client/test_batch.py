@@ -12,8 +12,8 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import groups_pb2
 from tests.support.push import Extra, GroupArrays, SampleArrays, arrays_for
 from tests.trainer_client.fake_service import pull_messages
-from trainer_client.assembly import PullAssembly
 from trainer_client.batch import Batch
+from trainer_client.client.assembly import PullAssembly
 
 pytestmark = pytest.mark.matrix
 

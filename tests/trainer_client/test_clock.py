@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_client.clock import TrainClock
+from trainer_client.session.clock import TrainClock
 
 pytestmark = pytest.mark.matrix
 

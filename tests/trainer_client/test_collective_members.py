@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from rollout_buffer.v1 import weights_pb2
-from trainer_client.plan import CollectivePlan, PlanMember, TensorSpec
-from trainer_client.publish.members import Watch, candidates, next_membership, others, ranked, unheard
+from trainer_client.publish.collective.members import Watch, candidates, next_membership, others, ranked, unheard
+from trainer_client.publish.collective.plan import CollectivePlan, PlanMember, TensorSpec
 from trainer_client.state import Engine, RunState, WeightVersion
 
 V7 = WeightVersion(2, 7)

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from trainer_client.clock import TrainClock
 from trainer_client.dataset import ServiceClock
+from trainer_client.session.clock import TrainClock
 from trainer_client.state import Resumed, RunState
 
 

@@ -11,8 +11,8 @@ from buffer_wire.errors import CursorConflict, InvalidField, PermissionDenied, S
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Inbox
 from trainer_client import SamplingParams, Task
-from trainer_client.feeder import FeederOptions, TaskFeeder
-from trainer_client.requests import Submission
+from trainer_client.client.requests import Submission
+from trainer_client.session.feeder import FeederOptions, TaskFeeder
 from trainer_client.state import Submitted
 
 pytestmark = pytest.mark.matrix

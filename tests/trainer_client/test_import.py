@@ -14,7 +14,7 @@ from buffer_wire import errors
 
 pytestmark = pytest.mark.matrix
 
-EVERYTHING = "import trainer_client.session, trainer_client.aio, trainer_client.assembly"
+EVERYTHING = "import trainer_client.session.session, trainer_client.client.aio, trainer_client.client.assembly"
 FIRST_LINES = (
     "from trainer_client import BufferClient, Policy, SamplingParams, Task; BufferClient('127.0.0.1:1').close()"
 )
@@ -24,8 +24,8 @@ NEVER = (
     "buffer_service", "rollout_workers",
 )  # fmt: skip
 LATER = (
-    "numpy", "buffer_wire.estimate", "trainer_client.aio", "trainer_client.batch", "trainer_client.manifest",
-    "trainer_client.progress", "trainer_client.session",
+    "numpy", "buffer_wire.estimate", "trainer_client.client.aio", "trainer_client.batch", "trainer_client.manifest",
+    "trainer_client.progress", "trainer_client.session.session",
 )  # fmt: skip
 
 

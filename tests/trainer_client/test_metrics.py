@@ -19,7 +19,7 @@ from tests.trainer_client.stand_ins import batch_of
 from tests.trainer_client.streamed_run import StreamedRun
 from tests.trainer_client.test_service import tasks
 from trainer_client import Batch, BufferClient, ClientOptions, Policy, RunState, SessionOptions, TrainerTime
-from trainer_client.metrics import GRACE_S, StepMeter
+from trainer_client.session.metrics import GRACE_S, StepMeter
 
 POLICY = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block")
 P = "rollout_buffer/"

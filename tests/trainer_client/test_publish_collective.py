@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
 from tests.trainer_client.fleet import Fleet, FleetEngine, fleet_of
 from trainer_client import CollectiveManifest, FilesManifest, Waiting, WeightVersion
-from trainer_client.publish import CollectivePublisher, FilesPublisher, update
+from trainer_client.publish import CollectivePublisher, FilesPublisher
+from trainer_client.publish.collective import update
 
 TIMEOUT_S = 3.0
 SLACK_S = 2.0

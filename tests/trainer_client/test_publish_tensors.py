@@ -12,7 +12,7 @@ from trainer_client import BufferClient, Publication, TensorsManifest
 from trainer_client.publish import FilesPublisher, TensorsPublisher
 
 if TYPE_CHECKING:
-    from trainer_client.publication import WeightSource
+    from trainer_client.publish.publication import WeightSource
 
 
 def publication(version: int) -> Publication:

@@ -16,10 +16,10 @@ from buffer_wire.errors import (
 )
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Shelf, batch_of
-from trainer_client.clock import TrainClock
-from trainer_client.prefetch import Prefetcher
-from trainer_client.puller import Puller, PullSource
 from trainer_client.rounds import Place
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.prefetch import Prefetcher
+from trainer_client.session.puller import Puller, PullSource
 
 if TYPE_CHECKING:
     from trainer_client.waiting import OnWait, Waiting

@@ -18,10 +18,10 @@ from trainer_client import (
     Policy,
     Publication,
     SessionOptions,
-    publishing,
 )
 from trainer_client.publish import CollectivePublisher, FilesPublisher
 from trainer_client.publish.copies import KeptCopy
+from trainer_client.session import publishing
 
 POLICY = Policy(batch_groups=2, max_queued_groups=4, overflow_action="block", max_staleness=2)
 

@@ -10,11 +10,11 @@ from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Shelf
 from tests.trainer_client.test_collective_members import engine
 from trainer_client import Policy, Resumed, RunState, WeightVersion
-from trainer_client.clock import TrainClock
-from trainer_client.prefetch import Prefetcher
-from trainer_client.publishing import Repeater, engines_without_weights
-from trainer_client.puller import Puller, PullSource
 from trainer_client.rounds import Place
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.prefetch import Prefetcher
+from trainer_client.session.publishing import Repeater, engines_without_weights
+from trainer_client.session.puller import Puller, PullSource
 
 START = Resumed(epoch=3, next_step=0, next_unassembled_step=0, version=4, cursor=0, feeder_state=b"")
 

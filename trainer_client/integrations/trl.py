@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.trl_tasks import (
     Prompts,
     RowTasks,
@@ -37,10 +37,10 @@ from trainer_client.integrations.trl_tasks import (
     worker_reward,
 )
 from trainer_client.policy import Policy
-from trainer_client.publication import WeightPublisher, WeightSource
 from trainer_client.publish.files import FilesPublisher
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionOptions
+from trainer_client.publish.publication import WeightPublisher, WeightSource
+from trainer_client.session.plan import SessionOptions
+from trainer_client.session.session import TrainerSession
 
 try:
     import trl

@@ -18,9 +18,9 @@ from transformers.trainer_callback import ExportableState
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
-from trainer_client.metrics import GRACE_S
-from trainer_client.publication import WeightSource
-from trainer_client.session import TrainerSession
+from trainer_client.publish.publication import WeightSource
+from trainer_client.session.metrics import GRACE_S
+from trainer_client.session.session import TrainerSession
 
 logger = logging.getLogger("trainer_client")
 
@@ -69,7 +69,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"next_step": steps}}
 
     def metrics(self) -> dict[str, float]:
-        """Of the newest step, by the names under which they are logged; see `trainer_client.metrics`."""
+        """Of the newest step, by the names under which they are logged; see `trainer_client.session.metrics`."""
         return {} if self.session is None else self.session.metrics(timeout_s=GRACE_S)
 
     # ── what transformers calls ──────────────────────────────────────────────

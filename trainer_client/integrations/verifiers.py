@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from trainer_client.batch import Group
-from trainer_client.client import BufferClient
-from trainer_client.driver import worth_repeating
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import worth_repeating
+from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
-from trainer_client.publication import WeightPublisher, WeightSource
-from trainer_client.requests import Submission
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionOptions
+from trainer_client.publish.publication import WeightPublisher, WeightSource
+from trainer_client.session.plan import SessionOptions
+from trainer_client.session.session import TrainerSession
 from trainer_client.tasks import Task
 
 POLICY = Policy(batch_groups=1, max_queued_groups=1_024, overflow_action="block")

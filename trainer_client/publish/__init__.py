@@ -1,6 +1,6 @@
 """How a trainer's weights get to the engines: as files, as tensors by value, or broadcast to them."""
 
-from trainer_client.publish.collective import CollectivePublisher
+from trainer_client.publish.collective.publisher import CollectivePublisher
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.ranks import PublishFailed
 from trainer_client.publish.sharded import ShardedWeights

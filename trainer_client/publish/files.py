@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 
 from buffer_wire.errors import InvalidField
 from trainer_client.manifest import FilesManifest, Manifest, WeightFile, files_of
-from trainer_client.publication import Publication, Save, WeightSource
 from trainer_client.publish.http import FileServer, ServedFile
+from trainer_client.publish.publication import Publication, Save, WeightSource
 from trainer_client.publish.retention import Kept, expendable
 from trainer_client.publish.saving import save_tensors
 from trainer_client.publish.sharded import ShardedWeights
 from trainer_client.state import Published
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
+    from trainer_client.client.blocking import BufferClient
 
 logger = logging.getLogger("trainer_client")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import InvalidField
-from trainer_client.plan import TensorSpec
-from trainer_client.publication import WeightSource
+from trainer_client.publish.collective.plan import TensorSpec
+from trainer_client.publish.publication import WeightSource
 from trainer_client.publish.sharded import ShardedWeights
 
 if TYPE_CHECKING:

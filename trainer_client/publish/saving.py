@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from buffer_wire.errors import InvalidField
-from trainer_client.plan import TensorSpec
+from trainer_client.publish.collective.plan import TensorSpec
 from trainer_client.publish.named_tensors import NamedTensors, announced, size_of, specs_of
 
 if TYPE_CHECKING:

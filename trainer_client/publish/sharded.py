@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from buffer_wire.errors import InvalidField
-from trainer_client.plan import TensorSpec
-from trainer_client.publication import WeightSource
+from trainer_client.publish.collective.plan import TensorSpec
+from trainer_client.publish.publication import WeightSource
 from trainer_client.publish.ranks import DONE, FAILED, PublishFailed, Ranks, Standing, device_of, shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from trainer_client.publication import TensorSource
+    from trainer_client.publish.publication import TensorSource
 
 
 class ShardedWeights:

@@ -9,9 +9,9 @@ from typing import Self
 
 from buffer_wire.errors import InvalidField
 from trainer_client.manifest import FilesManifest, Manifest, TensorsManifest
-from trainer_client.publication import Publication, WeightSource
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.named_tensors import named_tensors, size_of, specs_of
+from trainer_client.publish.publication import Publication, WeightSource
 from trainer_client.publish.saving import save_tensors
 
 MAX_TENSOR_BYTES = 512 << 20

@@ -25,7 +25,7 @@ from typing import Protocol, cast
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.contract import MILES, Sample, load_function
 from trainer_client.integrations.miles.finished import (
     Finished,

@@ -10,7 +10,7 @@ from typing import cast
 
 from buffer_wire.errors import UnknownEvaluation
 from buffer_wire.limits import MAX_TASKS_PER_SUBMIT
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.contract import Args, DatasetOf, EvalDataset, Sample
 from trainer_client.integrations.miles.conversion import Converter, eval_sampling_of
 from trainer_client.integrations.miles.settings import Settings

@@ -12,7 +12,7 @@ program that another one has replaced is refused (see `epochs`).
 from pathlib import Path
 
 from buffer_wire.errors import InvalidField
-from trainer_client.client import BufferClient
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.contract import Args
 from trainer_client.integrations.miles.epochs import epoch_of
 from trainer_client.integrations.miles.settings import Settings

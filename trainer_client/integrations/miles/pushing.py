@@ -18,8 +18,8 @@ from buffer_wire.retry import retry_sync
 from buffer_wire.revision import Revision
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2 as pb
-from trainer_client.client import BufferClient
-from trainer_client.driver import Deadline, worth_repeating
+from trainer_client.client.blocking import BufferClient
+from trainer_client.client.driver import Deadline, worth_repeating
 from trainer_client.waiting import WaitNotices
 
 PATIENCE_S = 86_400.0

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from buffer_wire.errors import BatchNotReady
 from trainer_client.batch import Batch
-from trainer_client.client import BufferClient
-from trainer_client.feeding import feeder_of
+from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.contract import Args, DatasetOf, DataSource, Framework, Sample, load_function
 from trainer_client.integrations.miles.conversion import Converter, first_index
 from trainer_client.integrations.miles.epochs import taken_over
 from trainer_client.integrations.miles.evaluation import Evaluator
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, rollout_policy
-from trainer_client.session_plan import SessionPlan
+from trainer_client.session.feeding import feeder_of
+from trainer_client.session.plan import SessionPlan
 from trainer_client.state import GroupLedger, RunState
 from trainer_client.waiting import Waiting
 
 if TYPE_CHECKING:
-    from trainer_client.feeder import TaskFeeder
+    from trainer_client.session.feeder import TaskFeeder
 
 logger = logging.getLogger("trainer_client.integrations.miles")
 

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError, UnknownRun
 from trainer_client.batch import Batch
-from trainer_client.driver import worth_repeating
+from trainer_client.client.driver import worth_repeating
 from trainer_client.integrations.prime_rl.micro_batches import Packing, pack
 from trainer_client.integrations.prime_rl.output_dir import OutputDir
 from trainer_client.integrations.prime_rl.wire import encode
 from trainer_client.policy import Policy
-from trainer_client.publication import WeightPublisher
-from trainer_client.puller import nothing_to_come
-from trainer_client.session import TrainerSession
+from trainer_client.publish.publication import WeightPublisher
+from trainer_client.session.puller import nothing_to_come
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import FIRST_LOG_S, LOG_EVERY_S, waits_on
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
+    from trainer_client.client.blocking import BufferClient
 
 logger = logging.getLogger("trainer_client")
 

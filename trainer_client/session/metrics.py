@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, SupportsFloat, TypeAlias
 
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
-from trainer_client.engines import in_service
+from trainer_client.client.engines import in_service
 from trainer_client.state import RunState, TrainerTime
 
 if TYPE_CHECKING:

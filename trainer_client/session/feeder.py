@@ -18,8 +18,8 @@ from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
 
 from buffer_wire.errors import InvalidField, RolloutBufferError, RunPaused
-from trainer_client.driver import worth_repeating
-from trainer_client.requests import Submission, new_request_id
+from trainer_client.client.driver import worth_repeating
+from trainer_client.client.requests import Submission, new_request_id
 from trainer_client.state import Submitted
 from trainer_client.tasks import Task
 

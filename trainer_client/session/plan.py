@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from trainer_client.client.requests import ResumeMode
 from trainer_client.field_names import NamedFields
-from trainer_client.metrics import OnStep
 from trainer_client.policy import Policy
-from trainer_client.publication import WeightPublisher
-from trainer_client.requests import ResumeMode
+from trainer_client.publish.publication import WeightPublisher
+from trainer_client.session.metrics import OnStep
 from trainer_client.state import Resumed
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
@@ -38,7 +38,7 @@ class SessionOptions(NamedFields):
     progress: bool = False
     """Show such waits in a line on the terminal, if standard error is one."""
     on_step: OnStep | None = None
-    """Given each step's number and metrics when it is over; see `trainer_client.metrics`."""
+    """Given each step's number and metrics when it is over; see `trainer_client.session.metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

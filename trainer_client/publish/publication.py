@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from trainer_client.client import BufferClient
-    from trainer_client.plan import CollectivePlan
+    from trainer_client.client.blocking import BufferClient
+    from trainer_client.publish.collective.plan import CollectivePlan
 
 Save: TypeAlias = Callable[[Path], object]
 """Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""

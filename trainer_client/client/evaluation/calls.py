@@ -15,8 +15,8 @@ from buffer_wire.errors import EvaluationNotReady
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
+from trainer_client.client.requests import Call
 from trainer_client.forks import CALLS
-from trainer_client.requests import Call
 from trainer_client.state import WeightVersion
 from trainer_client.tasks import Task, tasks_to_wire
 

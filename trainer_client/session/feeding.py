@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from buffer_wire.errors import PendingFull
-from trainer_client.feeder import FeederOptions, TaskFeeder
+from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
-from trainer_client.requests import Submission
+from trainer_client.session.feeder import FeederOptions, TaskFeeder
 from trainer_client.state import Resumed, Submitted
 from trainer_client.waiting import Waiting
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
-    from trainer_client.session_plan import SessionPlan
+    from trainer_client.client.blocking import BufferClient
+    from trainer_client.session.plan import SessionPlan
 
 _MOST_PENDING = 10_000
 _LEAST_AHEAD = 256

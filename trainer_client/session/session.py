@@ -35,26 +35,26 @@ from typing import TYPE_CHECKING, Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
-from trainer_client.clock import TrainClock
-from trainer_client.engines import Quorum
-from trainer_client.evaluating import Evaluation
-from trainer_client.feeding import feeder_of
+from trainer_client.client.engines import Quorum
+from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.forks import Holder
-from trainer_client.metrics import Doing, StepMeter
 from trainer_client.policy import Policy
-from trainer_client.prefetch import Prefetcher
 from trainer_client.progress import ProgressBar
-from trainer_client.publication import WeightSource
-from trainer_client.publishing import Publishing, Repeater
-from trainer_client.puller import Puller, PullSource
+from trainer_client.publish.publication import WeightSource
 from trainer_client.rounds import Place, gathered
-from trainer_client.session_plan import SessionPlan
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.feeding import feeder_of
+from trainer_client.session.metrics import Doing, StepMeter
+from trainer_client.session.plan import SessionPlan
+from trainer_client.session.prefetch import Prefetcher
+from trainer_client.session.publishing import Publishing, Repeater
+from trainer_client.session.puller import Puller, PullSource
 from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
+    from trainer_client.client.blocking import BufferClient
 
 logger = logging.getLogger("trainer_client")
 

@@ -17,11 +17,10 @@ from buffer_wire.connect import Connector
 from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
-from trainer_client import engines, requests
-from trainer_client.aio_evaluating import AsyncEvaluationCalls
-from trainer_client.assembly import PullAssembly
 from trainer_client.batch import Batch
-from trainer_client.driver import (
+from trainer_client.client import engines, requests
+from trainer_client.client.assembly import PullAssembly
+from trainer_client.client.driver import (
     MIN_PULL_INTERVAL_S,
     PULL_SLICE_S,
     ClientOptions,
@@ -29,11 +28,12 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
+from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
+from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.forks import CALLS, Holder
 from trainer_client.manifest import Manifest
-from trainer_client.plan import CollectivePlan
 from trainer_client.policy import Policy, changed
-from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.publish.collective.plan import CollectivePlan
 from trainer_client.rounds import gathered
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.waiting import OnWait, Waiting, WaitNotices

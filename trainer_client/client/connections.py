@@ -12,7 +12,7 @@ import grpc
 from buffer_wire.access import TokenSource
 from buffer_wire.connect import Connector
 from buffer_wire.revisions import Revisions
-from trainer_client.driver import ClientOptions
+from trainer_client.client.driver import ClientOptions
 from trainer_client.forks import CALLS
 
 _SINGLE_THREADED = ("SingleThreadedUnaryStream", 1)

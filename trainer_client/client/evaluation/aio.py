@@ -1,4 +1,4 @@
-"""Evaluations in the asyncio client: what `trainer_client.evaluating` has, as coroutines.
+"""Evaluations in the asyncio client: what `trainer_client.client.evaluation.blocking` has, as coroutines.
 
 async with await client.evaluate("math", tasks, epoch=epoch) as evaluation:
 async for group in evaluation:
@@ -19,12 +19,13 @@ from buffer_wire.errors import Unauthenticated, UnknownEvaluation
 from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import evaluations_pb2 as pb
-from trainer_client import evaluations, requests
 from trainer_client.batch import Group
-from trainer_client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
-from trainer_client.evaluations import EvaluationState, Reading
+from trainer_client.client import requests
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.client.evaluation import calls as evaluations
+from trainer_client.client.evaluation.calls import EvaluationState, Reading
+from trainer_client.client.requests import Call
 from trainer_client.forks import Holder
-from trainer_client.requests import Call
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
 

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.batch import Batch
-from trainer_client.clock import TrainClock
-from trainer_client.driver import PULL_SLICE_S, Deadline, is_drained, worth_repeating
+from trainer_client.client.driver import PULL_SLICE_S, Deadline, is_drained, worth_repeating
 from trainer_client.rounds import Place
+from trainer_client.session.clock import TrainClock
 from trainer_client.waiting import OnWait, WaitNotices
 
 logger = logging.getLogger("trainer_client")

@@ -26,17 +26,17 @@ from types import TracebackType
 from typing import Self
 
 from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
-from trainer_client.driver import Deadline
+from trainer_client.client.driver import Deadline
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest
-from trainer_client.plan import Backend, CollectivePlan, TensorSpec
-from trainer_client.publication import Publication, WeightSource
+from trainer_client.publish.collective.group import TrainerGroup
+from trainer_client.publish.collective.members import candidates, next_membership, others, ranked, unheard
+from trainer_client.publish.collective.plan import Backend, CollectivePlan, TensorSpec
+from trainer_client.publish.collective.update import AttemptFailed, Update, pause_between_looks
 from trainer_client.publish.copies import KeptCopy
 from trainer_client.publish.files import FilesPublisher
-from trainer_client.publish.group import TrainerGroup
-from trainer_client.publish.members import candidates, next_membership, others, ranked, unheard
 from trainer_client.publish.named_tensors import NamedTensors, named_tensors, specs_of
+from trainer_client.publish.publication import Publication, WeightSource
 from trainer_client.publish.saving import save_tensors
-from trainer_client.publish.update import AttemptFailed, Update, pause_between_looks
 from trainer_client.state import Engine, RunState, WeightVersion
 
 logger = logging.getLogger("trainer_client")

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
-from trainer_client.driver import worth_repeating
-from trainer_client.engines import in_service
+from trainer_client.client.driver import worth_repeating
+from trainer_client.client.engines import in_service
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
-from trainer_client.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
+from trainer_client.publish.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
 from trainer_client.state import Resumed, RunState, TrainerTime, WeightVersion
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
-    from trainer_client.session_plan import SessionPlan
+    from trainer_client.client.blocking import BufferClient
+    from trainer_client.session.plan import SessionPlan
 
 logger = logging.getLogger("trainer_client")
 

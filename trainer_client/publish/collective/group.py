@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.plan import Backend
-from trainer_client.publish.lane import Lane
+from trainer_client.publish.collective.lane import Lane
+from trainer_client.publish.collective.plan import Backend
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buffer_wire.errors import InvalidField
-from trainer_client.session import TrainerSession
-from trainer_client.session_plan import SessionPlan
+from trainer_client.session.plan import SessionPlan
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 
 if TYPE_CHECKING:
-    from trainer_client.client import BufferClient
+    from trainer_client.client.blocking import BufferClient
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from collections import deque
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable
 from trainer_client.batch import Batch
-from trainer_client.clock import TrainClock
-from trainer_client.driver import PULL_SLICE_S, Deadline, worth_repeating
-from trainer_client.puller import PullSource, nothing_to_come
+from trainer_client.client.driver import PULL_SLICE_S, Deadline, worth_repeating
 from trainer_client.rounds import Place
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.puller import PullSource, nothing_to_come
 from trainer_client.waiting import WaitNotices
 
 logger = logging.getLogger("trainer_client")

@@ -15,7 +15,7 @@ from buffer_wire.errors import InvalidField
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
-from trainer_client import replies
+from trainer_client.client import replies
 from trainer_client.policy import Policy
 from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
@@ -23,7 +23,7 @@ from trainer_client.tasks import Task, tasks_to_wire
 
 if TYPE_CHECKING:
     from trainer_client.manifest import Manifest
-    from trainer_client.plan import CollectivePlan
+    from trainer_client.publish.collective.plan import CollectivePlan
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")

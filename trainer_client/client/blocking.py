@@ -18,9 +18,9 @@ from buffer_wire.access import TokenSource
 from buffer_wire.errors import BatchNotReady, UnknownRun
 from buffer_wire.retry import retry_sync
 from buffer_wire.revisions import Revisions
-from trainer_client import engines, requests
-from trainer_client.connections import Connections
-from trainer_client.driver import (
+from trainer_client.client import engines, requests
+from trainer_client.client.connections import Connections
+from trainer_client.client.driver import (
     MIN_PULL_INTERVAL_S,
     PULL_SLICE_S,
     ClientOptions,
@@ -28,10 +28,10 @@ from trainer_client.driver import (
     worth_repeating,
     worth_repeating_pull,
 )
-from trainer_client.evaluating import EvaluationCalls
+from trainer_client.client.evaluation.blocking import EvaluationCalls
+from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.forks import CALLS
 from trainer_client.policy import Policy, changed
-from trainer_client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.rounds import gathered
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task
@@ -40,10 +40,10 @@ from trainer_client.waiting import OnWait, Waiting, WaitNotices
 if TYPE_CHECKING:
     from trainer_client.batch import Batch
     from trainer_client.manifest import Manifest
-    from trainer_client.plan import CollectivePlan
-    from trainer_client.publication import WeightPublisher
-    from trainer_client.session import TrainerSession
-    from trainer_client.session_plan import BatchGroups, SessionOptions
+    from trainer_client.publish.collective.plan import CollectivePlan
+    from trainer_client.publish.publication import WeightPublisher
+    from trainer_client.session.plan import BatchGroups, SessionOptions
+    from trainer_client.session.session import TrainerSession
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class BufferClient(EvaluationCalls):
 
     def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> "Batch":
         with CALLS.under_way():
-            from trainer_client.assembly import PullAssembly
+            from trainer_client.client.assembly import PullAssembly
 
         wait_s = min(deadline.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, deadline.started)
@@ -376,7 +376,7 @@ class BufferClient(EvaluationCalls):
         start: Resumed | None = None,
         options: "SessionOptions | None" = None,
     ) -> AbstractContextManager["TrainerSession"]:
-        """A training loop over the run, for a `with`; see `trainer_client.session`.
+        """A training loop over the run, for a `with`; see `trainer_client.session.session`.
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the
         background. `publisher`: where `session.publish` puts weights. `next_step`: from the trainer's checkpoint;
@@ -384,8 +384,8 @@ class BufferClient(EvaluationCalls):
         is not the policy's. `start`: rank 0's `session.start`, on every other rank.
         """
         with CALLS.under_way():
-            from trainer_client.opening import open_session
-            from trainer_client.session_plan import SessionOptions, SessionPlan
+            from trainer_client.session.opening import open_session
+            from trainer_client.session.plan import SessionOptions, SessionPlan
 
         plan = SessionPlan(
             run_id=run_id,

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from trainer_client.engines import SILENT_MS
-from trainer_client.plan import CollectivePlan, PlanMember
+from trainer_client.client.engines import SILENT_MS
+from trainer_client.publish.collective.plan import CollectivePlan, PlanMember
 from trainer_client.state import Engine, RunState
 
 Stage: TypeAlias = Literal["prepared", "loaded"]

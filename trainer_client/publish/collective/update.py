@@ -14,12 +14,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from buffer_wire.errors import NotReady, RolloutBufferError
-from trainer_client.driver import Deadline
-from trainer_client.plan import CollectivePlan, Phase
-from trainer_client.publication import Publication
-from trainer_client.publish.group import GroupBroken, TrainerGroup
-from trainer_client.publish.members import Stage, Standing, Watch, unheard
+from trainer_client.client.driver import Deadline
+from trainer_client.publish.collective.group import GroupBroken, TrainerGroup
+from trainer_client.publish.collective.members import Stage, Standing, Watch, unheard
+from trainer_client.publish.collective.plan import CollectivePlan, Phase
 from trainer_client.publish.named_tensors import NamedTensors, announced
+from trainer_client.publish.publication import Publication
 from trainer_client.state import RunState
 
 FIRST_LOOK_S = 0.02

@@ -1,0 +1,1 @@
+"""Evaluations in both clients: their calls as values, and the reading of their results."""
