@@ -10,7 +10,7 @@ from buffer_wire.errors import InvalidField, NotReady, VersionConflict
 from rollout_buffer.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
-from tests.trainer_client.test_collective_members import plan_of
+from tests.trainer_client.publish.test_collective_members import plan_of
 from tests.trainer_client.test_service import tasks
 from trainer_client import (
     BufferClient,

@@ -7,8 +7,8 @@ import pytest
 
 from buffer_wire.errors import BatchNotReady, StaleEpoch
 from buffer_wire.status import ServiceUnreachable
+from tests.trainer_client.publish.test_collective_members import engine
 from tests.trainer_client.stand_ins import Shelf
-from tests.trainer_client.test_collective_members import engine
 from trainer_client import Policy, Resumed, RunState, WeightVersion
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock

@@ -112,7 +112,7 @@ def test_figures_are_those_of_the_batches_and_the_ledgers(
 
 def documented() -> set[str]:
     """The names in the table of docs/trainer.md; the first of a row may begin with what the others share."""
-    page = Path(__file__).parents[2].joinpath("docs", "trainer.md").read_text()
+    page = Path(__file__).parents[3].joinpath("docs", "trainer.md").read_text()
     table = page.partition("All names begin with")[2].partition("| key |")[2].partition("\n\n")[0]
     names = set()
     for row in table.splitlines()[2:]:

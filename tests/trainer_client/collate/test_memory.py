@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.support.push import arrays_for
+from tests.trainer_client.collate.test_extras import NAMES, group_of
 from tests.trainer_client.fake_service import pull_messages
 from tests.trainer_client.test_batch import assemble
-from tests.trainer_client.test_collate_extras import NAMES, group_of
 from trainer_client.batch import Batch
 from trainer_client.collate import collate, micro_batches, pack
 

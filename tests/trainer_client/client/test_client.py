@@ -21,7 +21,7 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.support.push import arrays_for
 from tests.trainer_client.fake_service import FakeService, pull_messages
-from tests.trainer_client.test_collective_members import plan_of
+from tests.trainer_client.publish.test_collective_members import plan_of
 from trainer_client import (
     AsyncBufferClient,
     BufferClient,
