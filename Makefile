@@ -148,7 +148,7 @@ demo-seeds: ## the demo with three seeds
 MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
-APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/staleness_live \
+APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/lab_live \
 	--ignore=tests/chart --ignore=tests/dashboards
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -187,7 +187,7 @@ fuzz: install ## a real service under random messages to every method and its ad
 	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz
 
 test-live: install ## a live loop with simulated engines beside the simulator: staleness within 0.2 versions (about 4 minutes)
-	@$(BIN)/python -m pytest -s tests/staleness_live $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -s tests/lab_live $(PYTEST_ARGS)
 
 test-model: install ## the store beside the reference model, over ten times as many random operations
 	@RB_MODEL_TIMES=$(MODEL_TIMES) $(BIN)/python -m pytest -s tests/model/test_model_against_store.py $(PYTEST_ARGS)
@@ -309,7 +309,7 @@ bench-depth: install ## push and pull with a thousand and with a million groups 
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
 
 bench-live: install ## staleness, period and idle shares of live loops beside the simulator (15 minutes, quiet machine)
-	@$(BIN)/python -m bench.staleness_live $(BENCH_ARGS)
+	@$(BIN)/python -m bench.lab.live $(BENCH_ARGS)
 
 bench-memory: install ## what an rpc process holds for blocked pushes and slow readers, over its budget (about 2 minutes)
 	@$(BIN)/python -m bench.memory $(BENCH_ARGS)
@@ -328,13 +328,13 @@ bench-streaming: install ## staleness of whole and of streamed batches on a live
 	@$(BIN)/python -m bench.streaming $(BENCH_ARGS)
 
 bench-staleness: install ## simulator against closed forms and published figures; its speed (about 5 minutes)
-	@$(BIN)/python -m bench.staleness_grid
-	@$(BIN)/python -m bench.staleness_published
-	@$(BIN)/python -m bench.staleness_speed
+	@$(BIN)/python -m bench.lab.grid
+	@$(BIN)/python -m bench.lab.published
+	@$(BIN)/python -m bench.lab.speed
 
 bench-lab: install ## every queue policy beside queue-drop and streaming at equal throughput; what asynchrony buys (about 15 minutes)
-	@$(BIN)/python -m bench.staleness_lab $(BENCH_ARGS)
-	@$(BIN)/python -m bench.staleness_sync
+	@$(BIN)/python -m bench.lab.policies $(BENCH_ARGS)
+	@$(BIN)/python -m bench.lab.sync
 
 .PHONY: clean distclean
 clean: ## remove caches and what runs left behind

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import InvalidField
+from rollout_lab.processes import simulate_all
 from rollout_lab.simulator import Simulation, SimulationResult, Workload
-from rollout_lab.simulator.grid import simulate_all
 
 MARGIN = 1.1
 """Asynchrony that is not so many times as fast is not called worth it: the simulation leaves more than that out."""

@@ -17,8 +17,8 @@ from buffer_wire.errors import InvalidField
 from rollout_lab import planner
 from rollout_lab.lengths import Empirical
 from rollout_lab.planner import Budget, Choice, Setting, Slots
+from rollout_lab.processes import simulate_all
 from rollout_lab.simulator import SimulationResult
-from rollout_lab.simulator.grid import simulate_all
 
 ROUGH = (
     "near balance (0.8 < ρ < 1.2) the closed form is rough: in-queue staleness jumps there from 1 to q; "

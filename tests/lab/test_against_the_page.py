@@ -1,4 +1,4 @@
-"""A few cells of the grid, and all published rows; the whole: bench.staleness_grid and bench.staleness_published."""
+"""A few cells of the grid, and all published rows; the whole: bench.lab.grid and bench.lab.published."""
 
 import statistics
 from collections import Counter
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.published import BIASES, FITTED, RUNS, Bias, Run
-from bench.staleness_grid import CONCURRENCY_RATIOS, QUEUE_FACTORS, RHO, TOLERANCE, Cell, grid
-from bench.staleness_published import TOLERANCES, beyond, bias_differences, run_differences
+from bench.lab.figures import BIASES, FITTED, RUNS, Bias, Run
+from bench.lab.grid import CONCURRENCY_RATIOS, QUEUE_FACTORS, RHO, TOLERANCE, Cell, grid
+from bench.lab.published import TOLERANCES, beyond, bias_differences, run_differences
 from buffer_service.observability.estimate.closed_forms import is_rough, small_batch_period
 from rollout_lab.simulator import simulate
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from bench import staleness_live
+from bench.lab import live
 
 
 def test_settings_that_are_not_there_are_refused_before_a_table_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written: list[str] = []
-    monkeypatch.setattr(staleness_live, "put", lambda name, _lines: written.append(name))
-    monkeypatch.setattr("sys.argv", ["staleness_live", "--only", "no such setting"])
+    monkeypatch.setattr(live, "put", lambda name, _lines: written.append(name))
+    monkeypatch.setattr("sys.argv", ["live", "--only", "no such setting"])
     with pytest.raises(SystemExit):
-        staleness_live.main()
+        live.main()
     assert "no setting has 'no such setting' in its name" in capsys.readouterr().err
     assert written == []

@@ -8,9 +8,9 @@ from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import closed_forms as cf
 from buffer_wire.errors import InvalidField
 from rollout_lab.lengths import Empirical, Fixed, Lognormal, token_tailness
+from rollout_lab.processes import simulate_all
 from rollout_lab.queue_policies import queue_policy
 from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
-from rollout_lab.simulator.grid import simulate_all
 
 LENGTHS = Lognormal.with_mean(1_400, 0.5)
 

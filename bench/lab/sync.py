@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_sync`: what asynchrony buys, the same loop with `sync` and with other presets.
+"""`python -m bench.lab.sync`: what asynchrony buys, the same loop with `sync` and with other presets.
 
 Into results/staleness_sync.json, and docs/sync_or_async.md. ρ is rollout over train throughput of split GPUs with
 every slot busy; with C/B = 1 a batch is generated at once, with 0.25 in four waves. Each setting also has the
@@ -18,7 +18,7 @@ from rollout_lab.lengths import Lognormal
 from rollout_lab.simulator import Workload
 from rollout_lab.worth import Contender, Outcome, Question, Split, outcomes
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_sync.json"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_sync.json"
 
 GROUPS_PER_BATCH, GROUP_SIZE = 32, 8
 RHOS = (0.25, 0.67, 1.0, 1.5, 4.0)
@@ -51,7 +51,7 @@ def question(concurrency: int, sigma: float, rho: float, steps: int) -> Question
 
 def main() -> int:
     """Print and write every setting."""
-    parser = argparse.ArgumentParser(prog="python -m bench.staleness_sync", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.lab.sync", description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="measured train steps of a simulation (default 400)")
     parser.add_argument("--processes", type=int, help="simulations at once (default: one a core)")
     options = parser.parse_args()

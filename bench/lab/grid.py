@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_grid`: simulator against closed form, every cell, into results/staleness_grid.json.
+"""`python -m bench.lab.grid`: simulator against closed form, every cell, into results/staleness_grid.json.
 
 The grid is fixed here: N = 16 groups of G = 8 (B = 128, the size of the published runs), lognormal lengths with σ 0.5
 as in the streaming table, no cap. Where the closed form holds (ρ <= 0.8 or >= 1.2) |difference| <= 0.15 is asked.
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from buffer_service.observability.estimate.closed_forms import is_rough, queue_drop, queue_drop_of_small_batches
 from rollout_lab.lengths import Lognormal
+from rollout_lab.processes import simulate_all
 from rollout_lab.queue_policies import QUEUE_DROP, queue_policy
 from rollout_lab.simulator import Simulation, Workload
-from rollout_lab.simulator.grid import simulate_all
 
 RHO = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 QUEUE_FACTORS = (1, 2, 3)
@@ -27,7 +27,7 @@ LENGTHS = Lognormal.with_mean(1_400, 0.5)
 TOLERANCE = 0.15
 WARMUP = 200
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_grid.json"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_grid.json"
 
 
 @dataclass(frozen=True, slots=True)

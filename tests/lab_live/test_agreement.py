@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.lab.live import AGREEMENT, TOLERANCE, compared
 from bench.live_loop.setting import Setting
-from bench.staleness_live import AGREEMENT, TOLERANCE, compared
 
 STEPS, WARMUP = 40, 10
 LEAST_STANDARD_ERRORS = 4

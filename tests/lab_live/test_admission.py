@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.staleness_live import SYNC, compared
+from bench.lab.live import SYNC, compared
 
 STEPS, WARMUP = 25, 5
 MOST_IN_VAIN = 0.2

@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_speed`: CPU seconds of 10,000 simulated steps, into results/staleness_speed.json."""
+"""`python -m bench.lab.speed`: CPU seconds of 10,000 simulated steps, into results/staleness_speed.json."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from rollout_lab.lengths import Lognormal
 from rollout_lab.queue_policies import queue_policy
 from rollout_lab.simulator import Simulation, Workload, simulate
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_speed.json"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_speed.json"
 _LENGTHS = Lognormal.with_mean(1_400, 0.5)
 
 CASES: dict[str, tuple[str, int, int, float, dict[str, int]]] = {

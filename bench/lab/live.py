@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_live`: the live loop beside the simulator. Into results/staleness_live.json, and the docs.
+"""`python -m bench.lab.live`: the live loop beside the simulator. Into results/staleness_live.json, and the docs.
 
 Staleness, period and idle shares of the same settings, live (bench/live_loop) and simulated: whole batches and
 streamed rounds, each with rollouts as the bottleneck and with training, under both of the worker's rules for starting
@@ -23,7 +23,7 @@ from bench.live_loop.setting import Setting
 from bench.tables import put, table
 from rollout_lab.simulator import simulate
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_live.json"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_live.json"
 
 TOLERANCE = 0.2
 """Versions."""
@@ -166,7 +166,7 @@ def _compared(setting: Setting, steps: int, warmup: int) -> Comparison:
 
 def main() -> int:
     """Run every setting, print, write; 1 when staleness is further off than the tolerance."""
-    parser = argparse.ArgumentParser(prog="python -m bench.staleness_live", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.lab.live", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=120, help="measured train steps of a setting (default 120)")
     parser.add_argument("--warmup", type=int, default=15, help="train steps before them (default 15)")
     parser.add_argument("--only", metavar="WORD", default="", help="only settings with this in their name")

@@ -1,4 +1,4 @@
-"""`python -m bench.staleness_lab`: queue policies beside queue-drop and streaming, in eight settings.
+"""`python -m bench.lab.policies`: queue policies beside queue-drop and streaming, in eight settings.
 
 The question is whether one is fresher than both without length bias. Every policy in every setting, at the throughput
 that queue-drop has there, goes into results/staleness_lab.json, one setting into docs/images/staleness_lab.png. `floor`
@@ -19,8 +19,8 @@ from rollout_lab.comparison import Comparison, Trial, compare
 from rollout_lab.lengths import Lognormal
 from rollout_lab.simulator import Workload
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_lab.json"
-_IMAGE = Path(__file__).parent.parent / "docs" / "images" / "staleness_lab.png"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_lab.json"
+_IMAGE = Path(__file__).parents[2] / "docs" / "images" / "staleness_lab.png"
 
 GROUPS_PER_BATCH, GROUP_SIZE, CONCURRENCY = 32, 8, 256
 RHOS = (0.67, 0.85, 1.07, 1.5)

@@ -1,6 +1,6 @@
-"""`python -m bench.staleness_published`: every published figure beside ours, into docs/staleness.md and a result file.
+"""`python -m bench.lab.published`: every published figure beside ours, into docs/staleness.md and a result file.
 
-The figures are in bench/published.py. Each comparison has its difference and whether that is within its tolerance; the
+The figures are in figures.py. Each comparison has its difference and whether that is within its tolerance; the
 tolerances are those of tests/lab/test_against_the_page.py.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.published import (
+from bench.lab.figures import (
     BIAS_CONCURRENCY,
     BIAS_GROUPS_PER_BATCH,
     BIAS_RHO,
@@ -26,10 +26,10 @@ from bench.published import (
 )
 from bench.tables import put, table
 from buffer_service.observability.estimate.closed_forms import noise_adjusted
+from rollout_lab.processes import simulate_all
 from rollout_lab.simulator import SimulationResult
-from rollout_lab.simulator.grid import simulate_all
 
-_RESULTS = Path(__file__).parent / "results" / "staleness_published.json"
+_RESULTS = Path(__file__).parents[1] / "results" / "staleness_published.json"
 
 TOLERANCES = {
     "closed_form_minus_predicted": 0.15,

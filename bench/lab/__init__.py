@@ -1,0 +1,1 @@
+"""Benchmarks of the laboratory: simulator beside closed forms, published figures and live loops."""
