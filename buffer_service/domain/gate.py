@@ -5,6 +5,8 @@ counts is the policy's staleness_measure: that of its oldest first token (head),
 mean over its tokens. Ages are versions in milli-versions, so that a mean needs no fraction. Without η the gate is open.
 """
 
+from typing import assert_never
+
 from buffer_service.domain.policy import UNSET, RunPolicy, StalenessMeasure
 
 MILLI = 1_000
@@ -12,9 +14,15 @@ MILLI = 1_000
 
 def age_milli(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: int) -> int:
     """The version by which a group is measured, in milli-versions; the smaller, the staler."""
-    if measure is StalenessMeasure.HEAD:
-        return head * MILLI
-    return tail * MILLI if measure is StalenessMeasure.TAIL else mean_milli
+    match measure:
+        case StalenessMeasure.HEAD:
+            return head * MILLI
+        case StalenessMeasure.MEAN:
+            return mean_milli
+        case StalenessMeasure.TAIL:
+            return tail * MILLI
+        case _:
+            assert_never(measure)
 
 
 def aged_out(policy: RunPolicy, *, train_version: int, age_milli: int) -> bool:

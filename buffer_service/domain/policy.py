@@ -103,16 +103,6 @@ _BOUNDS: dict[str, tuple[int, int]] = {
 
 _MAY_BE_UNSET = frozenset({"max_staleness", "max_lookahead", "failure_budget", "max_version_spread"})
 
-_ACTIONS = {
-    "overflow_action": OverflowAction,
-    "stale_action": StaleAction,
-    "staleness_measure": StalenessMeasure,
-    "order": Order,
-}
-_FLAGS = frozenset(
-    {"reserve_queue_space", "cancel_stale_leases", "filter_equal_rewards", "equal_shards", "record_groups"}
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
@@ -234,7 +224,7 @@ class RunPolicy:
         """
         known = {f.name for f in fields(cls)}
         values = {k: v for k, v in stored.items() if k in known}
-        for name, action in _ACTIONS.items():
+        for name, action in ENUMS.items():
             if name in values:
                 values[name] = action(str(values[name]))
         for name in _FLAGS & values.keys():
@@ -247,3 +237,10 @@ class RunPolicy:
             ),
             **values,  # type: ignore[arg-type]
         )
+
+
+ENUMS: dict[str, type[StrEnum]] = {
+    each.name: type(each.default) for each in fields(RunPolicy) if isinstance(each.default, StrEnum)
+}
+"""The enum of each field that has one."""
+_FLAGS = frozenset(each.name for each in fields(RunPolicy) if isinstance(each.default, bool))

@@ -50,7 +50,10 @@ class Buffer(Protocol):
 def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
     """Raise InvalidField for what the simulation has no answer to."""
     only = {
-        "overflow_action": ("block or drop_oldest", policy.overflow_action is not OverflowAction.REJECT),
+        "overflow_action": (
+            "block or drop_oldest",
+            policy.overflow_action in {OverflowAction.BLOCK, OverflowAction.DROP_OLDEST},
+        ),
         "cancel_stale_leases": ("false", not policy.cancel_stale_leases),
         "environments": ("none", not policy.environments),
         "batch_tokens": ("0", policy.batch_tokens == 0),

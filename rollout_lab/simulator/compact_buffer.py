@@ -8,7 +8,7 @@ expire, repeats, other ranks, resumes. Tests compare every decision with the ref
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from typing import assert_never, cast
 
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
 from buffer_service.domain.gate import aged_out, too_stale
@@ -70,16 +70,22 @@ class CompactBuffer:
 
     def push(self, group: SimulatedGroup) -> bool:
         """Whether the complete group was queued."""
-        if self._policy.overflow_action is OverflowAction.BLOCK:
-            if self._line or not self._has_room():
-                self._line.append(group)
-                return False
-        else:
-            while not self._has_room():
-                oldest = self._queue.oldest()
-                self._queue.remove(oldest)
-                self._overflow += 1
-                self._lost_tokens += oldest.tokens
+        action = self._policy.overflow_action
+        match action:
+            case OverflowAction.BLOCK:
+                if self._line or not self._has_room():
+                    self._line.append(group)
+                    return False
+            case OverflowAction.DROP_OLDEST:
+                while not self._has_room():
+                    oldest = self._queue.oldest()
+                    self._queue.remove(oldest)
+                    self._overflow += 1
+                    self._lost_tokens += oldest.tokens
+            case OverflowAction.REJECT:
+                raise NotImplementedError("refused by refuse_what_is_not_simulated")
+            case _:
+                assert_never(action)
         self._accept(group)
         return True
 
@@ -135,8 +141,11 @@ class CompactBuffer:
             self._lost_tokens += group.tokens
             number, generation = cast("_Task", group.lease)
             exhausted = 0 < policy.max_generations <= generation + 1
-            if policy.stale_action is StaleAction.RECYCLE and not exhausted:
-                heapq.heappush(self._again, (number, generation + 1))
-                self._recycled += 1
-            else:
-                self._stale += 1
+            match policy.stale_action:
+                case StaleAction.RECYCLE if not exhausted:
+                    heapq.heappush(self._again, (number, generation + 1))
+                    self._recycled += 1
+                case StaleAction.RECYCLE | StaleAction.DROP:
+                    self._stale += 1
+                case _:
+                    assert_never(policy.stale_action)

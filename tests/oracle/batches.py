@@ -6,6 +6,7 @@ only when a resumed trainer comes with another world size.
 """
 
 from collections.abc import Collection
+from typing import assert_never
 
 from buffer_service.domain.gate import aged_out
 from buffer_service.domain.ops import Batch, Pull, ShardGroup, Short
@@ -102,7 +103,14 @@ def _may_recycle(run: RunState, group: Group) -> bool:
     """Whether the group's task is generated once more."""
     generations = run.policy.max_generations
     exhausted = 0 < generations <= group.task.generation + 1
-    return run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless and not exhausted
+    action = run.policy.stale_action
+    match action:
+        case StaleAction.RECYCLE:
+            return not group.task.leaseless and not exhausted
+        case StaleAction.DROP:
+            return False
+        case _:
+            assert_never(action)
 
 
 def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch:

@@ -6,6 +6,7 @@ live lease; a push never exceeds a cap or a quota; no blocked push overtakes ano
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import assert_never
 
 from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult, WeightVersion
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
@@ -120,14 +121,20 @@ def _filter(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None
 def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     """Queue an acceptable group, or do with it what the overflow action says."""
     action = run.policy.overflow_action
-    if action is OverflowAction.BLOCK:
-        if not run.line.admits(payload_key, run.now) or not run.has_room(facts):
-            return _block(run, facts, payload_key)
-    else:
-        while not run.has_room(facts):
-            if action is OverflowAction.REJECT or not run.queue:
+    match action:
+        case OverflowAction.BLOCK:
+            if not run.line.admits(payload_key, run.now) or not run.has_room(facts):
+                return _block(run, facts, payload_key)
+        case OverflowAction.REJECT:
+            if not run.has_room(facts):
                 return _counted(run, facts, PushKind.REJECTED_FULL)
-            run.drop_oldest()
+        case OverflowAction.DROP_OLDEST:
+            while not run.has_room(facts):
+                if not run.queue:
+                    return _counted(run, facts, PushKind.REJECTED_FULL)
+                run.drop_oldest()
+        case _:
+            assert_never(action)
     run.enqueue(_complete(run, facts, payload_key))
     run.after_accept = run.policy, run.group_ledger.states[GroupState.QUEUED], run.live()
     return _pushed(facts, PushKind.QUEUED)

@@ -5,6 +5,7 @@ those of the groups that are in.
 """
 
 from collections.abc import Callable, Iterator
+from typing import assert_never
 
 from buffer_service.domain.ops import Amount, GroupFacts
 from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
@@ -112,3 +113,5 @@ def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Cal
                 -group.task.priority,
                 group.sequence,
             )
+        case _:
+            assert_never(mixture.order)

@@ -5,6 +5,7 @@ only the abandoned timeline has count as that one from then on; operators' switc
 """
 
 from dataclasses import replace
+from typing import assert_never
 
 from buffer_service.domain.ops import Resume, Resumed, ResumeMode, WeightVersion
 from buffer_service.domain.transitions import GroupState
@@ -93,12 +94,15 @@ def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:
     for step in again:
         del run.steps[step.step]
     run.next_step = next_step
-    if mode is ResumeMode.DISCARD:
-        for group in groups:
-            run.move_group(group, GroupState.DISCARDED)
-            run.end_group(group)
-        return
-    for group in groups:
-        run.enqueue(group)
-    while not run.queue.fits(run.policy):
-        run.drop_oldest()
+    match mode:
+        case ResumeMode.DISCARD:
+            for group in groups:
+                run.move_group(group, GroupState.DISCARDED)
+                run.end_group(group)
+        case ResumeMode.REQUEUE:
+            for group in groups:
+                run.enqueue(group)
+            while not run.queue.fits(run.policy):
+                run.drop_oldest()
+        case _:
+            assert_never(mode)

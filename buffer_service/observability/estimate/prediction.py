@@ -31,6 +31,10 @@ IN_FLIGHT_HOLDS = 1.25
 
 _BARELY_TRAIN_BOUND = 1.001
 
+_BLOCKS = {OverflowAction.DROP_OLDEST: False, OverflowAction.BLOCK: True, OverflowAction.REJECT: False}
+"""Whether pushes wait for room."""
+_GATES = {StaleAction.DROP: "drops", StaleAction.RECYCLE: "starts anew"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -100,7 +104,7 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
     per_batch, batches = known.groups_per_batch, known.batches_per_publish
     if not (rho and ratio and tailness and per_batch and batches and known.queue_factor):
         return None
-    blocks = policy.overflow_action == OverflowAction.BLOCK
+    blocks = _BLOCKS[policy.overflow_action]
     take = min(policy.micro_batch_groups * max(1, world_size), per_batch) or per_batch
     never_waits = known.trainer_idle_share is not None and known.trainer_idle_share < NEVER_WAITS
     hides_rho = blocks and never_waits and rho <= HIDDEN_BELOW
@@ -205,7 +209,7 @@ def _notes(policy: RunPolicy, known: Quantities, setting: Setting, prediction: P
     if closed_forms.is_rough(setting.rho):
         notes.append("between ρ 0.8 and 1.2 the closed form is rough; `rollout-buffer plan` simulates there")
     if setting.gate is not None and setting.lookahead is None and prediction.staleness >= setting.gate:
-        action = "starts anew" if policy.stale_action == StaleAction.RECYCLE else "drops"
+        action = _GATES[policy.stale_action]
         notes.append(f"the gate {action} what is staler than {setting.gate}, and so prefers short responses")
     elif policy.max_staleness != UNSET and setting.gate is None:
         notes.append(f"the gate is left out, as it goes by the {policy.staleness_measure} version")

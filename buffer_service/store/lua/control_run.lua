@@ -18,8 +18,10 @@ if action == 'pause' then
   held = true
 elseif action == 'drain' then
   draining = true
-else
+elseif action == 'continue' then
   held, draining = false, false
+else
+  error('unknown control of a run: ' .. action)
 end
 if held ~= state.held or draining ~= state.draining then
   state.held, state.draining = held, draining

@@ -147,8 +147,10 @@ local function evict()
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
       replace_group(group, 'queued', 'recycled', 'dropped_stale')
-    else
+    elseif policy.stale_action == 'drop' then
       end_group(group, 'queued', 'dropped_stale')
+    else
+      error('unknown stale_action ' .. policy.stale_action)
     end
   end
   return #stale == portion

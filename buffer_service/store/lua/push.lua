@@ -144,6 +144,8 @@ local function make_room(group, task, attempt)
     return not fits(1, tokens, bytes) and block(group, task, attempt, false) or nil
   elseif action == 'reject' then
     return not fits(1, tokens, bytes) and 'rejected_full' or nil
+  elseif action ~= 'drop_oldest' then
+    error('unknown overflow_action ' .. action)
   end
   while not fits(1, tokens, bytes) do
     if drops_left == 0 then

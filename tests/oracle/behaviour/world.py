@@ -6,14 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import (
-    EnvironmentRule,
-    Order,
-    OverflowAction,
-    RunPolicy,
-    StaleAction,
-    StalenessMeasure,
-)
+from buffer_service.domain.policy import ENUMS, EnvironmentRule, RunPolicy
 from tests.oracle import ReferenceModel
 
 RUN = "run"
@@ -24,13 +17,7 @@ _T = TypeVar("_T")
 
 def actions(policy: dict[str, Any]) -> dict[str, Any]:
     """The actions of a policy by their names."""
-    kinds = {
-        "overflow_action": OverflowAction,
-        "stale_action": StaleAction,
-        "staleness_measure": StalenessMeasure,
-        "order": Order,
-    }
-    return {name: kind(policy[name]) for name, kind in kinds.items() if name in policy}
+    return {name: kind(policy[name]) for name, kind in ENUMS.items() if name in policy}
 
 
 def shares(**by_environment: int) -> tuple[EnvironmentRule, ...]:

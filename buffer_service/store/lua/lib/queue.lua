@@ -174,6 +174,8 @@ local function class_sources(classes, order)
     elseif order == 'priority' then
       source.rank, source.own = by_priority, class.priority
       source.effective = effective_priority(class.environment, class.priority)
+    elseif order ~= 'fifo' then
+      error('unknown order ' .. order)
     end
     sources[index] = source
   end

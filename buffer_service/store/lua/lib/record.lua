@@ -34,10 +34,14 @@ end
 -- The version, in thousandths, that the gate and `stalest_first` go by. The record must be of the present timeline.
 local function age_of(group)
   local measure = policy.staleness_measure
-  if measure == 'mean' then
+  if measure == 'head' then
+    return 1000 * group[G_HEAD]
+  elseif measure == 'mean' then
     return group[G_MEAN]
+  elseif measure == 'tail' then
+    return 1000 * group[G_TAIL]
   end
-  return 1000 * (measure == 'tail' and group[G_TAIL] or group[G_HEAD])
+  return error('unknown staleness_measure ' .. measure)
 end
 
 -- A queued group's record, of the present timeline.

@@ -137,8 +137,12 @@ local function go_on()
   end
   if mode == 'replay' then
     return replay_steps(first)
+  elseif mode == 'requeue' then
+    return take_steps_back(first, mode) or drop_some()
+  elseif mode == 'discard' then
+    return take_steps_back(first, mode)
   end
-  return take_steps_back(first, mode) or (mode == 'requeue' and drop_some())
+  return error('unknown mode of a resume: ' .. mode)
 end
 
 -- The resume is done: the run stands at its step. Returns the facts of its reply after the revision.

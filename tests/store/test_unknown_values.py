@@ -1,0 +1,89 @@
+"""A value of a policy's enum that a rule does not know fails loudly, wherever the rule is applied."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import msgpack
+import pytest
+
+from buffer_service.domain.ops import ResumeMode
+from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
+from buffer_service.store.keys import index_key
+from buffer_service.store.replies import unpack
+from buffer_wire.errors import InvalidField, RolloutBufferError
+from rollout_lab.lengths import Fixed
+from rollout_lab.simulator import Simulation, Workload, simulate
+from rollout_lab.simulator.compact_buffer import CompactBuffer
+from rollout_lab.simulator.groups import SimulatedGroup
+from tests.docs.pages import ROOT
+from tests.oracle.behaviour.world import RUN, World
+from tests.store.driver import Run
+
+FOURTH = cast("OverflowAction", "drop_stalest")
+
+
+async def plant(run: Run, **fields: str) -> None:
+    """Write values into a run's stored policy that the service would refuse."""
+    key = index_key(run.run_id, "run")
+    stored = {name.decode(): value for name, value in unpack(await run.command("HGET", key, "policy")).items()}
+    await run.command("HSET", key, "policy", msgpack.packb({**stored, **fields}, use_bin_type=False))
+
+
+async def test_the_store_refuses_to_make_room_by_an_action_that_it_does_not_know(run: Run) -> None:
+    await run.create(max_queued_groups=1, batch_groups=1)
+    await plant(run, overflow_action=FOURTH)
+    with pytest.raises(RolloutBufferError, match="unknown overflow_action drop_stalest"):
+        await run.push(run.group("a"))
+
+
+async def test_the_store_queues_by_no_measure_that_it_does_not_know(run: Run) -> None:
+    await run.create(batch_groups=1)
+    await plant(run, staleness_measure="unheard_of")
+    with pytest.raises(RolloutBufferError, match="unknown staleness_measure unheard_of"):
+        await run.push(run.group("a"))
+
+
+async def test_the_store_pulls_in_no_order_that_it_does_not_know(run: Run) -> None:
+    await run.create(batch_groups=1)
+    await run.push(run.group("a"))
+    await plant(run, order="unheard_of")
+    with pytest.raises(RolloutBufferError, match="unknown order unheard_of"):
+        await run.pull(0)
+
+
+async def test_the_store_evicts_nothing_by_an_action_that_it_does_not_know(run: Run) -> None:
+    await run.create(max_queued_groups=1, batch_groups=1, max_staleness=0)
+    await run.push(run.group("a"))
+    await run.publish(1)
+    await plant(run, stale_action="unheard_of")
+    with pytest.raises(RolloutBufferError, match="unknown stale_action unheard_of"):
+        await run.pull(0, train_version=1)
+
+
+async def test_the_store_knows_no_other_mode_of_a_resume(run: Run) -> None:
+    await run.create(batch_groups=1)
+    with pytest.raises(RolloutBufferError, match="unknown mode of a resume: unheard_of"):
+        await run.resume(0, mode=cast("ResumeMode", SimpleNamespace(value="unheard_of")))
+
+
+def test_the_model_refuses_to_make_room_by_an_action_that_it_does_not_know() -> None:
+    world = World(batch_groups=1)
+    world.model.update_policy(RUN, RunPolicy(batch_groups=1, overflow_action=FOURTH))
+    with pytest.raises(AssertionError, match="drop_stalest"):
+        world.push("a")
+
+
+def test_the_simulator_refuses_an_action_that_it_does_not_know() -> None:
+    policy = RunPolicy(batch_groups=1, overflow_action=FOURTH)
+    with pytest.raises(InvalidField, match="drop_stalest"):
+        simulate(Simulation(policy=policy, workload=Workload(1, 1, 1.0, Fixed(10)), steps=1, warmup=0))
+    with pytest.raises(AssertionError, match="drop_stalest"):
+        CompactBuffer(policy).push(SimulatedGroup(0, 0, [1.0], 10, 10))
+
+
+@pytest.mark.parametrize("page", ["docs/policies.md", "docs/protocol_reference.md"])
+def test_the_docs_name_every_value_of_every_enum(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8").lower()
+    for field, kind in ENUMS.items():
+        assert [value for value in kind if value not in text] == [], field
+    assert FOURTH not in text
