@@ -5,6 +5,7 @@ Qwen3-8B, GRPO, DAPO math. It gives inputs of real runs as rounded means of logg
 and we had to take from another one is named in `assumed`. Group sizes are stated nowhere: GROUP_SIZE is ours.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buffer_service.observability.estimate.closed_forms import Prediction, queue_drop, small_batch_period
@@ -16,7 +17,7 @@ GROUP_SIZE = 8
 WARMUP = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """A real training run under queue-drop: its setting, the authors' prediction if there is one, what was measured."""
 
@@ -73,80 +74,45 @@ class Run:
         )
 
 
-def _run(table: str, setting: tuple[int, int, int, float, float], measured: float, **more: object) -> Run:
-    concurrency, batch, queue, rho, tailness = setting
-    return Run(
-        table=table,
-        concurrency=concurrency,
-        batch_rollouts=batch,
-        queue_factor=queue,
-        rho=rho,
-        tailness=tailness,
-        measured=measured,
-        **more,  # type: ignore[arg-type]
-    )
+def _table(name: str, *rows: tuple[float, ...], assumed: tuple[str, ...] = ()) -> Iterator[Run]:
+    """Rows of a published table, in the order of Run's fields; what it does not give is left out at the end."""
+    for row in rows:
+        yield Run(name, *row, assumed=assumed)  # type: ignore[arg-type,misc]
 
 
 _SETTING = ("concurrency", "batch_rollouts", "queue_factor", "rho")
 
 RUNS = (
-    _run("runs", (120, 240, 2, 0.63, 1.42), 1.26, predicted=1.34),
-    _run("runs", (240, 120, 2, 0.92, 1.43), 3.59, predicted=3.86),
-    _run("runs", (128, 128, 2, 1.07, 1.44), 3.09, predicted=3.29),
-    _run("runs", (240, 120, 1, 0.86, 1.42), 3.40, predicted=3.34),
-    _run("runs", (120, 120, 1, 0.67, 1.42), 1.92, predicted=1.95),
-    _run("runs", (128, 128, 1, 1.14, 1.45), 2.01, predicted=2.24),
-    *(
-        _run(
-            "batch size",
-            (120, batch, 1, rho, 1.42),
-            measured,
-            predicted=predicted,
-            predicted_pqs=pqs,
-            predicted_iqs=rho,
-            step_s=step_s,
-            assumed=("concurrency", "queue_factor", "tailness"),
-        )
-        for batch, rho, pqs, predicted, measured, step_s in (
-            (60, 0.62, 2.76, 3.38, 3.03, 72.1),
-            (120, 0.67, 1.28, 1.95, 1.92, 137.1),
-            (240, 0.63, 0.72, 1.35, 1.26, 270.4),
-        )
+    *_table(
+        "runs",
+        (120, 240, 2, 0.63, 1.42, 1.26, 1.34),
+        (240, 120, 2, 0.92, 1.43, 3.59, 3.86),
+        (128, 128, 2, 1.07, 1.44, 3.09, 3.29),
+        (240, 120, 1, 0.86, 1.42, 3.40, 3.34),
+        (120, 120, 1, 0.67, 1.42, 1.92, 1.95),
+        (128, 128, 1, 1.14, 1.45, 2.01, 2.24),
+    ),
+    *_table(
+        "batch size",
+        (120, 60, 1, 0.62, 1.42, 3.03, 3.38, 2.76, 0.62, 72.1),
+        (120, 120, 1, 0.67, 1.42, 1.92, 1.95, 1.28, 0.67, 137.1),
+        (120, 240, 1, 0.63, 1.42, 1.26, 1.35, 0.72, 0.63, 270.4),
+        assumed=("concurrency", "queue_factor", "tailness"),
+    ),
+    *_table(
+        "queue capacity",
+        (128, 128, 2, 1.07, 1.44, 3.09, 3.29, 1.36, 1.93, 141.4),
+        (128, 128, 1, 1.14, 1.45, 2.01, 2.25, 1.31, 0.94, 142.6),
+        assumed=("concurrency", "batch_rollouts", "tailness"),
+    ),
+    *_table(
+        "concurrency",
+        (120, 120, 1, 0.67, 1.42, 1.92, 1.95, 1.28, 0.67, 137.1),
+        (240, 120, 1, 0.85, 1.42, 3.15, 3.09, 2.24, 0.85, 106.4),
+        assumed=("batch_rollouts", "queue_factor", "tailness"),
     ),
     *(
-        _run(
-            "queue capacity",
-            (128, 128, queue, rho, tailness),
-            measured,
-            predicted=predicted,
-            predicted_pqs=pqs,
-            predicted_iqs=iqs,
-            step_s=step_s,
-            assumed=("concurrency", "batch_rollouts", "tailness"),
-        )
-        for queue, rho, tailness, pqs, iqs, predicted, measured, step_s in (
-            (2, 1.07, 1.44, 1.36, 1.93, 3.29, 3.09, 141.4),
-            (1, 1.14, 1.45, 1.31, 0.94, 2.25, 2.01, 142.6),
-        )
-    ),
-    *(
-        _run(
-            "concurrency",
-            (concurrency, 120, 1, rho, 1.42),
-            measured,
-            predicted=predicted,
-            predicted_pqs=pqs,
-            predicted_iqs=rho,
-            step_s=step_s,
-            assumed=("batch_rollouts", "queue_factor", "tailness"),
-        )
-        for concurrency, rho, pqs, predicted, measured, step_s in (
-            (120, 0.67, 1.28, 1.95, 1.92, 137.1),
-            (240, 0.85, 2.24, 3.09, 3.15, 106.4),
-        )
-    ),
-    *(
-        _run(f"prompts of {mean} tokens", (120, 120, 1, 0.67, tailness), measured, assumed=_SETTING)
+        Run(f"prompts of {mean} tokens", 120, 120, 1, 0.67, tailness, measured, assumed=_SETTING)
         for mean, tailness, measured in (
             (7_310, 1.35, 1.98),
             (6_740, 1.68, 2.37),
