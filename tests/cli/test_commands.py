@@ -113,13 +113,17 @@ def test_a_setting_that_is_refused_is_named_with_its_flag_and_variable() -> None
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (("--help",), {"grpc", "pydantic", "redis", "numpy", "starlette", "rollout_workers"}),
+        (("--help",), {"grpc", "pydantic", "redis", "numpy", "starlette", "rollout_lab", "rollout_workers"}),
         (("config",), {"grpc", "redis", "numpy", "starlette", "rollout_workers"}),
         (("config", "policy"), {"grpc", "redis", "starlette", "rollout_workers"}),
         (("status", "--help"), {"grpc", "redis", "starlette", "rollout_workers"}),
         (("run", "create", "--help"), {"grpc", "redis", "starlette", "rollout_workers"}),
-        (("serve", "--rpc-processes", "0"), {"grpc", "numpy", "rollout_workers"}),
-        (("worker", "--run", "math"), {"redis", "starlette", "aiohttp.web"}),
+        (("serve", "--rpc-processes", "0"), {"grpc", "numpy", "rollout_lab", "rollout_workers"}),
+        (("worker", "--run", "math"), {"redis", "starlette", "aiohttp.web", "rollout_lab"}),
+        (
+            ("plan", "--tailness", "1.4"),
+            {"grpc", "redis", "starlette", "structlog", "rollout_workers", "trainer_client"},
+        ),
         (
             ("inspect", "tasks", "--run", "math", "--address", "127.0.0.1:1", "--timeout-s", "0.1"),
             {"numpy", "redis"},

@@ -1,6 +1,7 @@
 """`rollout-buffer plan` and `simulate` as they are typed."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,22 @@ def test_pictures_are_drawn(words: tuple[str, ...], tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     assert typed(*words, "--plot", str(picture)).exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("matplotlib", ("simulate", *SHORT, "--plot", "picture.png")),
+        ("pyarrow", ("simulate", *SHORT, "--lengths", "recording.parquet")),
+    ],
+)
+def test_a_missing_extra_is_named(library: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    refused = typed(*words)
+    assert refused.exit_code == 2
+    assert "install rollout-buffer[lab]" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize(
