@@ -1,0 +1,93 @@
+"""Finds the sentences of Markdown pages that are too long to be read at once.
+
+A sentence has at most 25 words. A full stop, a question or exclamation mark, a colon or a semicolon ends it, and so
+does the end of its paragraph, list item, heading or table cell. A span of code counts as one word, the target of a
+link and HTML tags as none; blocks of code are not read. Generated pages are read like the others: what is too long
+there is put right in the comment or the description that the page is written from.
+
+usage: lint_prose.py PAGE...
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+MAX_WORDS = 25
+_FENCE = re.compile(r"\s*(```|~~~)")
+_STARTS_BLOCK = re.compile(r"\s*([-*+]|\d+\.)\s|#|\s*\|")
+_NOT_PROSE = (
+    (re.compile(r"(`+).+?\1", re.DOTALL), "`code`"),
+    (re.compile(r"\]\([^()]*(\([^()]*\)[^()]*)*\)"), "]"),
+    (re.compile(r"</?\w[^<>]*>|<!--.*?-->", re.DOTALL), ""),
+)
+_WORD = re.compile(r"\w[\w'’.,-]*")
+_END = re.compile(r"[.!?:;][)\]\"”*_]*\s+|\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence, the line that it begins on (from 1), and its number of words."""
+
+    line: int
+    text: str
+    words: int
+
+
+def sentences(page: str) -> Iterator[Sentence]:
+    """Sentences of a Markdown page, in order."""
+    for first_line, block in _blocks(page):
+        prose = block
+        for pattern, instead in _NOT_PROSE:
+            prose = pattern.sub(partial(_replaced, instead), prose)
+        start = 0
+        while start < len(prose):
+            end = _END.search(prose, start).end()  # type: ignore[union-attr]  # \Z is always found.
+            text = prose[start:end]
+            before = prose[:start] + text[: len(text) - len(text.lstrip())]
+            yield Sentence(first_line + before.count("\n"), " ".join(text.split()), len(_WORD.findall(text)))
+            start = end
+
+
+def _replaced(instead: str, match: re.Match[str]) -> str:
+    """Replacement for what is not prose; keeps its newlines, by which the lines of later sentences are counted."""
+    return instead + "\n" * match[0].count("\n")
+
+
+def _blocks(page: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items, headings and table cells of a page, each with its first line."""
+    fenced = False
+    block: list[str] = []
+    first = 0
+    for number, raw in enumerate([*page.splitlines(), ""], start=1):
+        line = re.sub(r"^\s*>\s?", "", raw)
+        fence = _FENCE.match(line) is not None
+        if block and (fence or fenced or not line.strip() or _STARTS_BLOCK.match(line)):
+            yield first, "\n".join(block)
+            block = []
+        if fence:
+            fenced = not fenced
+        elif fenced or not line.strip():
+            continue
+        elif line.lstrip().startswith("|"):
+            yield from ((number, cell) for cell in re.split(r"(?<!\\)\|", line))
+        else:
+            first = first if block else number
+            block.append(line)
+
+
+def main(pages: list[Path]) -> int:
+    """Prints the sentences that are too long; returns how many there are."""
+    found = [
+        (page, sentence) for page in pages for sentence in sentences(page.read_text()) if sentence.words > MAX_WORDS
+    ]
+    for page, sentence in found:
+        print(f"{page}:{sentence.line}: {sentence.words} words, {MAX_WORDS} at most: {sentence.text}")
+    print(f"lint_prose: {len(found)} long sentences in {len(pages)} pages")
+    return len(found)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main([Path(page) for page in sys.argv[1:]]), 1))
