@@ -1,8 +1,8 @@
-"""Calls of RunService for commands."""
+"""Calls of the service for commands: RunService's here, those of a folder's commands there."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -16,14 +16,20 @@ EXPORT_TIMEOUT_S = 3_600.0
 """Longest time for all of a recording."""
 
 
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
 class Calls:
-    """Unary calls of one service at one address."""
+    """Calls of the service at one address. Every one raises RolloutBufferError."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
+        self.channel = channel
         self.address = address
+        self._timeout_s = timeout_s
 
-    def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401 - the reply of any method
+    def call(self, method: "grpc.UnaryUnaryMultiCallable[RequestT, ReplyT]", request: RequestT) -> ReplyT:
+        """Call a method of a stub; waits at most as long as the command may."""
         try:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as failure:
@@ -39,48 +45,44 @@ class Calls:
 
 
 class RunCalls(Calls):
-    """RunService at one address. Every method raises RolloutBufferError."""
+    """Calls of RunService."""
 
     def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
-        super().__init__(address, timeout_s)
+        super().__init__(channel, address, timeout_s)
         self._stub = runs_pb2_grpc.RunServiceStub(channel)
 
     def list(self) -> list[str]:
         """Ids of all runs, in order."""
-        return list(self._call(self._stub.ListRuns, runs_pb2.ListRunsRequest()).run_ids)
+        return list(self.call(self._stub.ListRuns, runs_pb2.ListRunsRequest()).run_ids)
 
     def get(self, run_id: str) -> runs_pb2.GetRunResponse:
         """The whole state of a run."""
-        reply: runs_pb2.GetRunResponse = self._call(self._stub.GetRun, runs_pb2.GetRunRequest(run=run_ref(run_id)))
-        return reply
+        return self.call(self._stub.GetRun, runs_pb2.GetRunRequest(run=run_ref(run_id)))
 
     def create(self, run_id: str, policy: runs_pb2.RunPolicy) -> runs_pb2.CreateRunResponse:
         """Create a run, or find it with the same policy."""
-        request = runs_pb2.CreateRunRequest(run_id=run_id, policy=policy)
-        reply: runs_pb2.CreateRunResponse = self._call(self._stub.CreateRun, request)
-        return reply
+        return self.call(self._stub.CreateRun, runs_pb2.CreateRunRequest(run_id=run_id, policy=policy))
 
     def update(self, run_id: str, policy: runs_pb2.RunPolicy, names: Collection[str]) -> runs_pb2.RunPolicy:
         """Replace the named fields of the policy, or all where none is named; returns the effective one."""
         request = runs_pb2.UpdatePolicyRequest(run=run_ref(run_id), policy=policy, fields=sorted(names))
-        reply: runs_pb2.UpdatePolicyResponse = self._call(self._stub.UpdatePolicy, request)
-        return reply.policy
+        return self.call(self._stub.UpdatePolicy, request).policy
 
     def pause(self, run_id: str) -> None:
         """Hold a run."""
-        self._call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=run_ref(run_id)))
+        self.call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=run_ref(run_id)))
 
     def drain(self, run_id: str) -> None:
         """Let a run end."""
-        self._call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=run_ref(run_id)))
+        self.call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=run_ref(run_id)))
 
     def continue_(self, run_id: str) -> None:
         """Let a run go on."""
-        self._call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=run_ref(run_id)))
+        self.call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=run_ref(run_id)))
 
     def delete(self, run_id: str) -> None:
         """Delete a run."""
-        self._call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=run_ref(run_id)))
+        self.call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=run_ref(run_id)))
 
     @contextmanager
     def export(
@@ -102,8 +104,11 @@ def run_ref(run_id: str) -> common_pb2.RunRef:
     return common_pb2.RunRef(run_id=run_id)
 
 
+CallsT = TypeVar("CallsT", bound=Calls)
+
+
 @contextmanager
-def calls(address: str, timeout_s: float) -> Iterator[RunCalls]:
-    """RunService at an address; each call waits at most `timeout_s`."""
+def calling(calls: type[CallsT], address: str, timeout_s: float) -> Iterator[CallsT]:
+    """Calls of this kind over a channel of their own; each waits at most `timeout_s`."""
     with Connector(address, access()).blocking() as channel:
-        yield RunCalls(channel, address, timeout_s)
+        yield calls(channel, address, timeout_s)

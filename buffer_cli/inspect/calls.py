@@ -1,15 +1,12 @@
 """Calls of InspectService for commands: single things, and lists page by page."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from buffer_cli.access import access
-from buffer_cli.calls import Calls, RunCalls, run_ref
-from buffer_wire.connect import Connector
+from buffer_cli.calls import Calls, RunCalls
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from rollout_buffer.v1 import inspect_pb2 as pb
 from rollout_buffer.v1 import inspect_pb2_grpc
@@ -31,11 +28,11 @@ class Listed(Generic[ItemT]):
 
 
 class InspectCalls(Calls):
-    """InspectService at one address. Every method raises RolloutBufferError."""
+    """Calls of InspectService: single things by its stub, lists by the methods here."""
 
     def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
-        super().__init__(address, timeout_s)
-        self._stub = inspect_pb2_grpc.InspectServiceStub(channel)
+        super().__init__(channel, address, timeout_s)
+        self.stub = inspect_pb2_grpc.InspectServiceStub(channel)
         self.runs = RunCalls(channel, address, timeout_s)
 
     def run_id(self, given: str | None) -> str:
@@ -50,32 +47,15 @@ class InspectCalls(Calls):
 
     def tasks(self, request: pb.ListTasksRequest, limit: int) -> Listed[pb.TaskInfo]:
         """Tasks of a set, from the request's page on."""
-        return _listed(lambda: self._call(self._stub.ListTasks, request), request, limit, "tasks", "task_id")
+        return _listed(lambda: self.call(self.stub.ListTasks, request), request, limit, "tasks", "task_id")
 
     def groups(self, request: pb.ListGroupsRequest, limit: int) -> Listed[pb.GroupInfo]:
         """Groups of the queue, or of a step."""
-        return _listed(lambda: self._call(self._stub.ListGroups, request), request, limit, "groups", "group_id")
+        return _listed(lambda: self.call(self.stub.ListGroups, request), request, limit, "groups", "group_id")
 
     def batches(self, request: pb.ListBatchesRequest, limit: int) -> Listed[pb.StepInfo]:
         """Steps."""
-        return _listed(lambda: self._call(self._stub.ListBatches, request), request, limit, "steps", "step")
-
-    def task(self, run_id: str, task_id: str) -> pb.GetTaskResponse:
-        """One task."""
-        request = pb.GetTaskRequest(run=run_ref(run_id), task_id=task_id)
-        reply: pb.GetTaskResponse = self._call(self._stub.GetTask, request)
-        return reply
-
-    def group(self, request: pb.GetGroupRequest) -> pb.GetGroupResponse:
-        """One group."""
-        reply: pb.GetGroupResponse = self._call(self._stub.GetGroup, request)
-        return reply
-
-    def waits(self, run_id: str, limit: int) -> pb.GetWaitsResponse:
-        """Who waits on whom."""
-        request = pb.GetWaitsRequest(run=run_ref(run_id), limit=limit)
-        reply: pb.GetWaitsResponse = self._call(self._stub.GetWaits, request)
-        return reply
+        return _listed(lambda: self.call(self.stub.ListBatches, request), request, limit, "steps", "step")
 
     def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
         if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -101,10 +81,3 @@ def _listed(
         request.page_token = reply.next_page_token
         if not reply.next_page_token or (limit and len(found) >= limit):
             return Listed(list(found.values()), reply.next_page_token, reply.revision, reply.now_ms)
-
-
-@contextmanager
-def inspect_calls(address: str, timeout_s: float) -> Iterator[InspectCalls]:
-    """InspectService at an address; each call waits at most `timeout_s`."""
-    with Connector(address, access()).blocking() as channel:
-        yield InspectCalls(channel, address, timeout_s)

@@ -8,10 +8,10 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 
-from buffer_cli.calls import run_ref
+from buffer_cli.calls import calling, run_ref
 from buffer_cli.exits import exit_code
 from buffer_cli.inspect import tables
-from buffer_cli.inspect.calls import InspectCalls, Listed, inspect_calls
+from buffer_cli.inspect.calls import InspectCalls, Listed
 from buffer_cli.inspect.waits import print_waits
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.rpc.convert.runs import view_of
@@ -25,7 +25,7 @@ def perform(address: str, timeout_s: float, given_run: str | None, command: Call
     """Run a command on a run of the service at an address; returns the exit code."""
 
     def connected() -> int:
-        with inspect_calls(address, timeout_s) as calls:
+        with calling(InspectCalls, address, timeout_s) as calls:
             return command(calls, calls.run_id(given_run))
 
     return exit_code(connected)
@@ -56,7 +56,7 @@ def tasks(
 
 def task(calls: InspectCalls, run_id: str, task_id: str, *, as_json: bool) -> int:
     """One task."""
-    reply = calls.task(run_id, task_id)
+    reply = calls.call(calls.stub.GetTask, pb.GetTaskRequest(run=run_ref(run_id), task_id=task_id))
     if as_json:
         return _print_json(run_id, reply)
     tables.print_facts(f"task {task_id}", tables.task_facts(reply.task, reply.now_ms))
@@ -102,7 +102,7 @@ def group(
         first_token=first,
         max_tokens=count,
     )
-    reply = calls.group(request)
+    reply = calls.call(calls.stub.GetGroup, request)
     if as_json:
         return _print_json(run_id, reply)
     tables.print_facts(f"group {group_id}", tables.group_facts(reply))
@@ -126,7 +126,7 @@ def waits(calls: InspectCalls, run_id: str, *, limit: int, as_json: bool) -> int
     """Who waits on whom."""
     reply = calls.runs.get(run_id)
     view = view_of(reply.run, reply.revision)
-    found = calls.waits(run_id, limit)
+    found = calls.call(calls.stub.GetWaits, pb.GetWaitsRequest(run=run_ref(run_id), limit=limit))
     if as_json:
         return _print_json(run_id, found, waits_on=waits_on(Standing.of(view)))
     print_waits(Console(highlight=False), view, found)

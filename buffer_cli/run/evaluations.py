@@ -2,18 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
-from buffer_cli.access import access
+from buffer_cli.calls import Calls, calling, run_ref
 from buffer_cli.exits import exit_code
-from buffer_wire.connect import Connector
-from buffer_wire.status import error_of
-from rollout_buffer.v1 import common_pb2, evaluations_pb2, evaluations_pb2_grpc
+from rollout_buffer.v1 import evaluations_pb2, evaluations_pb2_grpc
 
 
 def list_evaluations(address: str, timeout_s: float, run_id: str, *, as_json: bool) -> int:
@@ -33,14 +29,10 @@ def list_evaluations(address: str, timeout_s: float, run_id: str, *, as_json: bo
 
 
 def _listed(address: str, timeout_s: float, run_id: str) -> Sequence[evaluations_pb2.Evaluation]:
-    request = evaluations_pb2.ListEvaluationsRequest(run=common_pb2.RunRef(run_id=run_id))
-    with Connector(address, access()).blocking() as channel:
-        stub = evaluations_pb2_grpc.EvaluationServiceStub(channel)
-        try:
-            return stub.ListEvaluations(request, timeout=timeout_s).evaluations
-        except grpc.RpcError as raised:
-            failure: Any = raised
-            raise error_of(failure.code(), failure.details(), failure.trailing_metadata()) from None
+    request = evaluations_pb2.ListEvaluationsRequest(run=run_ref(run_id))
+    with calling(Calls, address, timeout_s) as calls:
+        stub = evaluations_pb2_grpc.EvaluationServiceStub(calls.channel)
+        return calls.call(stub.ListEvaluations, request).evaluations
 
 
 def _values(evaluation: evaluations_pb2.Evaluation) -> dict[str, object]:

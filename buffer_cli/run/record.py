@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from buffer_cli.calls import RunCalls, calls
+from buffer_cli.calls import RunCalls, calling
 from buffer_cli.run.recording import Recording
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import runs_pb2
@@ -33,7 +33,7 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
     try:
         recording = Recording(folder, run_id, whole=whole)
         comparison = _Comparison()
-        with calls(address, timeout_s) as service:
+        with calling(RunCalls, address, timeout_s) as service:
             _remark(service.get(run_id).run)
             give_up_at: float | None = None
             while True:

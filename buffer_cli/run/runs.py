@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from buffer_cli import policies
-from buffer_cli.calls import RunCalls, calls
+from buffer_cli.calls import RunCalls, calling
 from buffer_cli.exits import exit_code
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run, state
@@ -25,7 +25,7 @@ def perform(address: str, timeout_s: float, command: Callable[[RunCalls], int]) 
     """Run a command against the service at an address; returns the exit code."""
 
     def connected() -> int:
-        with calls(address, timeout_s) as runs:
+        with calling(RunCalls, address, timeout_s) as runs:
             return command(runs)
 
     return exit_code(connected)

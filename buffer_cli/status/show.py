@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from buffer_cli.calls import RunCalls, calls
+from buffer_cli.calls import RunCalls, calling
 from buffer_cli.exits import exit_code
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
@@ -16,7 +16,7 @@ def show(address: str, run_id: str | None, *, as_json: bool, timeout_s: float, a
     """Print where a run stands, with `again_s` every so many seconds until a signal; returns the exit code."""
 
     def command() -> int:
-        with calls(address, timeout_s) as runs:
+        with calling(RunCalls, address, timeout_s) as runs:
             return _show(runs, run_id, again_s, as_json=as_json)
 
     return exit_code(command)

@@ -46,10 +46,10 @@ def _signals() -> Iterator[None]:
 
 def follow(service: Failing, folder: Path, monkeypatch: pytest.MonkeyPatch, *, timeout_s: float) -> int:
     @contextmanager
-    def calls(*_: Any) -> Iterator[Failing]:
+    def calling(*_: Any) -> Iterator[Failing]:
         yield service
 
-    monkeypatch.setattr(recorder, "calls", calls)
+    monkeypatch.setattr(recorder, "calling", calling)
     monkeypatch.setattr(recorder, "EVERY_S", 0.01)
     return recorder.record("nowhere:1", "run", folder, whole=False, follow=True, timeout_s=timeout_s)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_cli.calls import calls
+from buffer_cli.calls import RunCalls, calling
 from buffer_cli.run import runs
 from rollout_buffer.v1 import groups_pb2, runs_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
@@ -95,7 +95,7 @@ def test_what_somebody_else_changes_meanwhile_stays(
     service: ServiceProcess, rpc: Rpc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = rpc.create(batch_groups=4)
-    with calls(service.address, 20) as client:
+    with calling(RunCalls, service.address, 20) as client:
         read = client.get
 
         def read_and_lose_time(run_id: str) -> runs_pb2.GetRunResponse:
