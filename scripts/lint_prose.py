@@ -1,9 +1,10 @@
 """Finds the sentences of Markdown pages that are too long to be read at once.
 
 A sentence has at most 25 words. A full stop, a question or exclamation mark, a colon or a semicolon ends it, and so
-does the end of its paragraph, list item, heading or table cell. A span of code counts as one word, the target of a
-link and HTML tags as none; blocks of code are not read. Generated pages are read like the others: what is too long
-there is put right in the comment or the description that the page is written from.
+does the end of its paragraph, list item, heading or table cell. A span of code counts as one word, and so do several
+with nothing but commas between them; the target of a link and HTML tags count as none; blocks of code are not read.
+Generated pages are read like the others: what is too long there is put right in the comment or the description that
+the page is written from.
 
 usage: lint_prose.py PAGE...
 """
@@ -20,6 +21,7 @@ _FENCE = re.compile(r"\s*(```|~~~)")
 _STARTS_BLOCK = re.compile(r"\s*([-*+]|\d+\.)\s|#|\s*\|")
 _NOT_PROSE = (
     (re.compile(r"(`+).+?\1", re.DOTALL), "`code`"),
+    (re.compile(r"`code`(,\s+`code`)+"), "`code`"),
     (re.compile(r"\]\([^()]*(\([^()]*\)[^()]*)*\)"), "]"),
     (re.compile(r"</?\w[^<>]*>|<!--.*?-->", re.DOTALL), ""),
 )
