@@ -32,6 +32,7 @@ from buffer_service.security.doors import Doors
 from buffer_service.security.gate import Gate
 from buffer_service.security.roles import RULES
 from buffer_service.store.scripts import load_scripts
+from buffer_wire.enums import words
 from rollout_buffer.v1 import weights_pb2
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +48,7 @@ OPEN = {
 
 METHODS = {*(method.rpartition("/")[2] for method in RULES), "reflection", "unknown"}
 
-_ENGINE_STATES = [name.removeprefix("ENGINE_STATE_").lower() for name in weights_pb2.EngineState.keys()[1:]]
+_ENGINE_STATES = list(words(weights_pb2.EngineState))
 CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("*", "disposition"): ("accepted", *GroupState),
     ("*", "stage"): ("accepted", "assembled"),

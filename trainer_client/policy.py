@@ -8,8 +8,11 @@ every field filled in with what is in force.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2 as pb
 from trainer_client.field_names import NamedFields, check_names
@@ -152,7 +155,7 @@ class Policy(NamedFields):
             value = getattr(self, each.name)
             if value is None or each.name == "environments":
                 continue
-            if each.name in _NAMES:
+            if each.name in _NUMBERS:
                 value = _number(each.name, value)
             try:
                 setattr(wire, each.name, value)
@@ -167,9 +170,9 @@ class Policy(NamedFields):
         for each in fields(cls):
             if each.name == "environments":
                 values[each.name] = {rule.environment: _environment(rule) for rule in wire.environments}
-            elif each.name in _NAMES:
+            elif each.name in _NUMBERS:
                 number = getattr(wire, each.name)
-                values[each.name] = _name(each.name, number) if number else None
+                values[each.name] = _WORDS[each.name][number] if number else None
             elif each.name != "preset" and wire.HasField(each.name):  # type: ignore[arg-type]
                 values[each.name] = getattr(wire, each.name)
         return cls(**values)  # type: ignore[arg-type]
@@ -185,24 +188,16 @@ def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
     return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]
 
 
-_NAMES = {
-    "overflow_action": (pb.OverflowAction, "OVERFLOW_ACTION_", get_args(OverflowAction)),
-    "stale_action": (pb.StaleAction, "STALE_ACTION_", get_args(StaleAction)),
-    "staleness_measure": (pb.StalenessMeasure, "STALENESS_MEASURE_", get_args(StalenessMeasure)),
-    "order": (pb.Order, "ORDER_", get_args(Order)),
-}
+_NUMBERS = {one.name: words(EnumTypeWrapper(one.enum_type)) for one in pb.RunPolicy.DESCRIPTOR.fields if one.enum_type}
+"""Numbers of the words of each field that is an enum."""
+_WORDS = {name: {number: word for word, number in numbers.items()} for name, numbers in _NUMBERS.items()}
 
 
-def _number(field_name: str, name: str) -> int:
-    enum, prefix, names = _NAMES[field_name]
-    if name not in names:
-        raise InvalidField(f"policy.{field_name}", name, "one of " + ", ".join(names))
-    return enum.Value(prefix + name.upper())
-
-
-def _name(field_name: str, number: int) -> str:
-    enum, prefix, _ = _NAMES[field_name]
-    return enum.Name(number).removeprefix(prefix).lower()  # type: ignore[arg-type]
+def _number(field_name: str, word: str) -> int:
+    numbers = _NUMBERS[field_name]
+    if word not in numbers:
+        raise InvalidField(f"policy.{field_name}", word, "one of " + ", ".join(numbers))
+    return numbers[word]
 
 
 def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:

@@ -15,10 +15,11 @@ from buffer_cli.inspect.calls import InspectCalls, Listed
 from buffer_cli.inspect.waits import print_waits
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.rpc.convert.runs import view_of
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import inspect_pb2 as pb
 
-_SETS = {"pending": pb.TASK_SET_PENDING, "leased": pb.TASK_SET_LEASED, "ended": pb.TASK_SET_ENDED}
+_SETS = words(pb.TaskSet)
 
 
 def perform(address: str, timeout_s: float, given_run: str | None, command: Callable[[InspectCalls, str], int]) -> int:

@@ -82,10 +82,8 @@ class CompactBuffer:
                     self._queue.remove(oldest)
                     self._overflow += 1
                     self._lost_tokens += oldest.tokens
-            case OverflowAction.REJECT:
-                raise NotImplementedError("refused by refuse_what_is_not_simulated")
             case _:
-                assert_never(action)
+                raise NotImplementedError(f"overflow_action {action}")
         self._accept(group)
         return True
 

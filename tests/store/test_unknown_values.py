@@ -1,12 +1,11 @@
 """A value of a policy's enum that a rule does not know fails loudly, wherever the rule is applied."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgpack
 import pytest
 
-from buffer_service.domain.ops import ResumeMode
 from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import unpack
@@ -63,7 +62,7 @@ async def test_the_store_evicts_nothing_by_an_action_that_it_does_not_know(run: 
 async def test_the_store_knows_no_other_mode_of_a_resume(run: Run) -> None:
     await run.create(batch_groups=1)
     with pytest.raises(RolloutBufferError, match="unknown mode of a resume: unheard_of"):
-        await run.resume(0, mode=cast("ResumeMode", SimpleNamespace(value="unheard_of")))
+        await run.resume(0, mode=cast("Any", SimpleNamespace(value="unheard_of")))
 
 
 def test_the_model_refuses_to_make_room_by_an_action_that_it_does_not_know() -> None:
@@ -77,7 +76,7 @@ def test_the_simulator_refuses_an_action_that_it_does_not_know() -> None:
     policy = RunPolicy(batch_groups=1, overflow_action=FOURTH)
     with pytest.raises(InvalidField, match="drop_stalest"):
         simulate(Simulation(policy=policy, workload=Workload(1, 1, 1.0, Fixed(10)), steps=1, warmup=0))
-    with pytest.raises(AssertionError, match="drop_stalest"):
+    with pytest.raises(NotImplementedError, match="drop_stalest"):
         CompactBuffer(policy).push(SimulatedGroup(0, 0, [1.0], 10, 10))
 
 

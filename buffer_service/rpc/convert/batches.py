@@ -3,15 +3,11 @@
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
+from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import batches_pb2 as pb
 
-_MODES = {
-    pb.RESUME_MODE_UNSPECIFIED: ops.ResumeMode.REPLAY,
-    pb.RESUME_MODE_REPLAY: ops.ResumeMode.REPLAY,
-    pb.RESUME_MODE_REQUEUE: ops.ResumeMode.REQUEUE,
-    pb.RESUME_MODE_DISCARD: ops.ResumeMode.DISCARD,
-}
+_MODES = {pb.RESUME_MODE_UNSPECIFIED: ops.ResumeMode.REPLAY, **members(pb.ResumeMode, ops.ResumeMode)}
 
 
 def pull(request: pb.PullBatchRequest) -> ops.Pull:

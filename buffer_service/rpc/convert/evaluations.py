@@ -6,22 +6,15 @@ from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields, groups, tasks
 from buffer_wire import limits
+from buffer_wire.enums import numbers
 from buffer_wire.errors import InvalidField
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 
-_OUTCOMES = {
-    ev.EvaluationOutcome.ACCEPTED: pb.EVALUATION_OUTCOME_ACCEPTED,
-    ev.EvaluationOutcome.DUPLICATE: pb.EVALUATION_OUTCOME_DUPLICATE,
-    ev.EvaluationOutcome.CLOSED: pb.EVALUATION_OUTCOME_CLOSED,
-    ev.EvaluationOutcome.PENDING: pb.EVALUATION_OUTCOME_PENDING,
-    ev.EvaluationOutcome.FAILED: pb.EVALUATION_OUTCOME_FAILED,
-}
-_KINDS = {
-    tasks_pb2.RETURN_KIND_INTERRUPTED: ev.FinishKind.INTERRUPTED,
-    tasks_pb2.RETURN_KIND_FAILED: ev.FinishKind.FAILED,
-}
+_OUTCOMES = numbers(pb.EvaluationOutcome, ev.EvaluationOutcome)
+_RETURNED = numbers(tasks_pb2.ReturnKind, (ev.FinishKind.INTERRUPTED, ev.FinishKind.FAILED))
+_KINDS = {number: kind for kind, number in _RETURNED.items()}
 
 # ── the trainer's side ───────────────────────────────────────────────────────
 

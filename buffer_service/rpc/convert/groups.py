@@ -14,6 +14,7 @@ from buffer_service.domain.window import MOST, MOST_BEHIND
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
+from buffer_wire.enums import numbers
 from buffer_wire.errors import InvalidField, RolloutBufferError, UnknownLease
 from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
@@ -21,13 +22,11 @@ from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
 
-_OUTCOMES = {
-    ops.PushKind.QUEUED: pb.PUSH_OUTCOME_QUEUED,
-    ops.PushKind.DUPLICATE: pb.PUSH_OUTCOME_DUPLICATE,
-    ops.PushKind.CLOSED: pb.PUSH_OUTCOME_CLOSED,
-    ops.PushKind.REJECTED_FULL: pb.PUSH_OUTCOME_REJECTED_FULL,
-    ops.PushKind.FILTERED: pb.PUSH_OUTCOME_FILTERED,
-}
+_FINAL = (
+    *(ops.PushKind.QUEUED, ops.PushKind.DUPLICATE, ops.PushKind.CLOSED),
+    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED),
+)
+_OUTCOMES = numbers(pb.PushOutcome, _FINAL)
 
 
 def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:

@@ -12,6 +12,7 @@ from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, read_varint
 from buffer_wire.codec import fields as wire_fields
+from buffer_wire.enums import members, numbers
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import inspect_pb2 as pb
 
@@ -19,27 +20,10 @@ MAX_PAGE, USUAL_PAGE = 256, 100
 MAX_NAMED, USUAL_NAMED = 100, 20
 MAX_TOKENS, USUAL_TOKENS = 65_536, 1_024
 
-_SETS = {
-    pb.TASK_SET_PENDING: ins.TaskSet.PENDING,
-    pb.TASK_SET_LEASED: ins.TaskSet.LEASED,
-    pb.TASK_SET_ENDED: ins.TaskSet.ENDED,
-}
-_STATES = {
-    TaskState.PENDING: pb.TASK_STATE_PENDING,
-    TaskState.LEASED: pb.TASK_STATE_LEASED,
-    TaskState.COMPLETED: pb.TASK_STATE_COMPLETED,
-    TaskState.FAILED: pb.TASK_STATE_FAILED,
-    TaskState.CANCELLED: pb.TASK_STATE_CANCELLED,
-}
-_PLACES = {
-    ins.Place.UNKNOWN: pb.GROUP_PLACE_UNSPECIFIED,
-    ins.Place.QUEUED: pb.GROUP_PLACE_QUEUED,
-    ins.Place.FORMING: pb.GROUP_PLACE_FORMING,
-    ins.Place.DELIVERED: pb.GROUP_PLACE_DELIVERED,
-    ins.Place.TRAINED: pb.GROUP_PLACE_TRAINED,
-    ins.Place.IN_STEP: pb.GROUP_PLACE_IN_STEP,
-    ins.Place.ENDED: pb.GROUP_PLACE_ENDED,
-}
+_SETS = members(pb.TaskSet, ins.TaskSet)
+_STATES = numbers(pb.TaskState, TaskState)
+_PLACES = {ins.Place.UNKNOWN: pb.GROUP_PLACE_UNSPECIFIED}
+_PLACES |= numbers(pb.GroupPlace, [place for place in ins.Place if place])
 _TASK_ID, _LEASE_ID, _ENVIRONMENT, _WORKER_ID = 1, 3, 4, 8
 """Fields of GroupHeader."""
 _RULES = {

@@ -5,14 +5,11 @@ import re
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import weights_pb2 as pb
 
-_PHASES = {
-    pb.PLAN_PHASE_PREPARE: "PREPARE",
-    pb.PLAN_PHASE_BROADCAST: "BROADCAST",
-    pb.PLAN_PHASE_ABANDONED: "ABANDONED",
-}
+_PHASES = words(pb.PlanPhase)
 _BACKENDS = ("gloo", "nccl")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _U32 = (1 << 32) - 1
@@ -27,8 +24,8 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     if plan.version.epoch != epoch:
         raise InvalidField("plan.version.epoch", plan.version.epoch, f"{epoch}, the epoch of the request")
     version = fields.number(plan.version.version, "plan.version.version", 1, limits.MAX_VERSION)
-    if plan.phase not in _PHASES:
-        raise InvalidField("plan.phase", plan.phase, f"one of {', '.join(_PHASES.values())}")
+    if plan.phase not in _PHASES.values():
+        raise InvalidField("plan.phase", plan.phase, f"one of {', '.join(_PHASES).upper()}")
     fields.number(plan.membership, "plan.membership", 1, limits.MAX_INTEGER)
     fields.line(plan.master_address, "plan.master_address", 1, 256)
     fields.number(plan.master_port, "plan.master_port", 1, 65_535)

@@ -8,44 +8,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from buffer_service.domain.policy import (
-    NO_REWARD_BOUND,
-    UNSET,
-    EnvironmentRule,
-    Order,
-    OverflowAction,
-    RunPolicy,
-    StaleAction,
-    StalenessMeasure,
-)
+from buffer_service.domain.policy import ENUMS, NO_REWARD_BOUND, UNSET, EnvironmentRule, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.rpc.convert import fields
+from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from rollout_buffer.v1 import runs_pb2 as pb
 
 _ENUMS: Mapping[str, Mapping[int, StrEnum]] = {
-    "overflow_action": {
-        pb.OVERFLOW_ACTION_DROP_OLDEST: OverflowAction.DROP_OLDEST,
-        pb.OVERFLOW_ACTION_BLOCK: OverflowAction.BLOCK,
-        pb.OVERFLOW_ACTION_REJECT: OverflowAction.REJECT,
-    },
-    "stale_action": {
-        pb.STALE_ACTION_DROP: StaleAction.DROP,
-        pb.STALE_ACTION_RECYCLE: StaleAction.RECYCLE,
-    },
-    "staleness_measure": {
-        pb.STALENESS_MEASURE_HEAD: StalenessMeasure.HEAD,
-        pb.STALENESS_MEASURE_MEAN: StalenessMeasure.MEAN,
-        pb.STALENESS_MEASURE_TAIL: StalenessMeasure.TAIL,
-    },
-    "order": {
-        pb.ORDER_FIFO: Order.FIFO,
-        pb.ORDER_LIFO: Order.LIFO,
-        pb.ORDER_STALEST_FIRST: Order.STALEST_FIRST,
-        pb.ORDER_PRIORITY: Order.PRIORITY,
-    },
+    field: members(getattr(pb, kind.__name__), kind) for field, kind in ENUMS.items()
 }
-_TO_ENUMS = {field: {value: number for number, value in names.items()} for field, names in _ENUMS.items()}
+_TO_ENUMS = {field: {value: number for number, value in values.items()} for field, values in _ENUMS.items()}
 
 _OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
 _CHANGEABLE = frozenset(pb.RunPolicy.DESCRIPTOR.fields_by_name) - {"preset"}

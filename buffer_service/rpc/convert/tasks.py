@@ -7,35 +7,16 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import continuation_facts
 from buffer_wire import layout, limits
+from buffer_wire.enums import members, numbers
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import tasks_pb2 as pb
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-LEASE_WAITS = {
-    None: pb.LEASE_WAIT_UNSPECIFIED,
-    ops.LeaseWait.NO_TASKS: pb.LEASE_WAIT_NO_TASKS,
-    ops.LeaseWait.AT_CAPACITY: pb.LEASE_WAIT_AT_CAPACITY,
-    ops.LeaseWait.ENGINE_STALE: pb.LEASE_WAIT_ENGINE_STALE,
-    ops.LeaseWait.PAUSED: pb.LEASE_WAIT_PAUSED,
-    ops.LeaseWait.BACKING_OFF: pb.LEASE_WAIT_BACKING_OFF,
-    ops.LeaseWait.QUARANTINED: pb.LEASE_WAIT_QUARANTINED,
-    ops.LeaseWait.DRAINING: pb.LEASE_WAIT_DRAINING,
-}
-LEASE_STATES = {
-    ops.LeaseState.LIVE: pb.LEASE_STATE_LIVE,
-    ops.LeaseState.LOST: pb.LEASE_STATE_LOST,
-    ops.LeaseState.CANCELLED: pb.LEASE_STATE_CANCELLED,
-}
-_KINDS = {
-    pb.RETURN_KIND_INTERRUPTED: ops.ReturnKind.INTERRUPTED,
-    pb.RETURN_KIND_FAILED: ops.ReturnKind.FAILED,
-}
-_OUTCOMES = {
-    ops.ReturnOutcome.PENDING: pb.RETURN_OUTCOME_PENDING,
-    ops.ReturnOutcome.FAILED: pb.RETURN_OUTCOME_FAILED,
-    ops.ReturnOutcome.LOST: pb.RETURN_OUTCOME_LOST,
-}
+LEASE_WAITS = {None: pb.LEASE_WAIT_UNSPECIFIED} | numbers(pb.LeaseWait, ops.LeaseWait)
+LEASE_STATES = numbers(pb.LeaseState, ops.LeaseState)
+_KINDS = members(pb.ReturnKind, ops.ReturnKind)
+_OUTCOMES = numbers(pb.ReturnOutcome, ops.ReturnOutcome)
 
 # ── submit ───────────────────────────────────────────────────────────────────
 

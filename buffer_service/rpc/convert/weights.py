@@ -6,18 +6,13 @@ from buffer_service.domain import ops
 from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import weights_pb2 as pb
 
-_STATES = {
-    pb.ENGINE_STATE_STARTING: "starting",
-    pb.ENGINE_STATE_READY: "ready",
-    pb.ENGINE_STATE_LOADING: "loading",
-    pb.ENGINE_STATE_QUARANTINED: "quarantined",
-    pb.ENGINE_STATE_STOPPED: "stopped",
-}
-_TO_STATES = {name: state for state, name in _STATES.items()}
+_TO_STATES = words(pb.EngineState)
+_STATES = {number: word for word, number in _TO_STATES.items()}
 _HTTP = ("http://", "https://")
 _SCHEMES = ("/", "file:///", *_HTTP)
 _URL_CHARS = 4_096

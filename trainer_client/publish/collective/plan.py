@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from buffer_wire.enums import words
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import weights_pb2 as pb
 from trainer_client.state import WeightVersion
 
 Phase: TypeAlias = Literal["prepare", "broadcast", "abandoned"]
-_PHASES = {
-    "prepare": pb.PLAN_PHASE_PREPARE,
-    "broadcast": pb.PLAN_PHASE_BROADCAST,
-    "abandoned": pb.PLAN_PHASE_ABANDONED,
-}
+_PHASES = words(pb.PlanPhase)
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
