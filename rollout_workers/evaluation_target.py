@@ -30,10 +30,3 @@ class EvaluationTarget(WeightWatcher):
             self.messages += 1
             self.changes.notify()
         await slot.changes.until(lambda: slot.leasable and slot.loaded == target.version, _LOOK_S)
-
-    async def give_places(self, slot: EngineSlot) -> None:
-        """Give the loader every place that it asks for, until cancelled."""
-        while True:
-            await slot.changes.until(lambda: slot.wants_load and not slot.may_load)
-            slot.may_load = True
-            slot.changes.notify()

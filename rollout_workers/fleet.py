@@ -13,6 +13,7 @@ import structlog
 
 from buffer_wire.errors import RolloutBufferError
 from rollout_workers.drivers import Driver
+from rollout_workers.engine_state import Event
 from rollout_workers.engines import EngineHost
 from rollout_workers.keeper import LeaseKeeper
 from rollout_workers.reporter import report_all
@@ -77,7 +78,7 @@ class Fleet:
         del self._tasks[seat]
         self._closing.discard(seat)
         on_gone()
-        seat.slot.stopped = True
+        seat.slot.move(Event.STOPPED)
         if not seat.is_reported:
             await seat.host.close()
             return

@@ -18,6 +18,7 @@ import structlog
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineError, EngineTimeout
 from rollout_workers.engine.types import SampleRequest
+from rollout_workers.engine_state import Event
 from rollout_workers.engines import EngineHost
 from rollout_workers.errors import EnginesLost
 from rollout_workers.service import WaitLog
@@ -45,6 +46,7 @@ class EngineGuard:
         self._host = host
         self._all_slots = all_slots
         self._timeout_s = timeout_s
+        self._doubts_seen = 0
         self._back_at = float("-inf")
         self._short_lives = _SHORT_LIVES.delays()
         """Waits before the next restart of an engine that was lost soon after the last one."""
@@ -54,8 +56,8 @@ class EngineGuard:
         slot = self._slot
         while True:
             pause_s = min(PROBE_S, slot.breaker.trial_in_s)
-            await slot.changes.until(lambda: slot.suspect or slot.doubted, timeout_s=pause_s)
-            slot.doubted = False
+            await slot.changes.until(lambda: slot.suspect or slot.doubts != self._doubts_seen, timeout_s=pause_s)
+            self._doubts_seen = slot.doubts
             if self._host.ended:
                 await self._reconnect(await asyncio.to_thread(lambda: self._host.why_ended))
             elif slot.loading:
@@ -63,8 +65,7 @@ class EngineGuard:
                 await slot.changes.until(lambda: not slot.loading, timeout_s=1.0)
             elif await self._answers() and await self._is_the_same():
                 if slot.suspect:
-                    slot.suspect = False
-                    slot.changes.notify()
+                    slot.move(Event.ANSWERED)
                 if slot.breaker.trial_in_s == 0:
                     await self._try_out()
             elif not slot.loading:
@@ -109,8 +110,7 @@ class EngineGuard:
 
     async def _reconnect(self, why: str) -> None:
         slot, began, delays = self._slot, time.monotonic(), _BACKOFF.delays()
-        slot.reachable, slot.current = False, False
-        slot.changes.notify()
+        slot.move(Event.LOST)
         _log.error("engine lost", engine=slot.engine_id, address=slot.info.address, why=why)
         log = WaitLog(f"reach engine {slot.engine_id}")
         slot.last_error, slot.errors = why, slot.errors + 1
@@ -135,6 +135,5 @@ class EngineGuard:
                 raise EnginesLost(f"no engine was reachable for {self._timeout_s:g} s; last error: {slot.last_error}")
             await asyncio.sleep(next(delays))
         self._back_at = time.monotonic()
-        slot.reachable, slot.suspect, slot.loading, slot.broken = True, False, False, False
-        slot.changes.notify()
+        slot.move(Event.BACK)
         _log.info("engine is back", engine=slot.engine_id, after_s=round(time.monotonic() - began, 1))

@@ -1,8 +1,8 @@
 """Tells the service where the engines stand: after every change, and once in a while without one.
 
 Changes that come while a report is under way are sent together afterwards; the newest state is what counts. Reports
-also carry the loader's wish for a place among the engines that are out of service, and bring the answer; and they say
-what the engine has decoded, for which none is sent.
+also carry the wish for a permit to load, and bring the answer (weights/permits.py); and they say what the engine has
+decoded, for which none is sent.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.service import ServiceClient
 from rollout_workers.slot import EngineSlot
+from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.watcher import WeightWatcher
 
 REFRESH_S = 30.0
@@ -25,8 +26,11 @@ ASK_AGAIN_S = (0.7, 1.5)
 class Reporter:
     """Reports one engine. `watcher`: what it hears may mean that there is a place again."""
 
-    def __init__(self, slot: EngineSlot, service: ServiceClient, watcher: WeightWatcher, worker_id: str) -> None:
+    def __init__(
+        self, slot: EngineSlot, service: ServiceClient, watcher: WeightWatcher, permits: Permits, worker_id: str
+    ) -> None:
         self._slot = slot
+        self._permits = permits
         self._service = service
         self._watcher = watcher
         self._worker_id = worker_id
@@ -39,24 +43,21 @@ class Reporter:
         slot = self._slot
         while True:
             self._heard = self._watcher.messages
-            self._sent, self._sent_wish = slot.report(self._worker_id), slot.wants_load
+            self._sent, self._sent_wish = slot.report(self._worker_id), self._permits.wanted
             reply = await self._service.report(slot.full_report(self._worker_id), wants_load=self._sent_wish)
-            may_load = self._sent_wish and slot.wants_load and reply.may_load
-            if may_load != slot.may_load:
-                slot.may_load = may_load
-                slot.changes.notify()
+            self._permits.answered(granted=self._sent_wish and reply.may_load)
             await until_any(self._is_news, slot.changes, self._watcher.changes, timeout_s=self._pause_s())
 
     def _pause_s(self) -> float:
-        if not self._slot.wants_load:
+        if not self._permits.wanted:
             return REFRESH_S
-        return KEEP_PLACE_S if self._slot.may_load else random.uniform(*ASK_AGAIN_S)  # noqa: S311 - spreads load
+        return KEEP_PLACE_S if self._permits.granted else random.uniform(*ASK_AGAIN_S)  # noqa: S311 - spreads load
 
     def _is_news(self) -> bool:
-        waits = self._slot.wants_load and not self._slot.may_load
+        waits = self._permits.wanted and not self._permits.granted
         if waits and self._watcher.messages != self._heard:
             return True
-        return self._slot.wants_load != self._sent_wish or self._slot.report(self._worker_id) != self._sent
+        return self._permits.wanted != self._sent_wish or self._slot.report(self._worker_id) != self._sent
 
 
 async def report_all(slots: Sequence[EngineSlot], service: ServiceClient, worker_id: str, *, timeout_s: float) -> None:

@@ -1,13 +1,12 @@
-"""One engine as the worker's parts share it: what it has loaded, whether it may be given work, what it is reported as.
+"""One engine as the worker's parts share it: its state, its meters, and what is reported of both.
 
-Invariants: `loaded` is what the engine itself last confirmed; an engine gets leases only when it is reachable, was
-brought to a published version since it was last connected, and is neither quarantined nor unfit; weights that were
-received and never published do not count as loaded. Written by the loader and the guard, read by everybody else.
+Invariants: the state changes by `move` alone, along the table of engine_state.py; an engine gets leases only when it
+is reachable, was brought to a published version since it was last connected, and is neither quarantined nor unfit.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import structlog
 
@@ -19,11 +18,21 @@ from rollout_workers.counters import describe
 from rollout_workers.decoding import DecodeMeter
 from rollout_workers.engine.errors import EngineError, EngineUnfit
 from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
+from rollout_workers.engine_state import (
+    EngineState,
+    Event,
+    Facts,
+    Fitness,
+    Link,
+    Pause,
+    Reported,
+    Supply,
+    Trust,
+    Weights,
+)
 from rollout_workers.loads import LoadView
 from rollout_workers.reload_phases import PhaseMeter
 from rollout_workers.versions import BASE, Version
-
-State = weights_pb2.EngineState
 
 _log = structlog.get_logger()
 
@@ -58,31 +67,8 @@ class EngineSlot:
         self.base_model = base_model
         """What holds version 0, as the engine would load it; None when nobody knows."""
         self.changes = Changes()
-        self.loaded: Version = BASE
-        self.base: Version = BASE
-        """The version 0 that the weights it started with count as: of the epoch that published it last."""
-        self.current = False
-        """True once this worker has seen the engine at a published version, until the engine is lost."""
-        self.pristine = False
-        """True while the engine holds the weights it started with."""
-        self.reachable = True
-        self.loading = False
-        """True from before the pause until after the resume."""
-        self.broken = False
-        """True while the engine is paused because what it holds cannot be trusted."""
-        self.quarantined, self.stopped = False, False
-        self.unfit, self._said = "", set[str]()
-        """Why the engine cannot generate what the run asks for, until it is started anew; empty when it can."""
-        self.awaits_plan = False
-        """True while the published weights are not to be had for this engine, other than by a collective update."""
-        self.membership = 0
-        """The process group that the engine belongs to; 0: none."""
-        self.prepared: Version | None = None
-        """The planned version for which the engine is paused and ready to receive."""
-        self.wants_load = False
-        """True while the loader asks for a place among the engines that are out of service, or has one."""
-        self.may_load = False
-        """True when the service has given it one."""
+        self._at = EngineState()
+        self._said = set[str]()
         self.hold: SwapHold | None = None
         """Waited for before the engine is paused for new weights."""
         self.weights_url = ""
@@ -99,10 +85,8 @@ class EngineSlot:
         self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
         self.engine = engine
         self.load = LoadView()
-        self.suspect = False
-        """True from an error that may mean that the engine is gone until the guard has heard from it."""
-        self.doubted = False
-        """True from an answer that breaks the engine's contract until the guard looks whether it is still the same."""
+        self.doubts = 0
+        """Answers that broke the engine's contract: the guard looks whether it is still the same."""
 
     @property
     def engine(self) -> Engine:
@@ -114,22 +98,87 @@ class EngineSlot:
         self._engine = engine
         engine.on_decoding = self.decoding.changed
 
+    # ── where it is ──────────────────────────────────────────────────────────
+
+    def move(self, event: Event, **facts: Unpack[Facts]) -> None:
+        """Take the engine to the state that the event leads to; the only way to another."""
+        self._at = self._at.after(event, **facts)
+        self.changes.notify()
+
+    @property
+    def state(self) -> "Reported.ValueType":
+        """As it is reported."""
+        return self._at.reported(works=self.leasable)
+
     @property
     def leasable(self) -> bool:
         """True when the engine may be given new work."""
-        unfit = self.suspect or self.quarantined or self.unfit or self.stopped or self.breaker.is_open
-        return self.reachable and self.current and not unfit
+        return self._at.is_sound and not self.breaker.is_open
 
     @property
-    def state(self) -> "State.ValueType":
-        """As it is reported."""
-        if self.stopped:
-            return weights_pb2.ENGINE_STATE_STOPPED
-        if self.quarantined or self.unfit:
-            return weights_pb2.ENGINE_STATE_QUARANTINED
-        if self.reachable and (self.loading or (self.awaits_plan and not self.current)):
-            return weights_pb2.ENGINE_STATE_LOADING
-        return weights_pb2.ENGINE_STATE_READY if self.leasable else weights_pb2.ENGINE_STATE_STARTING
+    def reachable(self) -> bool:
+        """True until the engine is lost."""
+        return self._at.link is not Link.LOST
+
+    @property
+    def suspect(self) -> bool:
+        """True from an error that may mean that the engine is gone until the guard has heard from it."""
+        return self._at.link is Link.SUSPECT
+
+    @property
+    def current(self) -> bool:
+        """True once this worker has seen the engine at a published version, until the engine is lost."""
+        return self._at.is_published
+
+    @property
+    def pristine(self) -> bool:
+        """True while the engine holds the weights it started with."""
+        return self._at.weights in {Weights.OWN, Weights.BASE}
+
+    @property
+    def loading(self) -> bool:
+        """True from before the pause until after the resume."""
+        return self._at.pause is not Pause.RUNS
+
+    @property
+    def broken(self) -> bool:
+        """True while the engine is paused because what it holds cannot be trusted."""
+        return self._at.pause is Pause.SPOILED
+
+    @property
+    def awaits_plan(self) -> bool:
+        """True while the published weights are not to be had for this engine, other than by a collective update."""
+        return self._at.supply is Supply.BROADCAST_ONLY
+
+    @property
+    def quarantined(self) -> bool:
+        """True from when it took no new weights in time until it rejoins."""
+        return self._at.trust is Trust.QUARANTINED
+
+    @property
+    def unfit(self) -> bool:
+        """True when the engine cannot generate what the run asks for, until it is started anew."""
+        return self._at.fitness is Fitness.UNFIT
+
+    @property
+    def loaded(self) -> Version:
+        """What the engine itself last confirmed."""
+        return self._at.loaded
+
+    @property
+    def base(self) -> Version:
+        """The version 0 that the weights it started with count as."""
+        return self._at.base
+
+    @property
+    def membership(self) -> int:
+        """The process group that the engine belongs to; 0: none."""
+        return self._at.membership
+
+    @property
+    def prepared(self) -> Version | None:
+        """The planned version for which the engine is paused and ready to receive."""
+        return self._at.prepared
 
     def version_of(self, label: str) -> Version:
         """The version of an engine's label; a label that no worker gave means the weights it started with."""
@@ -141,15 +190,16 @@ class EngineSlot:
         failures = self.breaker.failures
         cut_off = f"no work after {failures} failed calls in a row, the last: " if self.breaker.is_open else ""
         self.last_error = cut_off + describe(error)
-        self.suspect = self.suspect or suspect
-        self.doubted = self.doubted or doubted
+        self.doubts += doubted
+        if suspect:
+            self.move(Event.SUSPECTED)
         self.changes.notify()
 
     def take_out(self, why: str) -> None:
         """Have no more work done here: every task like the present one would fail."""
         if not self.unfit:
             _log.error("engine unfit", engine=self.engine_id, address=self.info.address, why=why)
-            self.unfit = why
+            self.move(Event.UNFIT)
             self.failed(EngineUnfit(self.info.address, why))
 
     def say_once(self, what: str) -> None:
@@ -157,12 +207,6 @@ class EngineSlot:
         if what not in self._said:
             self._said.add(what)
             _log.warning("engine", engine=self.engine_id, address=self.info.address, notice=what)
-
-    def ask_for_place(self, *, wanted: bool) -> None:
-        """Ask the service, by way of the reporter, to be out of service; or say that it is over."""
-        if wanted != self.wants_load:
-            self.wants_load, self.may_load = wanted, False
-            self.changes.notify()
 
     async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
         """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
@@ -197,15 +241,20 @@ class EngineSlot:
         """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
         label = await self.engine.loaded_version()
         known = Version.parse(label)
-        self.loaded, self.base = known or BASE, BASE
         # A label in our form says that somebody updated the engine, not from which run: it is loaded once more.
-        self.pristine = known is None
-        self.current = False
-        self.membership, self.prepared = 0, None
-        self.unfit = ""
+        event = Event.CONNECTED_OWN if known is None else Event.CONNECTED_OTHER
+        self.move(event, loaded=known or BASE, base=BASE, membership=0, prepared=None)
         for notice in self.info.notices:
             _log.warning("engine connected", engine=self.engine_id, address=self.info.address, notice=notice)
-        self.changes.notify()
+
+    def adopt(self, version: Version) -> None:
+        """The engine holds this published version."""
+        self.move(Event.ADOPTED, loaded=version, base=version if self.pristine else self.base)
+
+    def reloaded(self, began: float) -> None:
+        """Count a load that succeeded, of which the part out of service `began` then."""
+        self.reloads += 1
+        self.last_reload_ms = round((time.monotonic() - began) * 1000)
 
     def report(self, worker_id: str) -> weights_pb2.EngineReport:
         """The engine as a message, without what it has decoded."""

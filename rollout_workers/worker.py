@@ -22,6 +22,7 @@ from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.drivers import Driver, Together
 from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine_state import Event
 from rollout_workers.engines import EngineHost, RemoteHost, hosts_of, open_engines, open_slot
 from rollout_workers.evaluation_target import EvaluationTarget
 from rollout_workers.evaluator import Evaluator
@@ -42,6 +43,7 @@ from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.peers import ReportedPeers
+from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.server import server_of
 from rollout_workers.weights.watcher import WeightWatcher
 from rollout_workers.work import Stage, Tools
@@ -236,16 +238,18 @@ class Worker:
             slot.hold = evaluator = self._evaluator(shared, slot, on_change=dispatcher.look_again)
             driver = Together(dispatcher, evaluator)
         self._drivers.append(driver)
+        permits = Permits(slot, shared.watcher)
         loader = WeightLoader(
             slot,
             shared.watcher,
             shared.fetcher,
+            permits,
             pause_mode=PauseMode(options.pause_mode),
             timeout_s=options.reload_timeout_s,
             weightless=options.simulated is not None,
         )
         guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
-        reporter = Reporter(slot, shared.service, shared.watcher, options.worker_id)
+        reporter = Reporter(slot, shared.service, shared.watcher, permits, options.worker_id)
         return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run()])
 
     def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
@@ -257,13 +261,13 @@ class Worker:
             slot,
             target,
             shared.fetcher,
+            Permits(slot, target, unlimited=True),
             pause_mode=PauseMode(options.pause_mode),
             timeout_s=options.reload_timeout_s,
             weightless=options.simulated is not None,
         )
         guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
-        parts = [target.give_places(slot), loader.run(), guard.run()]
-        return Seat(slot, host, evaluator.keeper, evaluator, parts, is_reported=False)
+        return Seat(slot, host, evaluator.keeper, evaluator, [loader.run(), guard.run()], is_reported=False)
 
     def _evaluator(
         self,
@@ -349,7 +353,7 @@ class Worker:
 
     async def _say_stopped(self, service: ServiceClient) -> None:
         for slot in self.slots:
-            slot.stopped = True
+            slot.move(Event.STOPPED)
         if self.options.evaluations == "only":
             return
         try:

@@ -19,7 +19,9 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import GroupPlace, PauseMode
+from rollout_workers.engine_state import Event
 from rollout_workers.slot import EngineSlot
+from rollout_workers.versions import Version
 from rollout_workers.weights.plans import Phase, Plan
 from rollout_workers.weights.watcher import WeightWatcher
 
@@ -82,7 +84,7 @@ class PlanFollower:
     async def follow(self, plan: Plan) -> None:
         """Take part until the plan has ended, one way or the other. Raises nothing of the engine's."""
         slot = self._slot
-        before, pristine, trusted = slot.loaded, slot.pristine, not slot.broken
+        before, trusted = slot.loaded, not slot.broken
         standing, received, began = Standing.PREPARE, False, time.monotonic()
         try:
             if await self._released(plan):
@@ -99,7 +101,7 @@ class PlanFollower:
         except EngineError as error:
             kept = isinstance(error, EngineLoadFailed) and error.weights == "kept"
             if received and kept:
-                received, trusted, slot.pristine = False, not slot.broken, pristine
+                received, trusted = False, not slot.broken
             slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
             _log.warning("collective update failed", engine=slot.engine_id, version=str(plan.version), error=str(error))
             standing = Standing.LOST
@@ -108,12 +110,11 @@ class PlanFollower:
             raise
         finally:
             self._ended = plan
-            slot.prepared = None
+            slot.move(Event.PLAN_ENDED, prepared=None)
         if standing is Standing.PUBLISHED and received:
             await self._go_on(plan, began)
         else:
-            slot.loaded = before
-            await self._step_back(plan, standing, received=received, trusted=trusted)
+            await self._step_back(plan, standing, before, received=received, trusted=trusted)
 
     def _standing(self, plan: Plan) -> Standing:
         latest, now, slot = self._watcher.latest, self._watcher.plan, self._slot
@@ -178,17 +179,14 @@ class PlanFollower:
             self._joined = place
             with slot.phases.during(weights_pb2.RELOAD_PHASE_JOIN):
                 await slot.engine.join_group(place, deadline_s=plan.timeout_s + SLACK_S)
-            slot.membership = plan.membership
-        slot.loading = True
-        slot.changes.notify()
+            slot.move(Event.JOINED, membership=plan.membership)
+        slot.move(Event.PAUSING)
         with slot.phases.during(weights_pb2.RELOAD_PHASE_PAUSE):
             await slot.engine.pause(self._pause_mode)
-        slot.prepared = plan.version
-        slot.changes.notify()
+        slot.move(Event.PREPARED, prepared=plan.version)
 
     async def _receive(self, plan: Plan) -> None:
         slot = self._slot
-        slot.pristine = False
         with slot.phases.during(weights_pb2.RELOAD_PHASE_LOAD):
             await slot.engine.receive(
                 plan.tensors,
@@ -196,33 +194,33 @@ class PlanFollower:
                 version_label=plan.version.label,
                 deadline_s=plan.timeout_s + SLACK_S,
             )
-        slot.loaded = plan.version
-        slot.changes.notify()
+        slot.move(Event.OVERWRITTEN, loaded=plan.version)
 
     async def _go_on(self, plan: Plan, began: float) -> None:
         slot = self._slot
-        slot.loaded, slot.current, slot.quarantined = plan.version, True, False
-        slot.broken = False
+        slot.move(Event.WHOLE)
+        slot.move(Event.REJOINED)
+        slot.adopt(plan.version)
         with slot.phases.during(weights_pb2.RELOAD_PHASE_RESUME):
             await self._insist("resuming", slot.engine.resume)
-        slot.loading = False
-        slot.reloads += 1
-        slot.last_reload_ms = round((time.monotonic() - began) * 1000)
-        slot.changes.notify()
+        slot.reloaded(began)
+        slot.move(Event.RESUMED)
         _log.info("received", engine=slot.engine_id, version=plan.version.label, reload_ms=slot.last_reload_ms)
 
-    async def _step_back(self, plan: Plan, standing: Standing, *, received: bool, trusted: bool) -> None:
+    async def _step_back(
+        self, plan: Plan, standing: Standing, before: Version, *, received: bool, trusted: bool
+    ) -> None:
         """Out of the group, and on with the old weights; without them the loader has to find published ones."""
         slot = self._slot
-        slot.broken = not trusted
+        if not trusted:
+            slot.move(Event.SPOILED)
         if received:
-            slot.current = False
+            slot.move(Event.DISOWNED, loaded=before)
             slot.last_error = f"received {plan.version}, which {standing.value} and is not published in this form"
         _log.info("collective update ends", engine=slot.engine_id, version=plan.version.label, why=standing.value)
         now = self._watcher.plan
         if not (standing is Standing.REPLACED and now is not None and now.membership == plan.membership):
-            slot.membership = 0
-        slot.changes.notify()
+            slot.move(Event.LEFT, membership=0)
 
         async def be_free() -> None:
             if slot.membership == 0:
@@ -231,8 +229,7 @@ class PlanFollower:
                 await slot.engine.resume()
 
         await self._insist("leaving the process group", be_free)
-        slot.loading = slot.broken
-        slot.changes.notify()
+        slot.move(Event.RESUMED)
 
     async def _insist(self, doing: str, call: Callable[[], Awaitable[None]]) -> None:
         """Until it works: an engine that is stuck in a group answers when the group's other members are gone."""
@@ -251,10 +248,11 @@ class PlanFollower:
         else:
             return
         if slot.quarantined and not slot.broken:
-            slot.quarantined = False
+            slot.move(Event.REJOINED)
 
     async def _leave_group(self) -> None:
-        self._slot.membership = 0
+        if self._slot.membership:
+            self._slot.move(Event.LEFT, membership=0)
         if self._joined is not None:
             await self._slot.engine.leave_group(self._joined.group_name)
             self._joined = None

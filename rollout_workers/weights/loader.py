@@ -21,12 +21,13 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine_state import Event
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
-from rollout_workers.service import WaitLog
 from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.collective import PlanFollower
 from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.swap import swap
 from rollout_workers.weights.watcher import Published, WeightWatcher
 
@@ -45,6 +46,7 @@ class WeightLoader:
         slot: EngineSlot,
         watcher: WeightWatcher,
         fetcher: WeightFetcher,
+        permits: Permits,
         *,
         pause_mode: PauseMode,
         timeout_s: float,
@@ -53,6 +55,7 @@ class WeightLoader:
         self._slot = slot
         self._watcher = watcher
         self._fetcher = fetcher
+        self._permits = permits
         self._pause_mode = pause_mode
         self._timeout_s = timeout_s
         self._weightless = weightless
@@ -68,7 +71,6 @@ class WeightLoader:
         self._outpaced = False
         """True when the last fetch took longer than publishes, or turns, are apart. Then what is fetched is loaded
         although something newer is out: the newest would never be there in time."""
-        self._places = WaitLog(f"take {slot.engine_id} out of service for a load")
 
     async def run(self) -> None:
         """Load whatever is published, and follow what is planned, until cancelled."""
@@ -134,7 +136,7 @@ class WeightLoader:
         slot, latest = self._slot, self._watcher.latest
         if not self._wait_has_changed() or latest is None:
             return
-        slot.awaits_plan = self._awaits_plan()
+        slot.move(Event.BROADCAST_ONLY if self._awaits_plan() else Event.SUPPLIED)
         if slot.awaits_plan:
             why = f"weights {latest.version} were broadcast without this engine and come without files"
             _log.info("behind", engine=slot.engine_id, loaded=slot.loaded.label, why=why)
@@ -155,7 +157,6 @@ class WeightLoader:
                 await self._until(lambda: not self._may_rejoin(), next(delays))
             else:
                 self._end_quarantine(slot.loaded)
-                slot.changes.notify()
 
     # --- from files -------------------------------------------------------------------------------------------
 
@@ -178,16 +179,16 @@ class WeightLoader:
                 slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
                 _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
                 self._failures += 1
-                slot.ask_for_place(wanted=False)
+                self._permits.leave()
                 with self._on_the_clock(target.version.label):  # The deadline does not wait for the next attempt.
                     await self._until(partial(self._is_overtaken, target), next(self._delays))
                 if slot.quarantined:
                     await self._free_requests()
-        slot.ask_for_place(wanted=False)
+        self._permits.leave()
 
     async def _bring_to(self, target: Published) -> None:
         """One attempt."""
-        slot, label, was_in_line = self._slot, target.version.label, self._slot.wants_load
+        slot, label, was_in_line = self._slot, target.version.label, self._permits.wanted
         with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
         if not fetched:
@@ -195,29 +196,24 @@ class WeightLoader:
         if path is None:
             self._adopt(target.version)
             return
-        superseded, lost_turn = self._watcher.latest != target, was_in_line and not slot.wants_load
+        superseded, lost_turn = self._watcher.latest != target, was_in_line and not self._permits.wanted
         was_outpaced, self._outpaced = self._outpaced, superseded or lost_turn
         if superseded and not was_outpaced:
             return
         asked = time.monotonic()
-        with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
-            may_swap = await self._may_swap(target)
-        began = time.monotonic()
-        self._due_at += began - asked  # That was others' time, whatever came of it.
-        if not may_swap:
-            return
-        slot.loading = True
-        slot.changes.notify()
-        try:
-            with self._on_the_clock(label):
-                await swap(slot, path, label, pause_mode=self._pause_mode, by_value=target.by_value)
-        finally:
-            slot.loading = slot.broken
-            slot.changes.notify()
-            slot.ask_for_place(wanted=False)
-        slot.reloads += 1
-        slot.last_reload_ms = round((time.monotonic() - began) * 1000)
-        slot.pristine = False
+        async with self._permits.load(partial(self._gives_way, target)) as permitted:
+            began = time.monotonic()
+            self._due_at += began - asked  # That was others' time, whatever came of it.
+            if not permitted:
+                return
+            slot.move(Event.PAUSING)
+            try:
+                with self._on_the_clock(label):
+                    await swap(slot, path, label, pause_mode=self._pause_mode, by_value=target.by_value)
+            finally:
+                slot.move(Event.RESUMED)
+        slot.reloaded(began)
+        slot.move(Event.OVERWRITTEN)
         if target.files is not None:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
@@ -248,7 +244,7 @@ class WeightLoader:
         """Newer weights that come while the engine waits for its turn do not cost it the turn, if they are fetched
         quickly: it would never come, where publishes follow each other faster than turns.
         """
-        alarm = asyncio.get_running_loop().call_later(_FETCH_IN_LINE_S, lambda: self._slot.ask_for_place(wanted=False))
+        alarm = asyncio.get_running_loop().call_later(_FETCH_IN_LINE_S, self._permits.leave)
         try:
             yield
         finally:
@@ -265,27 +261,6 @@ class WeightLoader:
             fetch.cancel()
             plan.cancel()
             await asyncio.gather(fetch, plan, return_exceptions=True)
-
-    async def _may_swap(self, target: Published) -> bool:
-        """Wait until nothing holds the weights and the service lets the engine go out of service; False when
-        something else came first.
-        """
-        slot = self._slot
-        while True:
-            if slot.hold is not None:
-                slot.ask_for_place(wanted=False)
-                await slot.hold.released()
-            if self._gives_way(target):
-                return False
-            if not slot.leasable:
-                return True  # It is out of service already.
-            slot.ask_for_place(wanted=True)
-            while not await self._until(lambda: slot.may_load or self._gives_way(target), 10.0):
-                self._places.say("other engines that load, and the run's max_unavailable_engines", "no place is free")
-            if self._gives_way(target):
-                return False
-            if slot.hold is None or not slot.hold.active:
-                return True
 
     async def _path_of(self, target: Published) -> Path | None:
         """What the engine is to load; None when it holds the version already."""
@@ -306,7 +281,7 @@ class WeightLoader:
         elif slot.broken:
             why = f"the engine may hold a mixture of {slot.loaded} and others; restart it with its worker"
         elif await slot.engine.loaded_version() == version.label:
-            slot.pristine = False  # Somebody else has written its weights.
+            slot.move(Event.OVERWRITTEN)  # By somebody else.
             return None
         else:
             why = f"the engine reports {slot.loaded}; waits on whoever writes its weights"
@@ -315,26 +290,21 @@ class WeightLoader:
     # --- what comes of it -------------------------------------------------------------------------------------
 
     def _adopt(self, version: Version) -> None:
-        slot = self._slot
         self._end_quarantine(version)
-        slot.loaded, slot.current = version, True
-        if slot.pristine:
-            slot.base = version
+        self._slot.adopt(version)
         self._begin_anew()
-        slot.changes.notify()
 
     def _end_quarantine(self, version: Version) -> None:
         slot = self._slot
         if slot.quarantined:
             _log.info("engine rejoins", engine=slot.engine_id, version=version.label)
-        slot.quarantined = False
+        slot.move(Event.REJOINED)
 
     def _quarantine(self) -> None:
         slot = self._slot
         if slot.quarantined:
             return
-        slot.quarantined = True
-        slot.changes.notify()
+        slot.move(Event.QUARANTINED)
         _log.error("engine quarantined", engine=slot.engine_id, error=slot.last_error)
 
     async def _free_requests(self) -> None:

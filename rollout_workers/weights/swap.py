@@ -10,6 +10,7 @@ from pathlib import Path
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed
 from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine_state import Event
 from rollout_workers.slot import EngineSlot
 
 _RESUME_S = 10.0
@@ -43,8 +44,7 @@ async def swap(slot: EngineSlot, path: Path, label: str, *, pause_mode: PauseMod
         trusted = True
     finally:
         # Also when cancelled: an engine that outlives this worker must not stay paused.
-        slot.broken = not trusted
-        slot.pristine = slot.pristine and trusted
+        slot.move(Event.WHOLE if trusted else Event.SPOILED)
         if trusted:
             with contextlib.suppress(EngineError, TimeoutError), slot.phases.during(weights_pb2.RELOAD_PHASE_RESUME):
                 async with asyncio.timeout(_RESUME_S):

@@ -15,6 +15,7 @@ from rollout_workers.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
+from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.watcher import WeightWatcher
 from tests.workers.building import weight_files
 from tests.workers.fake_service import FakeService
@@ -79,6 +80,7 @@ class Loading:
         slot: EngineSlot,
         watcher: WeightWatcher,
         fetcher: WeightFetcher,
+        permits: Permits,
     ) -> None:
         self.fake = fake
         self.tmp_path = tmp_path
@@ -86,6 +88,7 @@ class Loading:
         self.slot = slot
         self.watcher = watcher
         self.fetcher = fetcher
+        self.permits = permits
 
     def files(self, epoch: int, version: int) -> weights_pb2.FilesManifest:
         return weight_files(self.tmp_path / f"published-{epoch}.{version}", {"model": b"%d.%d" % (epoch, version)})
@@ -124,12 +127,13 @@ async def loading(
     await slot.refresh()
     watcher = WeightWatcher(service)
     fetcher = WeightFetcher(tmp_path / f"weights-{engine_id}", owner="w", keep=2)
-    loader = WeightLoader(slot, watcher, fetcher, pause_mode=pause_mode, timeout_s=timeout_s)
-    reporter = Reporter(slot, service, watcher, "w")
+    permits = Permits(slot, watcher)
+    loader = WeightLoader(slot, watcher, fetcher, permits, pause_mode=pause_mode, timeout_s=timeout_s)
+    reporter = Reporter(slot, service, watcher, permits, "w")
     parts = [asyncio.create_task(part.run()) for part in (watcher, loader, reporter)]
     try:
         async with asyncio.timeout(30):
-            yield Loading(fake, tmp_path, engine, slot, watcher, fetcher)
+            yield Loading(fake, tmp_path, engine, slot, watcher, fetcher, permits)
     finally:
         for part in parts:
             part.cancel()

@@ -50,7 +50,7 @@ class Scene:
         if self.task.messages:
             self.progress.prompt_ids = await self.prompts.token_ids(self.task)
         self.slot = EngineSlot("e", self.engine, await self.engine.info(), base_model=None)
-        self.slot.current, self.slot.loaded = True, Version(1, 0)
+        self.slot.adopt(Version(1, 0))
         return Episodes(
             self.progress,
             self.slot,

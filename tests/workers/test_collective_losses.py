@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollout_workers.engine.errors import EngineUnavailable
+from rollout_workers.engine_state import Event
 from tests.workers.building import time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
@@ -29,16 +30,14 @@ async def test_engine_that_was_started_anew_does_not_join_the_group_that_its_las
         await fake.publish(1, 1, broadcast_manifest(fallback=it.files(1, 1)))
         await it.until_loaded(1, 1)
         # As the guard does.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
+        it.slot.move(Event.LOST)
         await it.engine.die()
         await it.engine.revive()
         await it.slot.refresh()
         it.engine.calls.clear()
         # The trainer has not noticed.
         await fake.announce(plan(2, PREPARE, established=True))
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
+        it.slot.move(Event.BACK)
         await fake.until(lambda: "not in the group that the update is for" in fake.engine().last_error)
         await it.until_loaded(1, 1)
         assert [call for call in it.engine.calls if call.startswith(("join", "leave"))] == ["leave g1"]
@@ -59,13 +58,11 @@ async def test_lost_engine_is_out_of_its_group(fake: FakeService, tmp_path: Path
     async with loading(fake, tmp_path) as it:
         await prepared(it)
         # As the guard does for an engine that was started anew.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
+        it.slot.move(Event.LOST)
         await it.engine.die()
         await it.engine.revive()
         await it.slot.refresh()
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
+        it.slot.move(Event.BACK)
         await it.until_loaded(1, 0)
         assert (it.slot.membership, it.slot.prepared) == (0, None)
 
@@ -97,8 +94,7 @@ async def test_stuck_engine_that_was_started_anew_waits_for_the_next_plan_in_ser
         await fake.publish(1, 1, broadcast_manifest())
         assert await it.watcher.changes.until(lambda: it.watcher.latest.only_broadcast, 10)  # type: ignore[union-attr]
         # As the guard does.
-        it.slot.reachable = it.slot.current = False
-        it.slot.changes.notify()
+        it.slot.move(Event.LOST)
         await it.until(lambda: it.slot.awaits_plan)
         await time_passes(0.3)
         assert it.slot.quarantined
@@ -114,8 +110,7 @@ async def test_stuck_engine_that_was_started_anew_waits_for_the_next_plan_in_ser
             return await answers()
 
         monkeypatch.setattr(it.engine, "loaded_version", not_at_once)
-        it.slot.reachable, it.slot.loading = True, False
-        it.slot.changes.notify()
+        it.slot.move(Event.BACK)
         await it.until(lambda: not it.slot.quarantined)
         assert (failures, it.state, it.slot.leasable) == ([], "LOADING", False)
         await fake.announce(plan(2, PREPARE, membership=2))

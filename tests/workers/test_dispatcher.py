@@ -44,7 +44,7 @@ class StoppingService:
 async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     engine = SimulatedEngine()
     slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
-    slot.current = True
+    slot.adopt(slot.loaded)
     service: Any = StoppingService()
     keeper = LeaseKeeper("e0", service)
     # None of it is worked on, so the tools for it are not needed.

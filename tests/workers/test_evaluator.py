@@ -104,8 +104,7 @@ class Bench:
                 await asyncio.sleep(0.005)
 
     def load(self, version: Version) -> None:
-        self.slot.loaded = version
-        self.slot.changes.notify()
+        self.slot.adopt(version)
 
 
 @asynccontextmanager
@@ -114,7 +113,7 @@ async def bench(*, tokens_per_s: float = 2_000.0, hold_s: float = 20.0, **more: 
         SimulatedEngineOptions(tokens_per_s=tokens_per_s, answers=AnswerOptions(length_median=8.0)), address="sim://0"
     )
     slot = EngineSlot("w.e0", engine, await engine.info(), base_model=None)
-    slot.current = True
+    slot.adopt(slot.loaded)
     calls, counters = Calls(), Counters()
     scorer = Scorer(length_reward, Prompts(None), name="r", timeout_s=5, threads=1, decode=False)
     tools = Tools("w", Prompts(None), scorer, None, Counters(), 30.0, 2)  # type: ignore[arg-type]

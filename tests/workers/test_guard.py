@@ -12,6 +12,7 @@ from rollout_workers import guard
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
 from rollout_workers.engine.types import Engine, SampleRequest
+from rollout_workers.engine_state import Event
 from rollout_workers.errors import EnginesLost
 from rollout_workers.guard import EngineGuard
 from rollout_workers.slot import EngineSlot
@@ -52,7 +53,7 @@ class Host:
 async def guarded(host: Host, *, timeout_s: float = 60.0) -> AsyncIterator[EngineSlot]:
     slot = EngineSlot("e0", host.engine, await host.engine.info(), base_model=None)
     await slot.refresh()
-    slot.current = True
+    slot.adopt(slot.loaded)
     running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=timeout_s).run())
     try:
         async with asyncio.timeout(30):
@@ -64,8 +65,7 @@ async def guarded(host: Host, *, timeout_s: float = 60.0) -> AsyncIterator[Engin
 
 def lose(slot: EngineSlot, host: Host) -> None:
     host.ended = True
-    slot.suspect = True
-    slot.changes.notify()
+    slot.move(Event.SUSPECTED)
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +110,7 @@ async def test_calls_to_an_engine_that_hangs_without_a_sign_are_ended() -> None:
         await eventually(lambda: bool(host.engine._decoding))
         host.engine.stall()
         host.failures = 1
-        slot.suspect = True
-        slot.changes.notify()
+        slot.move(Event.SUSPECTED)
         with pytest.raises(EngineUnavailable, match="no such model"):
             await running
         await eventually(lambda: slot.reachable)

@@ -5,6 +5,7 @@ import pytest
 
 from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
+from rollout_workers.engine_state import Event
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import time_passes, weight_files
 from tests.workers.fake_service import FakeService
@@ -226,13 +227,12 @@ async def test_engine_that_may_hold_a_mixture_does_not_count_as_at_version_zero(
 async def test_engine_that_is_lost_is_left_to_the_guard(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
-        it.slot.reachable = False
+        it.slot.move(Event.LOST)
         await it.publish(1, 1)
         await time_passes(0.3)
         assert it.engine.calls == []
         assert it.slot.errors == 0
-        it.slot.reachable = True
-        it.slot.changes.notify()
+        it.slot.move(Event.BACK)
         await it.until_loaded(1, 1)
 
 

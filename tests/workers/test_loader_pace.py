@@ -113,18 +113,18 @@ async def test_slow_fetch_that_has_cost_the_turn_costs_no_second_one(
     async with loading(fake, tmp_path) as it, never_quarantined(it):
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
-        await it.until(lambda: it.slot.wants_load)
+        await it.until(lambda: it.permits.wanted)
         fetch = it.fetcher.fetch
 
         async def slow(*args: Any, **more: Any) -> Path:
-            await it.until(lambda: not it.slot.wants_load)
+            await it.until(lambda: not it.permits.wanted)
             return await fetch(*args, **more)
 
         with monkeypatch.context() as while_slow:
             while_slow.setattr(it.fetcher, "fetch", slow)
             await it.publish(1, 2)
-            await it.until(lambda: not it.slot.wants_load)
-            await it.until(lambda: it.slot.wants_load)
+            await it.until(lambda: not it.permits.wanted)
+            await it.until(lambda: it.permits.wanted)
         await it.publish(1, 3)
         assert await it.watcher.changes.until(lambda: it.watcher.latest.version == Version(1, 3), 5)  # type: ignore[union-attr]
         fake.places.clear()

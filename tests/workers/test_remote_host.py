@@ -14,6 +14,7 @@ from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.engine_calls import EngineCalls
+from rollout_workers.engine_state import Event
 from rollout_workers.engines import RemoteHost, open_slot
 from rollout_workers.guard import EngineGuard
 from rollout_workers.samples import GroupProgress
@@ -71,7 +72,7 @@ async def test_server_that_was_started_anew_unnoticed_is_found_out_by_its_first_
         server.version = "default"
         host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         slot = await open_slot("e0", host)
-        slot.current = True
+        slot.adopt(slot.loaded)
         running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=60.0).run())
         progress = GroupProgress(lease(task(group_size=1)), PROMPT)
         calls = EngineCalls(progress, slot, Attempts(3))
@@ -104,8 +105,7 @@ async def test_server_that_does_not_tell_its_weights_is_unreachable_until_it_doe
         slot = await open_slot("e0", host)
         running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=60.0).run())
         tells, server.handlers["/model_info"] = server.handlers["/model_info"], says_nothing
-        slot.suspect = True
-        slot.changes.notify()
+        slot.move(Event.SUSPECTED)
         await eventually(lambda: "no weight_version" in slot.last_error)
         assert not slot.reachable
         server.handlers["/model_info"] = tells

@@ -75,7 +75,7 @@ async def test_engine_without_a_place_serves_on_and_fetches_meanwhile(fake: Fake
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
-        await fake.until(lambda: it.slot.wants_load)
+        await fake.until(lambda: it.permits.wanted)
         assert (it.engine.calls, it.slot.leasable, it.state) == ([], True, "READY")
         assert [path.name.partition("-")[0] for path in (tmp_path / "weights-w.e0").glob("[0-9]*")] == ["1.1"]
         fake.places.clear()
@@ -88,7 +88,7 @@ async def test_version_that_is_superseded_while_it_waits_is_skipped(fake: FakeSe
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
-        await it.until(lambda: it.slot.wants_load)
+        await it.until(lambda: it.permits.wanted)
         await it.publish(1, 2)
         fake.places.clear()
         await it.until_loaded(1, 2)
@@ -101,8 +101,8 @@ async def test_newer_version_does_not_cost_the_turn(fake: FakeService, tmp_path:
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
-        await it.until(lambda: it.slot.wants_load)
-        gave_up = asyncio.create_task(it.slot.changes.until(lambda: not it.slot.wants_load, 10))
+        await it.until(lambda: it.permits.wanted)
+        gave_up = asyncio.create_task(it.slot.changes.until(lambda: not it.permits.wanted, 10))
         for version in (2, 3):
             await it.publish(1, version)
             await eventually(partial(is_fetched, tmp_path, version))
@@ -140,7 +140,7 @@ async def test_hold_keeps_the_weights_until_it_is_released(fake: FakeService, tm
         await it.publish(1, 1)
         await hold.asked.wait()
         await time_passes(0.05)
-        assert (it.engine.calls, it.slot.wants_load) == ([], False)
+        assert (it.engine.calls, it.permits.wanted) == ([], False)
         hold.let_go()
         await it.until_loaded(1, 1)
 
@@ -152,10 +152,10 @@ async def test_hold_that_begins_while_a_place_is_awaited_goes_first(fake: FakeSe
         await it.until_loaded(1, 0)
         hold = it.slot.hold = Hold(active=False)
         await it.publish(1, 1)
-        await it.until(lambda: it.slot.wants_load)
+        await it.until(lambda: it.permits.wanted)
         hold.take()
         fake.places.clear()
-        await it.until(lambda: not it.slot.wants_load)
+        await it.until(lambda: not it.permits.wanted)
         assert it.engine.calls == []
         hold.let_go()
         await it.until_loaded(1, 1)
@@ -178,7 +178,7 @@ async def test_collective_update_goes_before_a_load_that_has_no_place_yet(fake: 
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
-        await it.until(lambda: it.slot.wants_load)
+        await it.until(lambda: it.permits.wanted)
         await fake.announce(plan(2, PREPARE))
         await fake.until(lambda: fake.engine().prepared.version == 2)
         assert loads(it) == []

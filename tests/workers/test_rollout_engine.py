@@ -11,6 +11,7 @@ from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated import SimulatedEngine
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
+from rollout_workers.engine_state import Event
 from rollout_workers.episode import Episode
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.rollout import SingleTurn
@@ -81,8 +82,7 @@ async def test_tokens_that_came_before_a_connection_broke_are_kept(single_turn: 
     running = asyncio.create_task(making.run())
     await scene.slot.changes.until(lambda: scene.slot.suspect)
     # What the guard does when the engine answers its probe.
-    scene.slot.suspect = False
-    scene.slot.changes.notify()
+    scene.slot.move(Event.ANSWERED)
     assert await asyncio.wait_for(running, 20)
     assert scene.progress.samples[0].output_ids[:3].tolist() == [50, 51, 52]
     assert len(scene.progress.samples[0].output_ids) > 10
@@ -117,7 +117,7 @@ async def test_versions_of_every_turn_are_kept_in_every_pause_mode(mode: PauseMo
     async def reload(label: str) -> None:
         await engine.pause(mode)
         await engine.load_files(tmp_path, label)
-        slot.loaded = Version.parse(label) or slot.loaded
+        slot.adopt(Version.parse(label) or slot.loaded)
         await engine.resume()
 
     await eventually(lambda: bool(engine._decoding))

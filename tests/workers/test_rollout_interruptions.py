@@ -8,6 +8,7 @@ import pytest
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
+from rollout_workers.engine_state import Event
 from rollout_workers.episode import Episode
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.rollout import SingleTurn
@@ -119,8 +120,7 @@ async def test_quarantine_ends_the_functions() -> None:
     scene = Scene(waits_in_a_tool)
     running = asyncio.create_task((await scene.build()).run())
     await eventually(lambda: sum(len(s.turns) for s in scene.progress.samples) == 7)
-    scene.slot.quarantined = True
-    scene.slot.changes.notify()
+    scene.slot.move(Event.QUARANTINED)
     assert not await asyncio.wait_for(running, 10)
     assert scene.progress.unfinished == [1, 2, 3]
 
@@ -134,8 +134,7 @@ async def test_lost_engine_keeps_the_turns_of_a_resumable_function() -> None:
     await scene.engine.die()
     function.hold.set()
     await scene.slot.changes.until(lambda: scene.slot.suspect)
-    scene.slot.reachable = False
-    scene.slot.changes.notify()
+    scene.slot.move(Event.LOST)
     with pytest.raises(SamplesFailed, match="it died") as caught:
         await asyncio.wait_for(running, 10)
     assert isinstance(caught.value.errors[0], EngineUnavailable)

@@ -18,6 +18,7 @@ from rollout_workers.engine.sglang import SglangEngine
 from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated_answers import AnswerOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
+from rollout_workers.engine_state import Event
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
@@ -61,7 +62,7 @@ async def turn_of(
         SimulatedEngineOptions(tokens_per_s=1e4, answers=AnswerOptions(length_median=length, length_sigma=0))
     )
     slot = EngineSlot("e", engine, await engine.info(), base_model=None)
-    slot.current = True
+    slot.adopt(slot.loaded)
     progress = progress or GroupProgress(lease(task(max_new_tokens=10_000)), PROMPT)
     return SingleTurn(progress, slot, Attempts(most), timeout_s=timeout_s), engine, slot
 
@@ -144,8 +145,7 @@ async def test_lost_engine_is_not_tried_again() -> None:
     running = asyncio.create_task(turn.run())
     await slot.changes.until(lambda: slot.suspect)
     # What the guard does when a probe fails.
-    slot.reachable = False
-    slot.changes.notify()
+    slot.move(Event.LOST)
     with pytest.raises(SamplesFailed, match="it died"):
         await asyncio.wait_for(running, 5)
     assert engine.calls == [[0, 1, 2, 3]]
@@ -158,8 +158,7 @@ async def test_engine_that_still_answers_after_a_broken_connection_is_tried_agai
     await slot.changes.until(lambda: slot.suspect)
     await time_passes(0.5)
     assert engine.calls == [[0, 1, 2, 3]]
-    slot.suspect = False
-    slot.changes.notify()
+    slot.move(Event.ANSWERED)
     assert await asyncio.wait_for(running, 5)
 
 
@@ -193,7 +192,7 @@ async def test_one_bad_entry_of_a_reply_costs_no_sibling() -> None:
         fake.handlers["/generate"] = reply
         engine = SglangEngine(fake.url)
         slot = EngineSlot("e", engine, await engine.info(), base_model=None)
-        slot.current = True
+        slot.adopt(slot.loaded)
         progress = GroupProgress(lease(task()), PROMPT)
         assert await SingleTurn(progress, slot, Attempts(3), timeout_s=20).run()
         asked = [len(body["rid"]) for body in fake.received["/generate"] if "rid" in body]

@@ -62,7 +62,7 @@ async def test_interrupted_sample_goes_on_with_its_seed_and_what_is_left_of_its_
     progress = GroupProgress(lease(of), PROMPT)
     engine = Noting()
     slot = EngineSlot("e", engine, await engine.info(), base_model=None)
-    slot.current = True
+    slot.adopt(slot.loaded)
     progress.samples[1].append(generated(1, [8, 9], finish="abort"), slot.version_of)
     assert await SingleTurn(progress, slot, Attempts(1), timeout_s=30).run()
     assert [(r.seed, r.min_new_tokens, r.max_new_tokens) for r in engine.requests] == [(40, 6, 16), (41, 4, 14)]

@@ -66,7 +66,7 @@ async def test_engine_that_comes_back_with_other_flags_is_given_work_again(fake:
             server.mask_max_tokens = 64
             server.start_anew()
             for slot in worker.slots:
-                slot.doubted = True
+                slot.doubts += 1
                 slot.changes.notify()
             await fake.until(lambda: fake.engine().state == weights_pb2.ENGINE_STATE_READY)
             await fake.until(lambda: any(back for back in server.received["/generate"] if "rid" in back))
