@@ -273,7 +273,7 @@ lua-lint: install ## luacheck on the store's scripts, includes expanded
 		exit 1; }
 	@rm -rf .cache/lua
 	@$(BIN)/python -m buffer_service.store.scripts --expand .cache/lua
-	@$(BIN)/python scripts/lint_lua.py .cache/lua
+	@$(BIN)/python scripts/lint_lua.py .cache/lua buffer_service/store/lua/lib
 
 proto-lint: $(TOOLS)
 	@echo "lint: buf, rules and format of the proto files"

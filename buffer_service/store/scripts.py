@@ -1,4 +1,4 @@
-"""Loads the Lua scripts: resolves `-- @include name`, renders tables and constants, keeps the digests.
+"""Loads the Lua scripts: resolves `-- @include name`, renders tables and numbers, leaves out what no part of one uses.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
 domain/transitions.py, the bounds those of domain/policy.py, domain/evaluations.py and domain/ops/groups.py, the places
@@ -24,21 +24,38 @@ from buffer_service.store.keys import SCHEMA_VERSION
 
 LUA = Path(__file__).parent / "lua"
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+RECORD = (
+    *("id", "task", "sequence", "payload", "head", "tail", "epoch"),
+    *("samples", "tokens", "loss_tokens", "bytes", "spans"),
+    *("environment", "priority", "mean", "responses"),
+)
+"""Fields of a group's record (lua/lib/record.lua), in order."""
+
+PUSHED = (
+    *("task_id", "generation", "lease_id", "payload", "head_epoch", "head", "tail_epoch", "tail"),
+    *("samples", "tokens", "loss_tokens", "bytes", "spans", "environment", "mean"),
+    *("equal_rewards", "mean_reward", "min_response_tokens", "max_response_tokens"),
+    *("response_lengths", "rewards", "response_tokens", "reward", "turns", "truncated_samples"),
+    *("length_buckets", "version_tokens", "first_revision"),
+)
+"""Fields of a pushed group (lua/push.lua), in order."""
+
+_NAME = re.compile(r"\b(?:[A-Z][a-z]\w*\.)?\w+")
+"""A word, that of a library's field with the library's name before it."""
+
 _COMMENT = re.compile(r"--.*")
-_BLOCK = re.compile(
+_DEFINITION = re.compile(
     r"""
-    (?:^--.*\n)*                                                # what is said of it
-    (?:
-      ^local\ function\ (?P<function>\w+)\(.*\n(?:(?!end$).*\n)*end\n
-    | ^local\ (?P<constants>[A-Z][A-Z0-9_, ]*)\ =\ (?:\{\n(?:\ \ .*\n)*\}|.*)\n(?![ ])
-    )
+    (?:^--.*\n)*                                   # what is said of it
+    ^(?:function|local)\ (?P<name>[A-Z][\w.]*)(?:
+      \(.*\n(?:(?!end$).*\n)*end                  # a library's function
+    | \ =\ \{\}                                   # a library's table
+    | \ =\ \{\n(?:\ \ .*\n)*\}                    # a rendered table
+    | \ =\ '.*'(?:\n\ \ .*)*                      # rendered words
+    )\n
     """,
     re.MULTILINE | re.VERBOSE,
 )
-
-_NUMBERS = re.compile(r"^local (?P<names>[A-Z][A-Z0-9_, ]*) = (?P<values>\d+(?:, \d+)*)\n", re.MULTILINE)
-_TOKEN = re.compile(r"--.*|'[^'\n]*'|\"[^\"\n]*\"|" + _WORD.pattern)
 
 _INCLUDE = re.compile(r"^-- @include (?P<name>[a-z_]+)$", re.MULTILINE)
 
@@ -79,6 +96,22 @@ def render_defaults(name: str, policy: Mapping[str, object]) -> str:
     return _table(name, [f"{field} = {literal}" for field, literal in literals.items()])
 
 
+def constants() -> dict[str, int]:
+    """Numbers that scripts name: bounds, and places from 1 in a group's record (G_) and in a pushed group (P_)."""
+    return {
+        "MAX_ENVIRONMENTS": MAX_ENVIRONMENTS,
+        "NO_REWARD_BOUND": NO_REWARD_BOUND,
+        "MAX_EVALUATIONS": MAX_EVALUATIONS,
+        "MAX_EVAL_BYTES": MAX_STORED_BYTES,
+        "MAX_EVAL_ATTEMPTS": MAX_ATTEMPTS,
+        "EVAL_FAILURES_SHOWN": FAILURES_SHOWN,
+        "REMEMBERED_TASKS": groups.REMEMBERED_TASKS,
+        "WINDOW_VERSIONS": WINDOW_VERSIONS,
+        **{f"G_{name.upper()}": place for place, name in enumerate(RECORD, 1)},
+        **{f"P_{name.upper()}": place for place, name in enumerate(PUSHED, 1)},
+    }
+
+
 def _virtual() -> dict[str, str]:
     tables = [
         render_transitions("GROUP_TRANSITIONS", GROUP_TRANSITIONS),
@@ -86,28 +119,14 @@ def _virtual() -> dict[str, str]:
     ]
     states = [render_states("GROUP_STATES", GroupState), render_states("TASK_STATES", TaskState)]
     origin = "-- Rendered from domain/transitions.py.\n\n"
-    bounds = (
-        "-- From domain/policy.py.\n\n"
-        f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n"
-        f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n"
-        "\n-- From domain/evaluations.py.\n\n"
-        f"local MAX_EVALUATIONS = {MAX_EVALUATIONS}\n"
-        f"local MAX_EVAL_BYTES = {MAX_STORED_BYTES}\n"
-        f"local MAX_EVAL_ATTEMPTS = {MAX_ATTEMPTS}\n"
-        f"local EVAL_FAILURES_SHOWN = {FAILURES_SHOWN}\n"
-        "\n-- From domain/ops/groups.py.\n\n"
-        f"local REMEMBERED_TASKS = {groups.REMEMBERED_TASKS}\n"
-    )
     places = (
         "-- From domain/window.py.\n\n"
         f"{render_places('TOTAL_PLACES', TOTALS)}\n"
         f"{_table('ENVIRONMENT_TOTALS', map(repr, OF_ENVIRONMENT))}\n"
-        f"local WINDOW_VERSIONS = {WINDOW_VERSIONS}\n"
         f"{_table('STALENESS_BOUNDS', map(str, STALENESS_BOUNDS))}\n"
     )
     defaults = f"-- From domain/policy.py.\n\n{render_defaults('POLICY_DEFAULTS', RunPolicy().to_store())}\n"
     return {
-        "bounds": bounds,
         "policy_defaults": defaults,
         "total_places": places,
         "transitions": origin + "\n\n".join(tables) + "\n",
@@ -129,20 +148,25 @@ def expand(source: str, libraries: Mapping[str, str]) -> str:
     return _INCLUDE.sub(paste, source)
 
 
-def prune(source: str) -> str:
-    """`source` without the top-level functions and constants that nothing in it mentions.
+def render(source: str) -> str:
+    """`source` with the numbers of `constants` in the places of their names."""
+    numbers = constants()
+    return re.sub(rf"\b(?:{'|'.join(numbers)})\b", lambda name: str(numbers[name[0]]), source)
 
-    A script makes every function that it has at each call.
-    """
+
+def _mentions(source: str) -> Counter[str]:
+    names = _NAME.findall(_COMMENT.sub("", source))
+    return Counter(names) + Counter(name.partition(".")[0] for name in names if "." in name)
+
+
+def prune(source: str) -> str:
+    """`source` without the definitions that nothing in it mentions: a script makes what it defines at each call."""
     while True:
-        mentions = Counter(_WORD.findall(_COMMENT.sub("", source)))
+        mentions = _mentions(source)
         unused = [
             block
-            for block in _BLOCK.finditer(source)
-            if all(
-                mentions[name] == len(re.findall(rf"\b{name}\b", _COMMENT.sub("", block[0])))
-                for name in _WORD.findall(block["function"] or block["constants"])
-            )
+            for block in _DEFINITION.finditer(source)
+            if mentions[block["name"]] == _mentions(block[0])[block["name"]]
         ]
         if not unused:
             return source
@@ -150,24 +174,12 @@ def prune(source: str) -> str:
             source = source[: block.start()] + source[block.end() :]
 
 
-def inline(source: str) -> str:
-    """`source` with its numbers in the places of their names.
-
-    What a script's functions use of its locals costs a lookup each time, and a script has at most 200 of them.
-    """
-    numbers: dict[str, str] = {}
-    for constants in _NUMBERS.finditer(source):
-        numbers |= zip(constants["names"].split(", "), constants["values"].split(", "), strict=True)
-    return _TOKEN.sub(lambda token: numbers.get(token[0], token[0]), _NUMBERS.sub("", source))
-
-
 @cache
 def expanded() -> dict[str, str]:
     """Every script with its includes, by name."""
     libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
-    # In place, and no local: the largest script has all that it may have.
     return {
-        path.stem: expand(path.read_text("utf-8"), libraries).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
+        path.stem: render(expand(path.read_text("utf-8"), libraries)).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
         for path in sorted(LUA.glob("*.lua"))
     }
 
@@ -177,7 +189,7 @@ def load_scripts() -> dict[str, Script]:
     """Every script by name."""
     scripts = {}
     for name, whole in expanded().items():
-        source = prune(inline(whole))
+        source = prune(whole)
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         scripts[name] = Script(name, source, digest)
     return scripts

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND
+from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
 from buffer_service.store.replies import _REFUSALS
-from buffer_service.store.scripts import LUA, expand, expanded, inline, load_scripts, prune, render_transitions
+from buffer_service.store.scripts import LUA, expand, expanded, load_scripts, prune, render, render_transitions
 
 
 def test_an_include_is_pasted_once_and_before_its_first_use() -> None:
@@ -24,48 +24,43 @@ def test_an_unknown_include_is_an_error() -> None:
 
 
 def test_what_a_script_does_not_use_is_left_out_of_it() -> None:
-    pieces = """-- Says what.
-local A, B = 1, 2
-local C = 3
-local LONG = 'a'
-  .. 'b'
-local TABLE = {
-  a = 1,
-}
+    pieces = """local WORDS = ' '
+  .. 'a>b '
 
 local PLACES = {
   a = 1,
 }
--- Used by nobody but `twice`.
-local function once()
-  return C
+local Unused = {}
+
+-- Used by nobody but `Unused.twice`.
+function Unused.once()
+  return WORDS
 end
 
-local function twice()
-  return once() + twice()
+function Unused.twice(ctx)
+  return Unused.once() + Unused.twice(ctx)
 end
 
-local function used()
-  if A then
+local Used = {}
+
+function Used.place(ctx)
+  if ctx.done then
     return PLACES.a
   end
 end
+
+function Used.once()
+end
 """
-    pruned = prune(pieces + "\n-- twice is only named here\nreturn used()\n")
-    assert [word for word in ("B = ", "C = 3", "LONG", "TABLE", "PLACES", "once", "used") if word in pruned] == [
-        "B = ",
-        "LONG",
-        "PLACES",
-        "used",
-    ]
-    assert "-- Used" not in pruned
-    assert "function twice" not in pruned
+    pruned = prune(pieces + "\n-- Unused.twice and Used.once are only named here\nreturn Used.place({})\n")
+    assert re.findall(r"^(?:local|function) ([\w.]+)", pruned, re.MULTILINE) == ["PLACES", "Used", "Used.place"]
+    assert "-- Used by" not in pruned
     assert prune(pruned) == pruned
 
 
 def test_numbers_stand_where_their_names_were() -> None:
-    source = "local ONE, TWO = 1, 20\nlocal THREE = ONE + 2\nlocal x = TWO\nreturn 'TWO' .. x -- TWO\n"
-    assert inline(source) == "local THREE = 1 + 2\nlocal x = 20\nreturn 'TWO' .. x -- TWO\n"
+    source = "local a = MAX_ENVIRONMENTS\nreturn group[G_ID], group[P_TASK_ID], G_IDS\n"
+    assert render(source) == f"local a = {MAX_ENVIRONMENTS}\nreturn group[1], group[1], G_IDS\n"
 
 
 def test_nothing_is_left_to_include() -> None:
@@ -94,12 +89,6 @@ def test_the_transition_tables_are_the_domains() -> None:
         assert sorted(ways) == sorted((str(state), str(way)) for state in table for way in table[state])
         # Each is found as a word of its own: parts are joined with spaces around them.
         assert all(line.startswith("  .. '") and line.endswith(" '") for line in rendered.splitlines()[1:])
-
-
-def test_the_bounds_in_the_scripts_are_the_policys() -> None:
-    source = expanded()["push"]
-    assert f"local MAX_ENVIRONMENTS = {MAX_ENVIRONMENTS}\n" in source
-    assert f"local NO_REWARD_BOUND = {NO_REWARD_BOUND}\n" in source
 
 
 def test_expanded_scripts_are_written_for_the_linter(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
 -- @include reply
 -- @include staging
 
-discard_staged(unpack_msg(ARGV[1])[1])
+Staging.discard(unpack_msg(ARGV[1])[1])
 if call('EXISTS', key('waiting')) == 1 then
   call('PUBLISH', key('notify'), 'space')
 end

@@ -8,17 +8,19 @@
 
 -- @include commit
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, through = unpack(request, 1, 3)
 
-relieve()
-local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
+Run.relieve()
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
+local state = ctx.state
 if through + 1 > state.committed_steps then
   return refuse('not_committed', through, state.committed_steps)
 end
-release_steps(through + 1)
-local revision = close_run()
-return reply('ok', revision, state.checkpointed_steps, free_some() and 1 or 0)
+Commit.release_steps(ctx, through + 1)
+local revision = Run.close(ctx)
+return reply('ok', revision, state.checkpointed_steps, Free.portion(ctx) and 1 or 0)

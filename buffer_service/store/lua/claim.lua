@@ -14,35 +14,36 @@
 -- @include run
 -- @include policy_defaults
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local server, seen = request[1], request[2]
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
 local lacks = false
 for name, value in pairs(POLICY_DEFAULTS) do
-  if policy[name] == nil then
-    policy[name] = value
+  if ctx.policy[name] == nil then
+    ctx.policy[name] = value
     lacks = true
   end
 end
-if not secret then
-  relieve()
+if not ctx.secret then
+  Run.relieve()
   call('HSET', RUN, 'secret', request[3])
 end
 if lacks then
-  relieve()
-  call('HSET', RUN, 'policy', pack(policy))
+  Run.relieve()
+  call('HSET', RUN, 'policy', pack(ctx.policy))
 end
 local known = call('HMGET', RUN, 'server', 'survived', 'survived_epoch')
 local survived, epoch = tonumber(known[2] or 0), tonumber(known[3] or 0)
 if known[1] ~= server then
-  survived, epoch = state.revision, state.epoch
-  relieve()
+  survived, epoch = ctx.state.revision, ctx.state.epoch
+  Run.relieve()
   call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_epoch', format('%d', epoch))
 end
-if seen > survived and state.epoch == epoch then
-  roll_back(math.max(seen, state.revision + 1))
+if seen > survived and ctx.state.epoch == epoch then
+  Run.roll_back(ctx, math.max(seen, ctx.state.revision + 1))
   return refuse('store_rolled_back', seen, survived)
 end
 return reply('claimed')

@@ -7,12 +7,14 @@
 
 -- @include ledger
 
+local ctx = Run.context()
 local action = unpack_msg(ARGV[1])[1]
 
-relieve()
-if not begin_run() then
+Run.relieve()
+if not Run.begin(ctx) then
   return refuse('unknown_run')
 end
+local state, topics = ctx.state, ctx.topics
 local held, draining = state.held, state.draining
 if action == 'pause' then
   held = true
@@ -25,8 +27,8 @@ else
 end
 if held ~= state.held or draining ~= state.draining then
   state.held, state.draining = held, draining
-  changed = true
-  recompute_pause()
+  ctx.changed = true
+  Run.recompute_pause(ctx)
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
 end
-return reply('ok', close_run())
+return reply('ok', Run.close(ctx))

@@ -9,41 +9,43 @@
 -- @include ledger
 -- @include states
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 
-if load_run() then
-  return reply('exists', policy)
+if Run.load(ctx) then
+  return reply('exists', ctx.policy)
 elseif call('EXISTS', key('deleting')) == 1 then
   return refuse('deleting')
 end
 
 local revision
-policy, revision, secret = unpack(request, 1, 3)
-read_clock()
-ledger = {groups = {}, tasks = {}, statistics = {}}
+ctx.policy, revision, ctx.secret = unpack(request, 1, 3)
+Run.read_clock(ctx)
+ctx.ledger = {groups = {}, tasks = {}, statistics = {}}
 for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
-  ledger.groups[name] = {0, 0, 0, 0}
+  ctx.ledger.groups[name] = {0, 0, 0, 0}
 end
 for name in string.gmatch('submitted ' .. TASK_STATES, '%S+') do
-  ledger.tasks[name] = 0
+  ctx.ledger.tasks[name] = 0
 end
 for _, name in ipairs({
   'leases_granted', 'leases_expired', 'leases_returned', 'pushes_duplicate', 'pushes_closed', 'pushes_rejected',
   'staleness_max', 'continuation_tokens_discarded', 'assembled_groups_spanning_versions', 'leases_cancelled',
   'filtered_equal_rewards', 'filtered_response_tokens', 'filtered_mean_reward', 'continuations_beyond_spread',
 }) do
-  ledger.statistics[name] = 0
+  ctx.ledger.statistics[name] = 0
 end
-ledger.statistics.recent_acceptance_ppm = 1000000
+ctx.ledger.statistics.recent_acceptance_ppm = 1000000
 -- The first revision is the time in microseconds. By it a run of a deleted one's name gives other ids to its tasks, so
 -- that late results for the former's are not taken for those of its own.
-state = {
-  revision = revision, forgotten = revision, seen = 0, created_ms = now, paused = '', held = false, draining = false,
-  last_error = '', epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
+ctx.state = {
+  revision = revision, forgotten = revision, seen = 0, created_ms = ctx.now, paused = '', held = false,
+  draining = false, last_error = '', epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
   next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
   sequence = floor(revision / 1000000) % 1000000 * 100000000, tickets = 0, ended_sequence = 0, ended_through = 0,
   retained_bytes = 0,
 }
-call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(policy), 'now', format('%d', now), 'secret', secret)
-write_run()
+call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(ctx.policy), 'now', format('%d', ctx.now),
+  'secret', ctx.secret)
+Run.write(ctx)
 return reply('created')

@@ -12,8 +12,6 @@
 
 local request = unpack_msg(ARGV[1])
 local VICTIMS = 256
--- Positions in a group's record, as in lib/record.lua.
-local PAYLOAD = 4
 
 local DELETING, TRASH = key('deleting'), key('trash')
 
@@ -57,11 +55,11 @@ end
 
 local function empty_class(name)
   empty_sorted_set(key('q:' .. name), function(members)
-    for _, block in ipairs(blocks_of(members)) do
+    for _, block in ipairs(Blocks.of(members)) do
       local payloads = {}
       for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         if raw then
-          payloads[#payloads + 1] = unpack_msg(raw)[PAYLOAD]
+          payloads[#payloads + 1] = unpack_msg(raw)[G_PAYLOAD]
         end
       end
       trash_all(payloads)
@@ -79,7 +77,7 @@ local function empty_chunks()
     for _, chunk in ipairs(call('HMGET', key('chunks'), unpack(fields))) do
       local payloads = {}
       for index, group in ipairs(unpack_msg(chunk)) do
-        payloads[index] = group[PAYLOAD]
+        payloads[index] = group[G_PAYLOAD]
       end
       trash_all(payloads)
       left = left - #payloads - 1
@@ -94,7 +92,7 @@ local function empty_gathered()
   while left > 0 and portion > 0 do
     local field, payloads = format('%d', portion), {}
     for index, raw in ipairs(unpack_msg(call('HGET', key('gathered'), field))[4]) do
-      payloads[index] = unpack_msg(raw)[PAYLOAD]
+      payloads[index] = unpack_msg(raw)[G_PAYLOAD]
     end
     trash_all(payloads)
     call('HDEL', key('gathered'), field)
@@ -134,11 +132,11 @@ empty_tasks(key('leases'))
 empty_sorted_set(key('waiting'), trash_all)
 empty_sorted_set(key('staging'), trash_all)
 for _, raw in ipairs(call('HVALS', key('evals'))) do
-  call('SADD', EVAL_DELETING, format('%d', unpack_msg(raw).number))
+  call('SADD', key('eval_deleting'), format('%d', unpack_msg(raw).number))
 end
 call('UNLINK', key('evals'))
 if left > 0 then
-  left = left - bury_evaluations(left)
+  left = left - Burial.bury(left)
 end
 if left <= 0 or call('EXISTS', TRASH) == 1 then
   return reply('more')

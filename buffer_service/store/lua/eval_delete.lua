@@ -9,25 +9,26 @@
 -- @include evaluations
 -- @include burial
 
+local ctx = Run.context()
 local seen, eval_id = unpack(unpack_msg(ARGV[1]), 1, 2)
 local PORTION = 256
 
-relieve()
-local refusal = open_run(seen)
+Run.relieve()
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
 if eval_id ~= '' then
-  local evaluation = load_evaluation(eval_id)
+  local evaluation = Evaluations.load(eval_id)
   if not evaluation then
     return refuse('unknown_evaluation', eval_id)
   end
-  call('HDEL', EVALS, eval_id)
-  call('ZREM', EVAL_OPEN, eval_id)
-  call('SADD', EVAL_DELETING, format('%d', evaluation.number))
-  store_bytes(evaluation, -evaluation.bytes)
-  changed = true
-  topics.results = true
+  call('HDEL', key('evals'), eval_id)
+  call('ZREM', key('eval_open'), eval_id)
+  call('SADD', key('eval_deleting'), format('%d', evaluation.number))
+  Evaluations.store_bytes(evaluation, -evaluation.bytes)
+  ctx.changed = true
+  ctx.topics.results = true
 end
-local done = bury_evaluations(PORTION)
-return reply('deleted', close_run(), done >= PORTION and 1 or 0)
+local done = Burial.bury(PORTION)
+return reply('deleted', Run.close(ctx), done >= PORTION and 1 or 0)

@@ -8,27 +8,29 @@
 
 -- @include evaluations
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, lease_ids = unpack(request, 1, 4)
 
-relieve()
-local refusal = open_run(seen)
+Run.relieve()
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
+local policy = ctx.policy
 local states = {}
-local expiry = format('%d', now + policy.lease_ttl_ms)
+local expiry = format('%d', ctx.now + policy.lease_ttl_ms)
 for at, id in ipairs(lease_ids) do
   states[at] = 'lost'
-  local eval_id, number, index, attempt = parse_eval_lease(id)
+  local eval_id, number, index, attempt = Evaluations.parse_lease_id(id)
   local evaluation, task
   if eval_id then
-    evaluation, task = find_leased(eval_id, number, index)
+    evaluation, task = Evaluations.find_leased(eval_id, number, index)
   end
-  if task and is_live_eval(eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
-    call('ZADD', EVAL_LEASES, expiry, lease_member(eval_id, evaluation, index, worker_id))
+  if task and Evaluations.is_live(ctx, eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
+    call('ZADD', key('eval_leases'), expiry, Evaluations.lease_member(eval_id, evaluation, index, worker_id))
     states[at] = 'live'
-    changed = true
+    ctx.changed = true
   end
 end
-return reply('extended', close_run(), policy.lease_ttl_ms, states)
+return reply('extended', Run.close(ctx), policy.lease_ttl_ms, states)

@@ -11,40 +11,41 @@
 -- @include evaluations
 -- @include staging
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, lease_id, kind, why, payload = unpack(request, 1, 7)
 local task_id, samples, head_epoch, head, tail_epoch, tail, bytes = unpack(request, 8, 14)
 local payloads = payload ~= '' and {payload} or {}
 
 if payload == '' then
-  relieve()
+  Run.relieve()
 end
-local refusal = open_run(seen)
+local refusal = Run.open(ctx, seen)
 if refusal then
-  if state then
-    discard_staged(payloads)
+  if ctx.state then
+    Staging.discard(payloads)
   end
   return refusal
 end
 
 local function refuse_it(...)
-  discard_staged(payloads)
-  close_run()
+  Staging.discard(payloads)
+  Run.close(ctx)
   return refuse(...)
 end
 
 local function answer(outcome)
   if outcome ~= 'accepted' then
-    discard_staged(payloads)
+    Staging.discard(payloads)
   end
-  return reply('ended', close_run(), outcome)
+  return reply('ended', Run.close(ctx), outcome)
 end
 
-local eval_id, number, index, attempt = parse_eval_lease(lease_id)
+local eval_id, number, index, attempt = Evaluations.parse_lease_id(lease_id)
 if not eval_id then
   return refuse_it('unknown_lease', lease_id)
 end
-local evaluation, task = find_leased(eval_id, number, index)
+local evaluation, task = Evaluations.find_leased(eval_id, number, index)
 if not evaluation then
   return answer('closed')
 elseif not task or attempt > task.attempt then
@@ -52,13 +53,13 @@ elseif not task or attempt > task.attempt then
 end
 
 if kind ~= 'group' then
-  if not is_live_eval(eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
+  if not Evaluations.is_live(ctx, eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
     return answer('closed')
   elseif kind == 'failed' then
-    return answer(fail_eval_attempt(eval_id, evaluation, index, task, why) and 'failed' or 'pending')
+    return answer(Evaluations.fail_attempt(ctx, eval_id, evaluation, index, task, why) and 'failed' or 'pending')
   end
-  reopen_eval_task(eval_id, evaluation, index, task, 0)
-  save_eval_task(evaluation, index, task)
+  Evaluations.reopen_task(ctx, eval_id, evaluation, index, task, 0)
+  Evaluations.save_task(ctx, evaluation, index, task)
   return answer('pending')
 end
 
@@ -85,9 +86,9 @@ if stored > MAX_EVAL_BYTES then
   return refuse_it('evaluations_full', 'stored_bytes', stored, MAX_EVAL_BYTES)
 end
 
-end_eval_task(eval_id, evaluation, index, task, 'finished', bytes)
+Evaluations.end_task(ctx, eval_id, evaluation, index, task, 'finished', bytes)
 task.payload, task.accepted = payload, attempt
-save_eval_task(evaluation, index, task)
-save_evaluation(eval_id, evaluation)
-unstage(payloads)
+Evaluations.save_task(ctx, evaluation, index, task)
+Evaluations.save(ctx, eval_id, evaluation)
+Staging.unstage(payloads)
 return answer('accepted')

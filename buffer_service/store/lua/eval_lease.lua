@@ -11,6 +11,7 @@
 
 -- @include evaluations
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, request_id, engine_id = unpack(request, 1, 5)
 local loaded_epoch, loaded_version, max_tasks, would_load = unpack(request, 6, 9)
@@ -18,24 +19,25 @@ local loaded_epoch, loaded_version, max_tasks, would_load = unpack(request, 6, 9
 -- Leases that one call ends.
 local PORTION = 256
 
-relieve()
-local refusal = open_run(seen)
+Run.relieve()
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
-expire_evaluations(100)
+local policy = ctx.policy
+Evaluations.expire_leases(ctx, 100)
 
 local held = key('eval_held:' .. worker_id)
-local raw_worker = call('HGET', EVAL_WORKERS, worker_id)
+local raw_worker = call('HGET', key('eval_workers'), worker_id)
 local worker = raw_worker and unpack_msg(raw_worker) or {instance_id, '', {}}
 
 local function answer(wait, grants, target)
-  return reply('leased', close_run(), wait, policy.lease_ttl_ms, grants, target)
+  return reply('leased', Run.close(ctx), wait, policy.lease_ttl_ms, grants, target)
 end
 
 local function grant_of(eval_id, evaluation, index, task)
-  local spec = call('HGET', eval_key('specs', evaluation.number), format('%d', index))
-  local lease_id = lease_id_of(eval_id, evaluation, index, task)
+  local spec = call('HGET', Evaluations.key_of('specs', evaluation.number), format('%d', index))
+  local lease_id = Evaluations.lease_id_of(eval_id, evaluation, index, task)
   return {lease_id, task.task_id, evaluation.epoch, evaluation.version, task.attempt, spec}
 end
 
@@ -43,12 +45,12 @@ end
 if worker[1] ~= instance_id then
   local members = call('SMEMBERS', held)
   table.sort(members)
-  for_leases({unpack(members, 1, PORTION)}, function(eval_id, evaluation, index, task)
-    reopen_eval_task(eval_id, evaluation, index, task, 0)
-    save_eval_task(evaluation, index, task)
+  Evaluations.for_leases(ctx, {unpack(members, 1, PORTION)}, function(eval_id, evaluation, index, task)
+    Evaluations.reopen_task(ctx, eval_id, evaluation, index, task, 0)
+    Evaluations.save_task(ctx, evaluation, index, task)
   end)
   if #members > PORTION then
-    close_run()
+    Run.close(ctx)
     return reply('more')
   end
   worker = {instance_id, '', {}}
@@ -58,15 +60,15 @@ if worker[2] == request_id then
   local grants = {}
   for _, given in ipairs(worker[3]) do
     local eval_id, number, index, attempt = unpack(given, 1, 4)
-    local evaluation, task = find_leased(eval_id, number, index)
-    if evaluation and is_live_eval(eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
+    local evaluation, task = Evaluations.find_leased(eval_id, number, index)
+    if evaluation and Evaluations.is_live(ctx, eval_id, evaluation, index, task, attempt, worker_id, instance_id) then
       grants[#grants + 1] = grant_of(eval_id, evaluation, index, task)
     end
   end
   return answer('', grants, {})
 end
 
-if state.paused ~= '' then
+if ctx.state.paused ~= '' then
   return answer('paused', {}, {})
 end
 local engine = call('HGET', key('engines'), engine_id)
@@ -75,34 +77,34 @@ if engine and unpack_msg(engine)[3] == 'quarantined' then
 end
 
 local grants, given = {}, {}
-local expiry = format('%d', now + policy.lease_ttl_ms)
+local expiry = format('%d', ctx.now + policy.lease_ttl_ms)
 
 local function grant(eval_id, evaluation, member)
   local index = tonumber(member)
-  local task = load_eval_task(evaluation, index)
+  local task = Evaluations.load_task(evaluation, index)
   task.state, task.attempt, task.worker, task.instance = 'leased', task.attempt + 1, worker_id, instance_id
-  local lease = lease_member(eval_id, evaluation, index, worker_id)
-  call('ZADD', EVAL_LEASES, expiry, lease)
+  local lease = Evaluations.lease_member(eval_id, evaluation, index, worker_id)
+  call('ZADD', key('eval_leases'), expiry, lease)
   call('SADD', held, lease)
-  save_eval_task(evaluation, index, task)
+  Evaluations.save_task(ctx, evaluation, index, task)
   grants[#grants + 1] = grant_of(eval_id, evaluation, index, task)
   given[#given + 1] = {eval_id, evaluation.number, index, task.attempt}
 end
 
 -- The oldest evaluation with pending tasks, the oldest of another version, and whether some of this one back off.
 local oldest, other, is_backing_off
-for _, eval_id in ipairs(call('ZRANGE', EVAL_OPEN, 0, -1)) do
-  local evaluation = load_evaluation(eval_id)
+for _, eval_id in ipairs(call('ZRANGE', key('eval_open'), 0, -1)) do
+  local evaluation = Evaluations.load(eval_id)
   oldest = oldest or evaluation
   if evaluation.epoch == loaded_epoch and evaluation.version == loaded_version then
-    local pending = eval_key('pending', evaluation.number)
+    local pending = Evaluations.key_of('pending', evaluation.number)
     local left = max_tasks - #grants
     if left > 0 then
-      local due = call('ZRANGEBYSCORE', pending, '-inf', format('%d', now), 'LIMIT', 0, left)
+      local due = call('ZRANGEBYSCORE', pending, '-inf', format('%d', ctx.now), 'LIMIT', 0, left)
       for _, member in ipairs(due) do
         grant(eval_id, evaluation, member)
       end
-      unqueue_eval_tasks(eval_id, evaluation, due)
+      Evaluations.unqueue_tasks(eval_id, evaluation, due)
       is_backing_off = is_backing_off or (#due < left and call('EXISTS', pending) == 1)
     end
   else
@@ -110,7 +112,7 @@ for _, eval_id in ipairs(call('ZRANGE', EVAL_OPEN, 0, -1)) do
   end
 end
 if #grants > 0 then
-  call('HSET', EVAL_WORKERS, worker_id, pack({instance_id, request_id, given}))
+  call('HSET', key('eval_workers'), worker_id, pack({instance_id, request_id, given}))
 end
 
 local wait = ''

@@ -9,18 +9,19 @@
 
 -- @include evaluations
 
+local ctx = Run.context()
 local eval_id, start, limit = unpack(unpack_msg(ARGV[1]), 1, 3)
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
-local evaluation = load_evaluation(eval_id)
+local evaluation = Evaluations.load(eval_id)
 if not evaluation then
   return refuse('unknown_evaluation', eval_id)
 end
 local results = {}
 local last = format('%d', start + limit - 1)
-for at, index in ipairs(call('LRANGE', eval_key('ended', evaluation.number), format('%d', start), last)) do
-  local task = load_eval_task(evaluation, tonumber(index))
+for at, index in ipairs(call('LRANGE', Evaluations.key_of('ended', evaluation.number), format('%d', start), last)) do
+  local task = Evaluations.load_task(evaluation, tonumber(index))
   results[at] = {tonumber(index), task.task_id, task.attempt, task.payload == '' and task.error or '', task.payload}
 end
-return reply('results', signed(state.revision), view_evaluation(eval_id, evaluation, true), results)
+return reply('results', Run.signed(ctx, ctx.state.revision), Evaluations.view(eval_id, evaluation, true), results)

@@ -11,21 +11,23 @@
 -- @include evaluations
 -- @include commit
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, eval_id, version, digest, tasks = unpack(request, 1, 6)
 
-local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
-local known = load_evaluation(eval_id)
+local state = ctx.state
+local known = Evaluations.load(eval_id)
 if known then
   if known.digest ~= digest then
     return refuse('evaluation_exists', eval_id)
   end
-  return reply('submitted', close_run(), 0, view_evaluation(eval_id, known, true))
+  return reply('submitted', Run.close(ctx), 0, Evaluations.view(eval_id, known, true))
 end
-if call('HLEN', EVALS) >= MAX_EVALUATIONS then
+if call('HLEN', key('evals')) >= MAX_EVALUATIONS then
   return refuse('evaluations_full', 'evaluations', MAX_EVALUATIONS + 1, MAX_EVALUATIONS)
 end
 local bytes = 0
@@ -46,20 +48,20 @@ end
 
 state.sequence = state.sequence + 1
 local evaluation = {
-  number = state.sequence, epoch = state.epoch, version = version, digest = digest, created_ms = now, tasks = #tasks,
-  finished = 0, failed = 0, bytes = 0, failures = {},
+  number = state.sequence, epoch = state.epoch, version = version, digest = digest, created_ms = ctx.now,
+  tasks = #tasks, finished = 0, failed = 0, bytes = 0, failures = {},
 }
 for at, task in ipairs(tasks) do
-  call('HSET', eval_key('specs', evaluation.number), format('%d', at - 1), task[3])
-  save_eval_task(evaluation, at - 1, {
+  call('HSET', Evaluations.key_of('specs', evaluation.number), format('%d', at - 1), task[3])
+  Evaluations.save_task(ctx, evaluation, at - 1, {
     task_id = task[1], group_size = task[2], spec_bytes = #task[3], state = 'pending', attempt = 0, failures = 0,
     worker = '', instance = '', error = '', payload = '', accepted = 0,
   })
-  queue_eval_task(eval_id, evaluation, at - 1, 0)
+  Evaluations.queue_task(ctx, eval_id, evaluation, at - 1, 0)
 end
 if manifest then
   call('HSET', key('eval_manifests'), format('%d', evaluation.number), manifest)
 end
-store_bytes(evaluation, bytes)
-save_evaluation(eval_id, evaluation)
-return reply('submitted', close_run(), 1, view_evaluation(eval_id, evaluation, true))
+Evaluations.store_bytes(evaluation, bytes)
+Evaluations.save(ctx, eval_id, evaluation)
+return reply('submitted', Run.close(ctx), 1, Evaluations.view(eval_id, evaluation, true))

@@ -9,19 +9,21 @@
 
 -- @include evaluations
 
+local ctx = Run.context()
 local eval_id = unpack_msg(ARGV[1])[1]
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state = ctx.state
 if eval_id ~= '' then
-  local evaluation = load_evaluation(eval_id)
+  local evaluation = Evaluations.load(eval_id)
   if not evaluation then
     return refuse('unknown_evaluation', eval_id)
   end
-  return reply('evaluations', signed(state.revision), {view_evaluation(eval_id, evaluation, true)})
+  return reply('evaluations', Run.signed(ctx, state.revision), {Evaluations.view(eval_id, evaluation, true)})
 end
 local found = {}
-local flat = call('HGETALL', EVALS)
+local flat = call('HGETALL', key('evals'))
 for at = 1, #flat, 2 do
   found[#found + 1] = {flat[at], unpack_msg(flat[at + 1])}
 end
@@ -29,6 +31,6 @@ table.sort(found, function(one, two)
   return one[2].number < two[2].number
 end)
 for at, pair in ipairs(found) do
-  found[at] = view_evaluation(pair[1], pair[2], false)
+  found[at] = Evaluations.view(pair[1], pair[2], false)
 end
-return reply('evaluations', signed(state.revision), found)
+return reply('evaluations', Run.signed(ctx, state.revision), found)

@@ -9,46 +9,48 @@
 -- @include tasks
 -- @include timeline
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, lease_ids = unpack(request, 1, 4)
 
-relieve()
-local refusal = open_run(seen)
+Run.relieve()
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
+local policy = ctx.policy
 
 local states = {}
-local expiry = format('%d', now + policy.lease_ttl_ms)
+local expiry = format('%d', ctx.now + policy.lease_ttl_ms)
 -- The oldest lease_head that is not cancelled. While a resume goes on, the next train_version is not known.
 local oldest_head = 0
-if policy.cancel_stale_leases ~= 0 and not state.resuming then
-  oldest_head = next_train_version() - policy.max_staleness
+if policy.cancel_stale_leases ~= 0 and not ctx.state.resuming then
+  oldest_head = Timeline.next_train_version(ctx) - policy.max_staleness
 end
 
 -- The task's lease ends with it; the work goes on anew, from the beginning.
 local function cancel(task_id, task)
-  stat('leases_cancelled', 1)
+  Run.count(ctx, 'leases_cancelled', 1)
   if task.payload ~= '' then
-    discard_continuation(task)
+    Tasks.discard_continuation(ctx, task)
   end
-  reopen_task(task_id, task, now)
+  Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
 for index, id in ipairs(lease_ids) do
-  local task_id, generation, attempt = parse_lease_id(id)
-  local task = task_id and load_task(task_id)
+  local task_id, generation, attempt = Tasks.parse_lease_id(id)
+  local task = task_id and Tasks.load(task_id)
   states[index] = 'lost'
   if task and task.worker == worker_id and task.instance == instance_id
-    and live_expiry(task_id, task, generation, attempt) then
-    if effective(task.lease_epoch, task.lease_head) < oldest_head then
+    and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
+    if Timeline.effective(ctx, task.lease_epoch, task.lease_head) < oldest_head then
       cancel(task_id, task)
       states[index] = 'cancelled'
     else
-      call('ZADD', LEASES, expiry, entry(task_id, task))
+      call('ZADD', key('leases'), expiry, Tasks.entry(task_id, task))
       states[index] = 'live'
-      changed = true
+      ctx.changed = true
     end
   end
 end
-return reply('extended', close_run(), policy.lease_ttl_ms, states)
+return reply('extended', Run.close(ctx), policy.lease_ttl_ms, states)

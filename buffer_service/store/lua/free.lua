@@ -7,8 +7,9 @@
 
 -- @include free
 
-relieve()
-if not load_run() then
+local ctx = Run.context()
+Run.relieve()
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
-return reply('ok', free_some() and 1 or 0)
+return reply('ok', Free.portion(ctx) and 1 or 0)

@@ -12,6 +12,7 @@
 -- @include tasks
 -- @include staging
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, worker_id, instance_id, returns = unpack(request, 1, 4)
 
@@ -23,37 +24,37 @@ for _, given in ipairs(returns) do
 end
 
 if #payloads == 0 then
-  relieve()
+  Run.relieve()
 end
-local refusal = open_run(seen)
+local refusal = Run.open(ctx, seen)
 if refusal then
-  if state then
-    discard_staged(payloads)
+  if ctx.state then
+    Staging.discard(payloads)
   end
   return refusal
 end
 
 local outcomes = {}
 for index, given in ipairs(returns) do
-  local task_id, generation, attempt = parse_lease_id(given[1])
-  local task = task_id and load_task(task_id)
+  local task_id, generation, attempt = Tasks.parse_lease_id(given[1])
+  local task = task_id and Tasks.load(task_id)
   if task and task.worker == worker_id and task.instance == instance_id
-    and live_expiry(task_id, task, generation, attempt) then
-    stat('leases_returned', 1)
+    and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
+    Run.count(ctx, 'leases_returned', 1)
     if given[4] ~= '' then
-      trash(task.payload)
+      Tasks.trash(task.payload)
       task.payload, task.head_epoch, task.head, task.tokens = given[4], given[5], given[6], given[7]
     end
     outcomes[index] = 'pending'
     if given[2] ~= 'failed' then
-      reopen_task(task_id, task, now)
-    elseif fail_attempt(task_id, task, given[3]) then
+      Tasks.reopen(ctx, task_id, task, ctx.now)
+    elseif Tasks.fail_attempt(ctx, task_id, task, given[3]) then
       outcomes[index] = 'failed'
     end
   else
     outcomes[index] = 'lost'
-    trash(given[4])
+    Tasks.trash(given[4])
   end
 end
-unstage(payloads)
-return reply('returned', close_run(), outcomes)
+Staging.unstage(payloads)
+return reply('returned', Run.close(ctx), outcomes)

@@ -11,48 +11,50 @@
 
 -- @include inspecting
 
+local ctx = Run.context()
 local step, limit, is_filtered, environment, after = unpack(unpack_msg(ARGV[1]), 1, 5)
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state = ctx.state
 local groups = {}
 
 local function answer(place, following)
-  return reply('groups', state.revision, now, place, groups, following)
+  return reply('groups', state.revision, ctx.now, place, groups, following)
 end
 
 local function list_queue()
   local classes = {}
-  for _, class in ipairs(load_classes()) do
+  for _, class in ipairs(Queue.load_classes(ctx)) do
     if is_filtered == 0 or class.environment == environment then
       classes[#classes + 1] = class
     end
   end
-  local sources = class_sources(classes, 'fifo')
+  local sources = Queue.class_sources(ctx, classes, 'fifo')
   if after[1] then
     for _, source in ipairs(sources) do
       source.skipped = call('ZCOUNT', source.at, '-inf', format('%d', after[1]))
     end
   end
-  local open, members = open_sources(sources, floor(limit / math.max(1, #sources)) + 2), {}
+  local open, members = Picking.open(sources, floor(limit / math.max(1, #sources)) + 2), {}
   while #members < limit do
-    local member = next_member(open)
+    local member = Picking.next_member(open)
     if not member then
       break
     end
     members[#members + 1] = member
   end
-  for index, group in ipairs(load_groups(blocks_of(members))) do
-    groups[index] = describe_group(group, -1, -1)
+  for index, group in ipairs(Queue.load(ctx, Blocks.of(members))) do
+    groups[index] = Inspecting.describe_group(group, -1, -1)
   end
   return #members == limit and {tonumber(members[limit])} or {}
 end
 
 -- Groups of the chunk with this index, of the present timeline.
 local function load_chunk(round, rank, index)
-  local chunk = unpack_msg(call('HGET', CHUNKS, chunk_field(step, round, rank, index)))
+  local chunk = unpack_msg(call('HGET', key('chunks'), Batches.chunk_field(step, round, rank, index)))
   for _, group in ipairs(chunk) do
-    clamp(group)
+    Record.clamp(ctx, group)
   end
   return chunk
 end
@@ -81,7 +83,7 @@ local function list_rank(round, rank, chunks, sequence, left)
       if left > 0 and group[G_SEQUENCE] > sequence then
         left, sequence = left - 1, group[G_SEQUENCE]
         if is_filtered == 0 or group[G_ENVIRONMENT] == environment then
-          groups[#groups + 1] = describe_group(group, round, rank)
+          groups[#groups + 1] = Inspecting.describe_group(group, round, rank)
         end
       end
     end
@@ -95,13 +97,13 @@ local function list_step(header)
   local epoch, first_round, ranks, first_rank, first_sequence = unpack(after)
   if epoch then
     local is_same = epoch == state.epoch and first_round < header.rounds
-    if not is_same or ranks ~= #load_round(step, first_round).ranks then
+    if not is_same or ranks ~= #Batches.load_round(step, first_round).ranks then
       return nil
     end
   end
   local left = limit
   for round = first_round or 0, header.rounds - 1 do
-    local stored = load_round(step, round)
+    local stored = Batches.load_round(step, round)
     for rank = round == first_round and first_rank or 0, #stored.ranks - 1 do
       local chunks, sequence = stored.ranks[rank + 1][2], -1
       if round == first_round and rank == first_rank then
@@ -131,8 +133,8 @@ elseif step < state.checkpointed_steps then
 elseif step > state.next_step or step == state.next_step and state.rounds == 0 then
   return refuse('step_ahead', step, state.next_step)
 end
-local following = list_step(load_step(step))
+local following = list_step(Batches.load_step(step))
 if not following then
   return refuse('page_of_other_shards', step)
 end
-return answer(step_state(step), following)
+return answer(Batches.step_state(ctx, step), following)

@@ -9,22 +9,24 @@
 
 -- @include batches
 
+local ctx = Run.context()
 local limit, below = unpack(unpack_msg(ARGV[1]), 1, 2)
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state = ctx.state
 local newest = state.rounds > 0 and state.next_step or state.next_step - 1
 local first = below >= 0 and math.min(newest, below - 1) or newest
 local last = math.max(state.checkpointed_steps, first - limit + 1)
 local steps = {}
 for step = first, last, -1 do
-  local header = load_step(step)
-  local stored = load_round(step, header.rounds - 1)
+  local header = Batches.load_step(step)
+  local stored = Batches.load_round(step, header.rounds - 1)
   local total = stored.total
   steps[#steps + 1] = {
-    step, step_state(step), header.train_version, header.target, header.micro, header.rounds, #stored.ranks,
-    header.groups, header.samples, header.tokens, total.loss_tokens, header.bytes, total.staleness_sum,
+    step, Batches.step_state(ctx, step), header.train_version, header.target, header.micro, header.rounds,
+    #stored.ranks, header.groups, header.samples, header.tokens, total.loss_tokens, header.bytes, total.staleness_sum,
     total.staleness_max,
   }
 end
-return reply('steps', state.revision, now, steps, last > state.checkpointed_steps and last or -1)
+return reply('steps', state.revision, ctx.now, steps, last > state.checkpointed_steps and last or -1)

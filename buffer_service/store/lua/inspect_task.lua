@@ -8,16 +8,17 @@
 
 -- @include inspecting
 
+local ctx = Run.context()
 local task_id = unpack_msg(ARGV[1])[1]
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
-local task = load_task(task_id)
+local task = Tasks.load(task_id)
 if not task then
   return refuse('unknown_task', task_id)
 end
-local member = entry(task_id, task)
-local not_before = task.state == 'pending' and call('ZSCORE', DELAYED, member) or -1
-local expiry = task.state == 'leased' and call('ZSCORE', LEASES, member) or -1
-return reply('task', state.revision, now, policy.lease_ttl_ms,
-  describe_task(task_id, task, tonumber(not_before), tonumber(expiry)))
+local member = Tasks.entry(task_id, task)
+local not_before = task.state == 'pending' and call('ZSCORE', key('delayed'), member) or -1
+local expiry = task.state == 'leased' and call('ZSCORE', key('leases'), member) or -1
+return reply('task', ctx.state.revision, ctx.now, ctx.policy.lease_ttl_ms,
+  Inspecting.describe_task(ctx, task_id, task, tonumber(not_before), tonumber(expiry)))

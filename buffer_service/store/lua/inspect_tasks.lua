@@ -11,27 +11,28 @@
 
 -- @include inspecting
 
+local ctx = Run.context()
 local set, limit, is_filtered, environment, worker_id, after = unpack(unpack_msg(ARGV[1]), 1, 6)
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
 local tasks = {}
 
 local function add(task_id, not_before, expiry)
-  local task = load_task(task_id)
+  local task = Tasks.load(task_id)
   if task and (is_filtered == 0 or task.environment == environment) then
-    tasks[#tasks + 1] = describe_task(task_id, task, not_before, expiry)
+    tasks[#tasks + 1] = Inspecting.describe_task(ctx, task_id, task, not_before, expiry)
   end
 end
 
 local function answer(following)
-  return reply('tasks', state.revision, now, policy.lease_ttl_ms, tasks, following)
+  return reply('tasks', ctx.state.revision, ctx.now, ctx.policy.lease_ttl_ms, tasks, following)
 end
 
 -- Up to `count` entries of a sorted set after (score, sequence), or from its beginning; calls visit(member, score).
 -- Returns how many, and the last one's score and sequence.
 local function each_entry(at, score, sequence, count, visit)
-  local first = score and rank_after(at, score, sequence) or 0
+  local first = score and Inspecting.rank_after(at, score, sequence) or 0
   local flat = call('ZRANGE', at, first, first + count - 1, 'WITHSCORES')
   for index = 1, #flat, 2 do
     score = tonumber(flat[index + 1])
@@ -45,8 +46,8 @@ local function list_pending()
   local left, due, last, score, sequence = limit, after[1] == 1, after[2], after[3], after[4]
   local seen
   if not due then
-    seen, score, sequence = each_entry(DELAYED, score, sequence, left, function(member, not_before)
-      add(entry_task_id(member), not_before, -1)
+    seen, score, sequence = each_entry(key('delayed'), score, sequence, left, function(member, not_before)
+      add(Tasks.id_of_entry(member), not_before, -1)
     end)
     left = left - seen
     if left == 0 then
@@ -54,8 +55,8 @@ local function list_pending()
     end
     last = nil
   end
-  local names, places = {}, environment_places()
-  for name in pairs(pending_names()) do
+  local names, places = {}, Picking.environment_places()
+  for name in pairs(Pending.names(ctx)) do
     if (is_filtered == 0 or name == environment) and (not last or places[name] >= (places[last] or 0)) then
       names[#names + 1] = name
     end
@@ -67,8 +68,8 @@ local function list_pending()
     if name ~= last then
       score, sequence = nil, nil
     end
-    seen, score, sequence = each_entry(pending_key(name), score, sequence, left, function(member)
-      add(entry_task_id(member), -1, -1)
+    seen, score, sequence = each_entry(Pending.key_of(name), score, sequence, left, function(member)
+      add(Tasks.id_of_entry(member), -1, -1)
     end)
     left = left - seen
     if left == 0 then
@@ -83,12 +84,12 @@ local function list_leased()
   if worker_id ~= '' then
     scanned = call('SSCAN', key('held:' .. worker_id), after[1] or '0', 'COUNT', limit)
     for _, member in ipairs(scanned[2]) do
-      add(entry_task_id(member), -1, tonumber(call('ZSCORE', LEASES, member)))
+      add(Tasks.id_of_entry(member), -1, tonumber(call('ZSCORE', key('leases'), member)))
     end
   else
-    scanned = call('ZSCAN', LEASES, after[1] or '0', 'COUNT', limit)
+    scanned = call('ZSCAN', key('leases'), after[1] or '0', 'COUNT', limit)
     for index = 1, #scanned[2], 2 do
-      add(entry_task_id(scanned[2][index]), -1, tonumber(scanned[2][index + 1]))
+      add(Tasks.id_of_entry(scanned[2][index]), -1, tonumber(scanned[2][index + 1]))
     end
   end
   return scanned[1] ~= '0' and {scanned[1]} or {}

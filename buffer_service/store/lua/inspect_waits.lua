@@ -15,28 +15,30 @@
 -- @include inspecting
 -- @include waiting
 
+local ctx = Run.context()
 local limit = unpack_msg(ARGV[1])[1]
-if not load_run() then
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state = ctx.state
 
 local function first_of(at, command)
   return call(command, at, 0, limit - 1, 'WITHSCORES')
 end
 
 local pushes, leases, asked = {}, {}, {}
-local flat = first_of(WAITING, 'ZRANGE')
+local flat = first_of(key('waiting'), 'ZRANGE')
 for index = 1, #flat, 2 do
   local tried = call('ZSCORE', key('staging'), flat[index])
-  local since = math.min(now, tonumber(flat[index + 1]))
+  local since = math.min(ctx.now, tonumber(flat[index + 1]))
   if since < state.created_ms then
     since = 0
   end
   pushes[#pushes + 1] = {flat[index], since, tonumber(tried or '0')}
 end
-flat = first_of(LEASES, 'ZRANGE')
+flat = first_of(key('leases'), 'ZRANGE')
 for index = 1, #flat, 2 do
-  leases[#leases + 1] = describe_lease(flat[index], tonumber(flat[index + 1]))
+  leases[#leases + 1] = Inspecting.describe_lease(ctx, flat[index], tonumber(flat[index + 1]))
 end
 flat = first_of(key('workers_heard'), 'ZREVRANGE')
 for index = 1, #flat, 2 do
@@ -49,14 +51,15 @@ end
 
 local forming, target = 0, 0
 if state.rounds > 0 then
-  local open = load_step(state.next_step)
+  local open = Batches.load_step(state.next_step)
   forming, target = open.groups, open.target
 end
-local backing_off = call('ZCARD', DELAYED)
+local backing_off = call('ZCARD', key('delayed'))
 local clock = {
-  queued_count(), forming, target, state.version, state.next_step, state.published_steps,
-  pending_count() - backing_off, backing_off,
+  Queue.count(ctx), forming, target, state.version, state.next_step, state.published_steps,
+  Pending.count(ctx) - backing_off, backing_off,
 }
 local needed = call('HGET', RUN, 'needed')
-return reply('waits', state.revision, now, policy, call('ZCARD', WAITING), pushes, call('ZCARD', LEASES), leases,
+return reply('waits', state.revision, ctx.now, ctx.policy, call('ZCARD', key('waiting')), pushes,
+  call('ZCARD', key('leases')), leases,
   call('ZCARD', key('workers_heard')), asked, clock, tonumber(needed or '0'))

@@ -8,20 +8,22 @@
 
 -- @include commit
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, version, plan = unpack(request, 1, 4)
 
-relieve()
-local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
+Run.relieve()
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
+local state = ctx.state
 if version <= state.version then
   return refuse('version_conflict', version, state.version)
 end
 if call('HGET', RUN, 'plan') ~= plan then
   call('HSET', RUN, 'plan', plan, 'plan_version', format('%d', version))
-  changed = true
-  topics.weights = true
+  ctx.changed = true
+  ctx.topics.weights = true
 end
-return reply('ok', close_run())
+return reply('ok', Run.close(ctx))

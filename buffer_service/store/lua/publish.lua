@@ -11,14 +11,16 @@
 -- @include commit
 -- @include totals
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, version, manifest, commit_through, busy_ms, wait_ms = unpack(request, 1, 7)
 
-relieve()
-local refusal = open_run(seen) or check_epoch(epoch) or check_trainer()
+Run.relieve()
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
+local state, topics = ctx.state, ctx.topics
 local manifests, commits = key('manifests'), key('commits')
 local published_manifest = call('HGET', manifests, format('%d', state.version)) or ''
 local is_repeat = version == state.version and manifest == published_manifest
@@ -30,11 +32,11 @@ if commit_through >= state.next_step then
 end
 
 if commit_through >= 0 then
-  commit_steps(commit_through + 1)
+  Commit.commit_steps(ctx, commit_through + 1)
 end
 if busy_ms >= 0 then
   local said, clock = call('HGET', RUN, 'trainer'), {busy_ms, wait_ms}
-  total_growth({'trainer_busy_ms', 'trainer_wait_ms'}, said and unpack_msg(said), clock)
+  Totals.grow(ctx, {'trainer_busy_ms', 'trainer_wait_ms'}, said and unpack_msg(said), clock)
   call('HSET', RUN, 'trainer', pack(clock))
 end
 if not is_repeat then
@@ -49,17 +51,17 @@ if not is_repeat then
     call('HSET', manifests, format('%d', version), manifest)
   end
   if version >= tonumber(call('HGET', RUN, 'plan_version') or math.huge) then
-    forget_plan()
+    Commit.forget_plan()
   end
   state.version = version
   state.published_steps = state.committed_steps
   if commit_through < 0 then
     -- Weights without a word on what they include: everything but the batches that may be prefetched.
-    state.published_steps = math.max(state.committed_steps, state.next_step - policy.prefetch_batches)
+    state.published_steps = math.max(state.committed_steps, state.next_step - ctx.policy.prefetch_batches)
   end
-  keep_snapshot(version)
-  changed = true
+  Totals.keep_snapshot(ctx, version)
+  ctx.changed = true
   topics.weights, topics.tasks, topics.groups = true, true, true
 end
-local revision = close_run()
-return reply('published', revision, state.epoch, state.version, state.committed_steps, free_some() and 1 or 0)
+local revision = Run.close(ctx)
+return reply('published', revision, state.epoch, state.version, state.committed_steps, Free.portion(ctx) and 1 or 0)

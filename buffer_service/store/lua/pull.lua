@@ -21,18 +21,20 @@
 -- @include rounds
 -- @include waiting
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, step, rank, world_size, train_version, round, batch_groups, portion = unpack(request, 1, 9)
 local again = request[10] == 1
 
-relieve()
-local refusal = open_run(seen) or check_epoch(epoch)
-if not refusal and state.resuming then
+Run.relieve()
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch)
+if not refusal and ctx.state.resuming then
   refusal = refuse('run_paused', 'resuming')
 end
 if refusal then
   return refusal
 end
+local state, policy, topics = ctx.state, ctx.policy, ctx.topics
 if state.world_size ~= 0 and world_size ~= state.world_size then
   return refuse('world_size_mismatch', world_size, state.world_size)
 end
@@ -45,26 +47,26 @@ end
 
 -- Ends a try that has its answer: earlier calls of it left the revision to this one.
 local function end_run()
-  changed = changed or again
-  return close_run()
+  ctx.changed = ctx.changed or again
+  return Run.close(ctx)
 end
 
 local function go_on()
-  close_run(true)
+  Run.close(ctx, true)
   return reply('more')
 end
 
 local function answer(header, stored, replayed)
   if state.world_size == 0 then
     state.world_size = world_size
-    changed = true
+    ctx.changed = true
   end
-  local chunks = rank_chunks(step, round, stored, rank)
+  local chunks = Batches.rank_chunks(step, round, stored, rank)
   local final = step < state.next_step and round == header.rounds - 1
   local total = stored.total
   return reply('batch', end_run(), step, round, final and 1 or 0, header.train_version, total.groups,
     total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
-    stored.ranks[rank + 1][1], replayed, queued_count(), state.forks, chunks)
+    stored.ranks[rank + 1][1], replayed, Queue.count(ctx), state.forks, chunks)
 end
 
 -- The most groups that a step of its own size may have, as domain/liveness.py argues.
@@ -85,14 +87,15 @@ local function most_batch_groups()
 end
 
 local is_open = step == state.next_step and state.rounds > 0
-local header = (is_open or step < state.next_step) and load_step(step) or nil
+local header = (is_open or step < state.next_step) and Batches.load_step(step) or nil
 local closed = header and header.rounds or 0
 if round < closed then
-  local stored = load_round(step, round)
+  local stored = Batches.load_round(step, round)
   if #stored.ranks ~= world_size then
     -- A new epoch pulls with another number of ranks.
-    store_round(step, round, stored, split(round_groups(step, round, stored), world_size, header.equal == 1))
-    changed = true
+    local groups = Batches.round_groups(step, round, stored)
+    Batches.store_round(ctx, step, round, stored, Sharding.split(groups, world_size, header.equal == 1))
+    ctx.changed = true
   end
   return answer(header, stored, 1)
 elseif step < state.next_step then
@@ -101,16 +104,16 @@ elseif round > closed then
   return refuse('round_ahead', round, closed, step)
 end
 
-refusal = check_paused()
+refusal = Run.check_paused(ctx)
 if refusal then
   return refusal
 end
 -- Whoever began to gather the round has decided what it is, as if the round were closed.
 local terms = {}
 if state.gathered then
-  terms = {gathered_terms()}
+  terms = {Gathering.terms()}
   if not terms[1] or not is_open and terms[1] < state.version then
-    give_back_gathered()
+    Gathering.give_back(ctx)
     return go_on()
   elseif terms[3] ~= world_size then
     return refuse('world_size_mismatch', world_size, terms[3])
@@ -133,7 +136,7 @@ else
     return refuse('batch_groups', batch_groups, most)
   end
   train_version, batch_groups = terms[1] or train_version, terms[2] or batch_groups
-  header = new_step(train_version, batch_groups)
+  header = Rounds.new_step(ctx, train_version, batch_groups)
 end
 train_version = header.train_version
 
@@ -142,13 +145,13 @@ local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale, members, blocks = stalest(1000 * (train_version - policy.max_staleness), portion)
-  unindex_groups(stale, members, blocks, 'stalest_first')
+  local stale, members, blocks = Queue.stalest(ctx, 1000 * (train_version - policy.max_staleness), portion)
+  Queue.remove(ctx, stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
-      replace_group(group, 'queued', 'recycled', 'dropped_stale')
+      Groups.replace(ctx, group, 'queued', 'recycled', 'dropped_stale')
     elseif policy.stale_action == 'drop' then
-      end_group(group, 'queued', 'dropped_stale')
+      Groups.finish(ctx, group, 'queued', 'dropped_stale')
     else
       error('unknown stale_action ' .. policy.stale_action)
     end
@@ -182,35 +185,37 @@ local function next_round()
   if state.gathered then
     gathered, gathered_tokens = state.gathered[2], state.gathered[4]
   end
-  local queued = queued_count()
-  local is_enough = queued >= size or (budget > 0 and ledger.groups.queued[3] >= budget)
+  local queued = Queue.count(ctx)
+  local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[3] >= budget)
   if is_enough and queued >= multiple then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
     local is_last = gathered + count == size
     local stride = not is_last and call('HGET', RUN, 'queue_stride') or ''
     local space, tasks = topics.space, topics.tasks
-    local groups = take(count, budget > 0 and budget - gathered_tokens, multiple, gathered == 0 and multiple or 0)
+    local least = gathered == 0 and multiple or 0
+    local groups = Queue.take(ctx, count, budget > 0 and budget - gathered_tokens, multiple, least)
     if #groups == count and not is_last then
-      keep_gathered({train_version, batch_groups, world_size}, stride, groups, {sum_groups(groups, train_version)})
+      local sums = {Batches.sum(groups, train_version)}
+      Gathering.keep(ctx, {train_version, batch_groups, world_size}, stride, groups, sums)
       -- They leave room when the round is closed.
       topics.space, topics.tasks = space, tasks
       return go_on()
     end
-    return answer(header, close_round(header, groups, world_size), 0)
+    return answer(header, Rounds.close(ctx, header, groups, world_size), 0)
   elseif gathered > 0 then
     -- Some of what was queued was dropped meanwhile: a pull that waits holds nothing.
-    give_back_gathered()
+    Gathering.give_back(ctx)
     return go_on()
   end
 
-  local leased = call('ZCARD', LEASES)
-  if state.draining and leased == 0 and not head_of_line() then
+  local leased = call('ZCARD', key('leases'))
+  if state.draining and leased == 0 and not Waiting.head(ctx) then
     end_run()
     return refuse('run_paused', 'drained')
   end
   -- With enough tokens it waits for a group for each rank.
-  want_groups(is_enough and multiple or size)
-  return reply('short', end_run(), queued, size, leased, pending_count(), call('HEXISTS', RUN, 'asked'))
+  Run.want_groups(ctx, is_enough and multiple or size)
+  return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'))
 end
 
 return next_round()

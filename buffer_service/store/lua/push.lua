@@ -17,33 +17,35 @@
 --         is a run
 -- Complexity O(classes + (groups + 128 dropped) * log queued)
 
+-- @include accepted
 -- @include groups
 -- @include gathering
 -- @include environments
 -- @include remembered
 -- @include staging
--- @include totals
 -- @include waiting
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local groups, retry, again = request[2], request[3] == 1, request[4] == 1
 -- Groups that this call may still drop: few enough that it holds the store up for milliseconds only.
-local drops_left = 128
+ctx.drops_left = 128
 
-local refusal = open_run(request[1])
+local refusal = Run.open(ctx, request[1])
 if not refusal then
-  refusal = check_rolled_back()
+  refusal = Run.check_rolled_back(ctx)
 end
 if refusal then
-  if state then
+  if ctx.state then
     local payloads = {}
     for index, group in ipairs(groups) do
-      payloads[index] = group[4]
+      payloads[index] = group[P_PAYLOAD]
     end
-    discard_staged(payloads)
+    Staging.discard(payloads)
   end
   return refusal
 end
+local state, policy, topics = ctx.state, ctx.policy, ctx.topics
 
 -- What becomes of an attempt whose task exists: 'accept', or an outcome.
 local function judge(task, generation, attempt)
@@ -70,17 +72,18 @@ end
 
 -- What makes a group unacceptable whatever the state of the queue: {field, value, limit}, or nil. And its attempt.
 local function check_group(group)
-  local task_id, generation, id, tokens, bytes = group[1], group[2], group[3], group[10], group[12]
+  local task_id, generation, id = group[P_TASK_ID], group[P_GENERATION], group[P_LEASE_ID]
+  local tokens, bytes = group[P_TOKENS], group[P_BYTES]
   local attempt = 0
   if id ~= '' then
-    local leased_task, leased_generation, leased_attempt = parse_lease_id(id)
+    local leased_task, leased_generation, leased_attempt = Tasks.parse_lease_id(id)
     if leased_task ~= task_id or leased_generation ~= generation then
       return {'lease_id', id, 'task_id/generation/attempt of this group'}
     end
     attempt = leased_attempt
   end
   -- Versions do not fall within a sample, so the tail is the newest of all. Those of earlier epochs are clamped.
-  local epoch, version = group[7], group[8]
+  local epoch, version = group[P_TAIL_EPOCH], group[P_TAIL]
   if epoch > state.epoch then
     return {'samples.spans.version.epoch', format('%d', epoch), format('at most %d, the epoch of the run', state.epoch)}
   elseif epoch == state.epoch and version > state.version
@@ -107,7 +110,7 @@ local function filtered_by(group)
   if not filter_set then
     return nil
   end
-  local equal_rewards, mean_reward, shortest, longest = unpack(group, 16, 19)
+  local equal_rewards, mean_reward, shortest, longest = unpack(group, P_EQUAL_REWARDS, P_MAX_RESPONSE_TOKENS)
   local most = policy.filter_max_response_tokens
   if policy.filter_equal_rewards ~= 0 and equal_rewards == 1 then
     return 'filtered_equal_rewards'
@@ -122,41 +125,41 @@ end
 -- The group waits: in the line, or by its staging alone for a resume that goes on.
 local function block(group, task, attempt, is_in_line)
   if is_in_line then
-    wait_in_line(group[4])
+    Waiting.join(ctx, group[P_PAYLOAD])
   end
-  call('ZADD', key('staging'), format('%d', now), group[4])
-  if attempt > 0 and live_expiry(group[1], task, task.generation, attempt) then
-    call('ZADD', LEASES, format('%d', now + policy.lease_ttl_ms), entry(group[1], task))
-    changed = true
+  call('ZADD', key('staging'), format('%d', ctx.now), group[P_PAYLOAD])
+  if attempt > 0 and Tasks.live_expiry(ctx, group[P_TASK_ID], task, task.generation, attempt) then
+    call('ZADD', key('leases'), format('%d', ctx.now + policy.lease_ttl_ms), Tasks.entry(group[P_TASK_ID], task))
+    ctx.changed = true
   end
   return 'blocked'
 end
 
 -- Makes room by the overflow action; an outcome when there is none.
 local function make_room(group, task, attempt)
-  local action, tokens, bytes = policy.overflow_action, group[10], group[12]
+  local action, tokens, bytes = policy.overflow_action, group[P_TOKENS], group[P_BYTES]
   if action == 'block' then
-    if is_behind_others(group[4]) or not fits(1, tokens, bytes) then
+    if Waiting.is_behind_others(ctx, group[P_PAYLOAD]) or not Groups.fits(ctx, 1, tokens, bytes) then
       return block(group, task, attempt, true)
     end
   elseif state.resuming then
     -- What it takes back from steps has its place first.
-    return not fits(1, tokens, bytes) and block(group, task, attempt, false) or nil
+    return not Groups.fits(ctx, 1, tokens, bytes) and block(group, task, attempt, false) or nil
   elseif action == 'reject' then
-    return not fits(1, tokens, bytes) and 'rejected_full' or nil
+    return not Groups.fits(ctx, 1, tokens, bytes) and 'rejected_full' or nil
   elseif action ~= 'drop_oldest' then
     error('unknown overflow_action ' .. action)
   end
-  while not fits(1, tokens, bytes) do
-    if drops_left == 0 then
+  while not Groups.fits(ctx, 1, tokens, bytes) do
+    if ctx.drops_left == 0 then
       return 'more'
-    elseif not drop_oldest() then
+    elseif not Groups.drop_oldest(ctx) then
       if not state.gathered then
         return 'rejected_full'
       end
-      give_back_gathered()
+      Gathering.give_back(ctx)
     end
-    drops_left = drops_left - 1
+    ctx.drops_left = ctx.drops_left - 1
   end
   return nil
 end
@@ -164,90 +167,48 @@ end
 -- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
 local function follow_acceptance(passed)
   if filter_set then
-    local statistics = ledger.statistics
+    local statistics = ctx.ledger.statistics
     statistics.recent_acceptance_ppm = floor((statistics.recent_acceptance_ppm * 63 + (passed and 1000000 or 0)) / 64)
   end
-end
-
--- What this call accepts, in the order of ACCEPTED; response tokens by environment; samples by bucket of lengths.
-local ACCEPTED = {'accepted_groups', 'accepted_samples', 'accepted_response_tokens', 'accepted_longest_tokens',
-  'accepted_reward_milli', 'accepted_turns', 'accepted_truncated_samples', 'generated_groups', 'generation_ms'}
-local accepted, response_tokens, by_length = {0, 0, 0, 0, 0, 0, 0, 0, 0}, {}, {}
-
--- Counts a group that is being accepted; a lease counts when it is the task's last one, whose beginning is known.
-local function count_accepted(group, task, attempt)
-  local environment, tokens, buckets = group[14], group[22], group[26]
-  accepted[1], accepted[2], accepted[3] = accepted[1] + 1, accepted[2] + group[9], accepted[3] + tokens
-  accepted[4], accepted[5], accepted[6] = accepted[4] + group[19], accepted[5] + group[23], accepted[6] + group[24]
-  accepted[7] = accepted[7] + group[25]
-  if attempt > 0 and attempt == task.attempt then
-    accepted[8], accepted[9] = accepted[8] + 1, accepted[9] + now - task.granted
-  end
-  response_tokens[environment] = (response_tokens[environment] or 0) + tokens
-  for index = 1, #buckets, 2 do
-    by_length[buckets[index]] = (by_length[buckets[index]] or 0) + buckets[index + 1]
-  end
-end
-
--- Before the environments are written, which `response_tokens` adds to.
-table.insert(before_close, 1, function()
-  for place, name in ipairs(ACCEPTED) do
-    count_total(name, accepted[place])
-  end
-  for environment, tokens in pairs(response_tokens) do
-    local its = environment_totals(environment)
-    add_total(its, 1, tokens)
-  end
-  for bucket, samples in pairs(by_length) do
-    call('HINCRBY', key('response_lengths'), format('%d', bucket), format('%d', samples))
-  end
-end)
-
--- What assembly needs of a group: see lib/record.lua.
-local function pack_responses(group)
-  local packed, versions = struct.pack(RESPONSES, group[22], group[19], group[23], group[24], group[25]), group[27]
-  for index = 1, #versions, 3 do
-    local version = effective(versions[index], versions[index + 1])
-    packed = packed .. struct.pack(VERSION_TOKENS, version, versions[index + 2])
-  end
-  return packed
 end
 
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   state.sequence = state.sequence + 1
   state.leaseless = state.leaseless or attempt == 0 or nil
-  local task_id, environment = group[1], group[14]
-  count_accepted(group, task, attempt)
+  local task_id, environment = group[P_TASK_ID], group[P_ENVIRONMENT]
+  Accepted.add(ctx, group, task, attempt)
   if task.state ~= 'new' then
-    unindex_task(task_id, task)
+    Tasks.unindex(ctx, task_id, task)
   end
-  move_task(task, 'completed')
-  drop_continuation(task)
-  task.accepted, task.body, task.worker, task.instance = attempt, group[4], '', ''
+  Ledger.move_task(ctx, task, 'completed')
+  Tasks.drop_continuation(task)
+  task.accepted, task.body, task.worker, task.instance = attempt, group[P_PAYLOAD], '', ''
   task.filtered, task.group = filter and true or nil, state.sequence
-  save_task(task_id, task)
+  Tasks.save(task_id, task)
   local made = {
-    format('%s/%d', task_id, group[2]), task_id, state.sequence, group[4],
-    effective(group[5], group[6]), effective(group[7], group[8]), state.epoch,
-    group[9], group[10], group[11], group[12], group[13], environment, task.priority,
-    effective_milli(group[7], group[15]),
-    pack_responses(group),
+    format('%s/%d', task_id, group[P_GENERATION]), task_id, state.sequence, group[P_PAYLOAD],
+    Timeline.effective(ctx, group[P_HEAD_EPOCH], group[P_HEAD]),
+    Timeline.effective(ctx, group[P_TAIL_EPOCH], group[P_TAIL]), state.epoch,
+    group[P_SAMPLES], group[P_TOKENS], group[P_LOSS_TOKENS], group[P_BYTES], group[P_SPANS], environment, task.priority,
+    Timeline.effective_milli(ctx, group[P_TAIL_EPOCH], group[P_MEAN]),
+    Accepted.pack_responses(ctx, group),
   }
-  know_environment(environment)
+  Environments.know(ctx, environment)
   follow_acceptance(not filter)
   if filter then
-    stat(filter, 1)
-    move_group(made, 'new', 'filtered')
-    bury_task(task_id)
+    Run.count(ctx, filter, 1)
+    Groups.move(ctx, made, 'new', 'filtered')
+    Tasks.bury(ctx, task_id)
     topics.tasks = true
   else
-    queue_group(made, 'new')
+    Groups.queue(ctx, made, 'new')
   end
-  if is_recorded() then
-    record('accepted', {
-      now, made[G_ID], state.sequence, environment, group[20], group[21], group[10], group[12],
-      made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[4],
+  if Run.is_recorded(ctx) then
+    Run.record(ctx, 'accepted', {
+      ctx.now, made[G_ID], state.sequence, environment, group[P_RESPONSE_LENGTHS], group[P_REWARDS],
+      group[P_TOKENS], group[P_BYTES],
+      made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[P_PAYLOAD],
     })
   end
   return filter and 'filtered' or 'queued'
@@ -258,31 +219,31 @@ local function push(group)
   if invalid then
     return invalid
   end
-  local task = load_task(group[1])
-  if task and task.body == group[4] then
+  local task = Tasks.load(group[P_TASK_ID])
+  if task and task.body == group[P_PAYLOAD] then
     -- This very payload was accepted by a call whose reply got lost.
     return task.filtered and 'filtered' or 'queued', true
-  elseif is_gone(group[4]) then
+  elseif is_gone(group[P_PAYLOAD]) then
     return 'gone'
   elseif task then
-    local verdict = judge(task, group[2], attempt)
+    local verdict = judge(task, group[P_GENERATION], attempt)
     if verdict ~= 'accept' then
       return verdict
     end
   elseif attempt > 0 then
     return 'unknown_lease'
-  elseif group[2] ~= 0 then
-    return {'generation', format('%d', group[2]), '0 for a task pushed without a lease'}
+  elseif group[P_GENERATION] ~= 0 then
+    return {'generation', format('%d', group[P_GENERATION]), '0 for a task pushed without a lease'}
   else
-    local refused = recall(group[1], group[28])
+    local refused = Remembered.recall(ctx, group[P_TASK_ID], group[P_FIRST_REVISION])
     if refused then
       return refused
     end
-    task = new_task(0, 0, group[14])
+    task = Tasks.new(0, 0, group[P_ENVIRONMENT])
     task.leaseless = true
   end
-  if not environment_fits(group[14]) then
-    return {'environment', group[14], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
+  if not Environments.fits(ctx, group[P_ENVIRONMENT]) then
+    return {'environment', group[P_ENVIRONMENT], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
   local filter = filtered_by(group)
   return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
@@ -290,7 +251,7 @@ end
 
 local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
 for index, group in ipairs(groups) do
-  local payload = group[4]
+  local payload = group[P_PAYLOAD]
   -- The order of the groups is kept: those behind one that has to come again come with it.
   if outcome ~= 'more' then
     outcome, is_repeat = push(group)
@@ -299,20 +260,21 @@ for index, group in ipairs(groups) do
   if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
     if counters[outcome] then
-      stat(counters[outcome], 1)
+      Run.count(ctx, counters[outcome], 1)
     end
     if outcome ~= 'queued' and not is_repeat then
-      trash(payload)
+      Tasks.trash(payload)
     end
     if retry then
-      leave_line(payload)
+      Waiting.leave(ctx, payload)
     end
   end
 end
-if somebody_left() and somebody_waits() then
+if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then
   topics.space = true
 end
-unstage(settled)
+Staging.unstage(settled)
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
-changed = changed or again
-return reply('pushed', close_run(outcome == 'more'), state.epoch, state.version, outcomes)
+ctx.changed = ctx.changed or again
+Accepted.count(ctx)
+return reply('pushed', Run.close(ctx, outcome == 'more'), state.epoch, state.version, outcomes)

@@ -12,19 +12,21 @@
 -- @include places
 -- @include totals
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, engine_id, report, engine_state, wants_load = unpack(request, 1, 5)
-relieve()
-local refusal = open_run(seen)
+Run.relieve()
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
+local state = ctx.state
 if call('HGET', key('engines'), engine_id) ~= report then
   call('HSET', key('engines'), engine_id, report)
-  changed = true
-  topics.tasks = true
+  ctx.changed = true
+  ctx.topics.tasks = true
 end
-hear_engine(engine_id)
+Places.hear_engine(ctx, engine_id)
 
 local counters = {unpack(request, 6, 8)}
 local said, packed = call('HGET', key('engine_counters'), engine_id), pack(counters)
@@ -32,19 +34,19 @@ if said ~= packed then
   call('HSET', key('engine_counters'), engine_id, packed)
   -- What an engine did before the run heard of it, in a deleted run of this name perhaps, is none of this run's.
   local before = said and unpack_msg(said) or counters
-  total_growth({'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, before, counters)
+  Totals.grow(ctx, {'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, before, counters)
 end
 
 if #request[9] > 0 then
-  count_reloads(engine_id, request[9])
+  Totals.count_reloads(engine_id, request[9])
 end
 
 -- An engine that does not serve anyway cannot be taken out of service: it needs no place.
-local needs_place = place_limit() > 0 and (engine_state == 'ready' or engine_state == 'loading')
+local needs_place = Places.limit(ctx) > 0 and (engine_state == 'ready' or engine_state == 'loading')
 local may_load = not needs_place
 if needs_place and wants_load == 1 then
-  may_load = take_place(engine_id)
+  may_load = Places.take(ctx, engine_id)
 else
-  leave_place(engine_id)
+  Places.leave(ctx, engine_id)
 end
-return reply('ok', close_run(), state.epoch, state.version, may_load and 1 or 0)
+return reply('ok', Run.close(ctx), state.epoch, state.version, may_load and 1 or 0)

@@ -9,20 +9,22 @@
 
 -- @include batches
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local epoch, step, reported = unpack(request, 1, 3)
 
-relieve()
-if not begin_run() then
+Run.relieve()
+if not Run.begin(ctx) then
   return refuse('unknown_run')
 end
-local refusal = check_epoch(epoch)
+local state = ctx.state
+local refusal = Run.check_epoch(ctx, epoch)
 if refusal then
   return refusal
 end
 local is_delivered = step >= state.committed_steps and step < state.next_step
 local is_open = step == state.next_step and state.rounds > 0
-local header = not state.resuming and (is_delivered or is_open) and load_step(step)
+local header = not state.resuming and (is_delivered or is_open) and Batches.load_step(step)
 local gone, lost = {}, 0
 for _, payload in ipairs(reported) do
   gone[payload] = true
@@ -30,16 +32,16 @@ end
 
 -- Takes the lost groups out of a round; returns it and whether there were any.
 local function settle_lost(round)
-  local stored, before = load_round(step, round), lost
+  local stored, before = Batches.load_round(step, round), lost
   local kept, shards = {}, {}
   for rank = 0, #stored.ranks - 1 do
     local shard = {}
-    for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
+    for _, chunk in ipairs(Batches.rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         if gone[group[G_PAYLOAD]] then
           lost = lost + 1
-          count_in_step(header, -1, (sum_groups({group}, header.train_version)))
-          replace_group(group, step_state(step), 'lost', 'lost')
+          Batches.count(header, -1, (Batches.sum({group}, header.train_version)))
+          Groups.replace(ctx, group, Batches.step_state(ctx, step), 'lost', 'lost')
         else
           shard[#shard + 1] = group
           kept[#kept + 1] = group
@@ -49,9 +51,9 @@ local function settle_lost(round)
     shards[rank + 1] = shard
   end
   if lost > before then
-    local _, own = sum_groups(kept, header.train_version)
+    local _, own = Batches.sum(kept, header.train_version)
     stored.own = own
-    store_round(step, round, stored, shards)
+    Batches.store_round(ctx, step, round, stored, shards)
   end
   return stored
 end
@@ -61,13 +63,13 @@ if header then
   for round = 0, header.rounds - 1 do
     local stored = settle_lost(round)
     if lost > 0 then
-      stored.total = up_to(earlier, stored.own)
-      save_round(step, round, stored)
+      stored.total = Batches.up_to(earlier, stored.own)
+      Batches.save_round(step, round, stored)
     end
     earlier = stored.total
   end
   if lost > 0 then
-    save_step(step, header)
+    Batches.save_step(step, header)
   end
 end
-return reply('ok', close_run(), lost)
+return reply('ok', Run.close(ctx), lost)

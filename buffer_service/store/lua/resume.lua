@@ -10,20 +10,22 @@
 
 -- @include resuming
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local step, mode, request_id, allow_regenerate = unpack(request, 1, 4)
 
-relieve()
-if not begin_run() then
+Run.relieve()
+if not Run.begin(ctx) then
   return refuse('unknown_run')
 end
+local state, topics = ctx.state, ctx.topics
 
 if not state.resuming then
   local last = call('HGET', RUN, 'last_resume')
   if last then
     last = unpack_msg(last)
     if last[1] == request_id then
-      return reply('resumed', close_run(), unpack(last, 2, 7))
+      return reply('resumed', Run.close(ctx), unpack(last, 2, 7))
     end
   end
   if step == -1 then
@@ -36,23 +38,23 @@ if not state.resuming then
   if regenerate and allow_regenerate ~= 1 then
     return refuse('replay_gap', step, state.checkpointed_steps)
   end
-  if free_some() then
+  if Free.portion(ctx) then
     return reply('more')
   end
-  begin_resume(request_id, step, mode, regenerate)
+  Resuming.begin(ctx, request_id, step, mode, regenerate)
 end
 
-changed = true
-if go_on() then
-  recompute_pause()
-  close_run(true)
+ctx.changed = true
+if Resuming.go_on(ctx) then
+  Run.recompute_pause(ctx)
+  Run.close(ctx, true)
   return reply('more')
 end
 local is_mine = state.resuming[1] == request_id
-local facts = end_resume()
-recompute_pause()
+local facts = Resuming.finish(ctx)
+Run.recompute_pause(ctx)
 topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
-local revision = close_run()
+local revision = Run.close(ctx)
 if is_mine then
   return reply('resumed', revision, unpack(facts))
 end

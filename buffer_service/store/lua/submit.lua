@@ -12,13 +12,15 @@
 -- @include tasks
 -- @include environments
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local seen, epoch, request_id, expected_cursor, cursor, feeder_state, submitted = unpack(request, 1, 7)
 
-local refusal = open_run(seen) or check_epoch(epoch)
+local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch)
 if refusal then
   return refusal
 end
+local state, policy = ctx.state, ctx.policy
 if state.paused ~= '' or state.draining then
   return refuse('run_paused', state.paused ~= '' and state.paused or 'draining')
 end
@@ -27,14 +29,14 @@ local last = call('HGET', RUN, 'last_submit')
 if last then
   last = unpack_msg(last)
   if last[1] == request_id then
-    return reply('submitted', close_run(), last[2], last[3], last[4])
+    return reply('submitted', Run.close(ctx), last[2], last[3], last[4])
   end
 end
 
 if expected_cursor ~= state.cursor then
   return refuse('cursor_conflict', expected_cursor, state.cursor)
 end
-local pending = pending_count()
+local pending = Pending.count(ctx)
 if pending + #submitted > policy.max_pending_tasks then
   return refuse('pending_full', pending, policy.max_pending_tasks)
 end
@@ -45,7 +47,7 @@ for index, task in ipairs(submitted) do
   if task_id == '' then
     task_id = format('t%08d', state.sequence + index)
   end
-  if taken[task_id] or call('HEXISTS', TASKS, task_id) == 1 then
+  if taken[task_id] or call('HEXISTS', key('tasks'), task_id) == 1 then
     return refuse('task_exists', index - 1, task_id)
   end
   taken[task_id] = true
@@ -56,28 +58,28 @@ end
 local new_environments = {}
 for index, task in ipairs(submitted) do
   local environment = task[4]
-  if not new_environments[environment] and not is_known(environment) then
-    if not environment_fits(environment) then
+  if not new_environments[environment] and not Environments.is_known(ctx, environment) then
+    if not Environments.fits(ctx, environment) then
       return refuse('environments', index - 1, environment)
     end
     new_environments[environment] = true
-    environments_left = environments_left - 1
+    ctx.environments_left = ctx.environments_left - 1
   end
 end
 
 for index, task in ipairs(submitted) do
   state.sequence = state.sequence + 1
-  local made = new_task(state.sequence, task[2], task[4])
-  move_task(made, 'pending')
-  queue_task(task_ids[index], made, now)
-  save_task(task_ids[index], made)
+  local made = Tasks.new(state.sequence, task[2], task[4])
+  Ledger.move_task(ctx, made, 'pending')
+  Tasks.queue(ctx, task_ids[index], made, ctx.now)
+  Tasks.save(task_ids[index], made)
   call('HSET', key('specs'), task_ids[index], task[3])
 end
 for environment in pairs(new_environments) do
-  know_environment(environment)
+  Environments.know(ctx, environment)
 end
 pending = pending + #submitted
 state.cursor = cursor
-changed = true
+ctx.changed = true
 call('HSET', RUN, 'feeder', feeder_state, 'last_submit', pack({request_id, cursor, pending, task_ids}))
-return reply('submitted', close_run(), cursor, pending, task_ids)
+return reply('submitted', Run.close(ctx), cursor, pending, task_ids)

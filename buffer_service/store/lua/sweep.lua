@@ -12,21 +12,22 @@
 -- @include silence
 -- @include staging
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-relieve()
-if not begin_run() then
+Run.relieve()
+if not Run.begin(ctx) then
   return refuse('unknown_run')
 end
-local expired = expire_leases(VICTIMS)
-local evaluations = expire_evaluations(VICTIMS) + bury_evaluations(VICTIMS)
-local engines, workers = forget_engines(), forget_workers()
-close_run()
-local more = free_some() or expired == VICTIMS or engines == VICTIMS or workers == VICTIMS
-  or evaluations >= VICTIMS
-local staging, touched = key('staging'), format('%d', now)
+local expired = Tasks.expire_leases(ctx, Free.VICTIMS)
+local evaluations = Evaluations.expire_leases(ctx, Free.VICTIMS) + Burial.bury(Free.VICTIMS)
+local engines, workers = Silence.forget_engines(ctx), Silence.forget_workers(ctx)
+Run.close(ctx)
+local more = Free.portion(ctx) or expired == Free.VICTIMS or engines == Free.VICTIMS or workers == Free.VICTIMS
+  or evaluations >= Free.VICTIMS
+local staging, touched = key('staging'), format('%d', ctx.now)
 for _, payload in ipairs(call('ZRANGEBYSCORE', staging, 0, 0, 'LIMIT', 0, 1000)) do
   call('ZADD', staging, touched, payload)
 end
-local stale = call('ZRANGEBYSCORE', staging, '-inf', format('%d', now - request[1]), 'LIMIT', 0, 1000)
-discard_staged(stale)
+local stale = call('ZRANGEBYSCORE', staging, '-inf', format('%d', ctx.now - request[1]), 'LIMIT', 0, 1000)
+Staging.discard(stale)
 return reply('swept', expired + evaluations + engines + workers + #stale, (more or #stale == 1000) and 1 or 0)

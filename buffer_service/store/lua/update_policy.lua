@@ -10,14 +10,16 @@
 -- @include gathering
 -- @include totals
 
+local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 local wished = request[2]
 
-relieve()
-local refusal = open_run(request[1])
+Run.relieve()
+local refusal = Run.open(ctx, request[1])
 if refusal then
   return refusal
 end
+local policy, topics = ctx.policy, ctx.topics
 for name, value in pairs(request[3] or {}) do
   -- A field that is not stored was not known when the run was made, and nobody has changed it.
   if policy[name] ~= nil and pack(policy[name]) ~= pack(value) then
@@ -25,24 +27,24 @@ for name, value in pairs(request[3] or {}) do
   end
 end
 -- The queued groups are indexed by the ages of the present measure.
-local queued = queued_count()
+local queued = Queue.count(ctx)
 if wished.staleness_measure ~= policy.staleness_measure and queued > 0 then
   return refuse('invalid_policy', 'staleness_measure', format('cannot change while %d groups are queued', queued))
 end
 for name, value in pairs(wished) do
   if pack(policy[name]) ~= pack(value) then
     policy[name] = value
-    changed = true
+    ctx.changed = true
   end
 end
-if changed then
+if ctx.changed then
   call('HSET', RUN, 'policy', pack(policy))
-  forget_snapshots()
-  void_gathered()
+  Totals.forget_snapshots()
+  Gathering.void(ctx)
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
-  if not shares_on() then
+  if not Picking.shares_on(ctx) then
     call('HDEL', RUN, 'queue_stride', 'lease_stride')
   end
-  recompute_pause()
+  Run.recompute_pause(ctx)
 end
-return reply('ok', close_run())
+return reply('ok', Run.close(ctx))

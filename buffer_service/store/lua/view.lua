@@ -18,22 +18,24 @@
 -- @include batches
 -- @include totals
 
-if not load_run() then
+local ctx = Run.context()
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state, ledger = ctx.state, ctx.ledger
 
-local queued = {queued_count(), 0, 0, 0}
+local queued = {Queue.count(ctx), 0, 0, 0}
 if queued[1] > 2000 then
   local sums = ledger.groups.queued
   queued = {queued[1], sums[2], sums[3], sums[4]}
 else
   queued = state.gathered and {unpack(state.gathered, 2, 5)} or {0, 0, 0, 0}
-  for _, class in ipairs(load_classes()) do
-    for _, block in ipairs(blocks_of(call('ZRANGE', class.q, 0, -1))) do
+  for _, class in ipairs(Queue.load_classes(ctx)) do
+    for _, block in ipairs(Blocks.of(call('ZRANGE', class.q, 0, -1))) do
       for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         local group = raw and unpack_msg(raw)
         if group then
-          add_amount(queued, 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
+          Ledger.add_amount(queued, 1, 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
         end
       end
     end
@@ -43,17 +45,17 @@ end
 local function sum_steps(first, last)
   local sums = {0, 0, 0, 0}
   for step = first, last do
-    local header = load_step(step)
-    add_amount(sums, 1, header.groups, header.samples, header.tokens, header.bytes)
+    local header = Batches.load_step(step)
+    Ledger.add_amount(sums, 1, header.groups, header.samples, header.tokens, header.bytes)
   end
   return sums
 end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
-return reply('view', policy, state, ledger, queued, forming, delivered, pending_count(), call('ZCARD', LEASES),
-  call('HGETALL', ENV_LEDGER), call('HVALS', key('engines')),
-  call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), now, call('LRANGE', key('failures'), 0, -1),
-  load_totals(), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
+return reply('view', ctx.policy, state, ledger, queued, forming, delivered, Pending.count(ctx),
+  call('ZCARD', key('leases')), call('HGETALL', key('env_ledger')), call('HVALS', key('engines')),
+  call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), ctx.now, call('LRANGE', key('failures'), 0, -1),
+  Totals.load(ctx), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
   call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '',
   call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '')

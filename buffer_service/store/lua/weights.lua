@@ -8,10 +8,12 @@
 
 -- @include places
 
-if not load_run() then
+local ctx = Run.context()
+if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+local state = ctx.state
 local manifest = call('HGET', key('manifests'), format('%d', state.version)) or ''
 local plan = call('HGET', RUN, 'plan') or ''
-return reply('weights', signed(state.revision), state.epoch, state.version, manifest, state.paused, plan,
-  free_places() > 0 and 1 or 0)
+return reply('weights', Run.signed(ctx, state.revision), state.epoch, state.version, manifest, state.paused, plan,
+  Places.free(ctx) > 0 and 1 or 0)

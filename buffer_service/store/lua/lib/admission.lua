@@ -4,9 +4,14 @@
 -- @include tasks
 -- @include queue
 
+local Admission = {}
+
 -- What exists: groups that are queued, leased and in the open step, and how many groups make that step.
-local function existing_groups()
-  local found = {queued = queued_count(), leased = call('ZCARD', LEASES), forming = 0, size = policy.batch_groups}
+function Admission.existing(ctx)
+  local state = ctx.state
+  local found = {
+    queued = Queue.count(ctx), leased = call('ZCARD', key('leases')), forming = 0, size = ctx.policy.batch_groups,
+  }
   if state.rounds > 0 then
     local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
     found.size, found.forming = math.max(found.size, open.target), open.groups
@@ -15,7 +20,8 @@ local function existing_groups()
 end
 
 -- Versions ahead for an engine that is so many behind the published one.
-local function lookahead(behind)
+function Admission.lookahead(ctx, behind)
+  local policy = ctx.policy
   local gated = policy.max_staleness >= 0 and policy.staleness_measure == 'head'
   if behind > 0 and gated and policy.order ~= 'lifo' then
     return math.min(policy.max_lookahead, policy.max_staleness - behind)
@@ -24,7 +30,8 @@ local function lookahead(behind)
 end
 
 -- Groups that may still be leased for such an engine.
-local function lease_room(exists, behind)
+function Admission.room(ctx, exists, behind)
+  local state, policy = ctx.state, ctx.policy
   local room = math.huge
   if policy.max_inflight_groups > 0 then
     room = math.min(room, policy.max_inflight_groups - exists.leased)
@@ -33,14 +40,16 @@ local function lease_room(exists, behind)
     room = math.min(room, policy.max_queued_groups - (exists.queued + exists.leased))
   end
   if policy.max_lookahead >= 0 then
-    local steps = (lookahead(behind) + 1) * policy.batches_per_publish - (state.next_step - state.published_steps)
+    local unpublished = state.next_step - state.published_steps
+    local steps = (Admission.lookahead(ctx, behind) + 1) * policy.batches_per_publish - unpublished
     room = math.min(room, steps * exists.size - (exists.forming + exists.queued + exists.leased))
   end
   return math.max(0, room)
 end
 
 -- The oldest weights with which one group after `groups` others may be started, at most the published ones.
-local function required_version(exists, groups)
+function Admission.required_version(ctx, exists, groups)
+  local state, policy = ctx.state, ctx.policy
   local steps = state.next_step - state.published_steps + floor(groups / exists.size)
   local turn = state.version + floor(steps / policy.batches_per_publish)
   return math.min(state.version, math.max(0, turn - policy.max_staleness))

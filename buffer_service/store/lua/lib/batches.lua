@@ -13,40 +13,42 @@
 -- @include groups
 -- @include sharding
 
-local STEPS, ROUNDS, CHUNKS = key('steps'), key('rounds'), key('chunks')
-local CHUNK = 256
+local Batches = {}
 
-local function load_step(step)
-  local raw = call('HGET', STEPS, format('%d', step))
+Batches.CHUNK = 256
+
+function Batches.load_step(step)
+  local raw = call('HGET', key('steps'), format('%d', step))
   return raw and unpack_msg(raw) or nil
 end
 
-local function save_step(step, header)
-  call('HSET', STEPS, format('%d', step), pack(header))
+function Batches.save_step(step, header)
+  call('HSET', key('steps'), format('%d', step), pack(header))
 end
 
-local function delete_step(step)
-  call('HDEL', STEPS, format('%d', step))
+function Batches.delete_step(step)
+  call('HDEL', key('steps'), format('%d', step))
 end
 
-local function round_field(step, round)
+function Batches.round_field(step, round)
   return format('%d/%d', step, round)
 end
 
-local function load_round(step, round)
-  return unpack_msg(call('HGET', ROUNDS, round_field(step, round)))
+function Batches.load_round(step, round)
+  return unpack_msg(call('HGET', key('rounds'), Batches.round_field(step, round)))
 end
 
-local function save_round(step, round, stored)
-  call('HSET', ROUNDS, round_field(step, round), pack(stored))
+function Batches.save_round(step, round, stored)
+  call('HSET', key('rounds'), Batches.round_field(step, round), pack(stored))
 end
 
-local function chunk_field(step, round, rank, index)
+function Batches.chunk_field(step, round, rank, index)
   return format('%d/%d/%d/%d', step, round, rank, index)
 end
 
 -- State of a step's groups in the ledger.
-local function step_state(step)
+function Batches.step_state(ctx, step)
+  local state = ctx.state
   if step < state.committed_steps then
     return 'trained'
   end
@@ -54,10 +56,10 @@ local function step_state(step)
 end
 
 -- Moves all groups of a step in the ledgers.
-local function move_step(header, from, to)
-  load_amounts(header.environments)
+function Batches.move_step(ctx, header, from, to)
+  Ledger.load_amounts(ctx, header.environments)
   for environment, amount in pairs(header.environments) do
-    move_groups(from, to, environment, amount[1], amount[2], amount[3], amount[4])
+    Ledger.move_groups(ctx, from, to, environment, amount[1], amount[2], amount[3], amount[4])
   end
 end
 
@@ -65,7 +67,7 @@ end
 -- in-queue, token staleness}: staleness as of training by train_version, that of tokens in thousandths. And over all
 -- groups: `own` of a round, sums that no environment has, and groups by staleness, pre-queue and in-queue, and response
 -- tokens by staleness, {versions = count} each. Little is done for a group: pulls spend their time here.
-local function sum_groups(groups, train_version)
+function Batches.sum(groups, train_version)
   local by_environment, environments = {}, {}
   for index = 1, #groups do
     local environment = groups[index][G_ENVIRONMENT]
@@ -87,7 +89,7 @@ local function sum_groups(groups, train_version)
     for index = 1, #its do
       local group = its[index]
       local responses_of = group[G_RESPONSES]
-      local response, longest, reward, turn, truncated, place = struct.unpack(RESPONSES, responses_of)
+      local response, longest, reward, turn, truncated, place = struct.unpack(Record.RESPONSES, responses_of)
       local head, tail, behind = group[G_HEAD], group[G_TAIL], 1000 * train_version - group[G_MEAN]
       local total, before, waited = train_version - head, tail - head, train_version - tail
       samples, tokens, bytes = samples + group[G_SAMPLES], tokens + group[G_TOKENS], bytes + group[G_BYTES]
@@ -120,7 +122,7 @@ local function sum_groups(groups, train_version)
         local of_tail = response
         repeat
           local version, made
-          version, made, place = struct.unpack(VERSION_TOKENS, responses_of, place)
+          version, made, place = struct.unpack(Record.VERSION_TOKENS, responses_of, place)
           local late = train_version - (version < tail and version or tail)
           by_token[late], of_tail = (by_token[late] or 0) + made, of_tail - made
         until place > #responses_of
@@ -147,18 +149,18 @@ local function sum_groups(groups, train_version)
 end
 
 -- Counts groups, summed by environment, in (sign 1) or out of (-1) the sizes of a step.
-local function count_in_step(header, sign, environments)
+function Batches.count(header, sign, environments)
   for environment, sums in pairs(environments) do
     local amount = header.environments[environment] or {0, 0, 0, 0}
     header.environments[environment] = amount
-    add_amount(amount, sign, unpack(sums, 1, 4))
+    Ledger.add_amount(amount, sign, unpack(sums, 1, 4))
     header.groups, header.samples = header.groups + sign * sums[1], header.samples + sign * sums[2]
     header.tokens, header.bytes = header.tokens + sign * sums[3], header.bytes + sign * sums[4]
   end
 end
 
 -- Adds numbers to those under the same keys.
-local function add_each(sums, more)
+function Batches.add_each(sums, more)
   for key_of, number in pairs(more) do
     sums[key_of] = (sums[key_of] or 0) + number
   end
@@ -166,7 +168,7 @@ local function add_each(sums, more)
 end
 
 -- What a step has up to a round: `before`, the same of the round before it (nil for the first), and the round's own.
-local function up_to(before, own)
+function Batches.up_to(before, own)
   local total = {}
   for name, value in pairs(own) do
     local earlier = before and before[name] or 0
@@ -176,41 +178,41 @@ local function up_to(before, own)
 end
 
 -- Fields of the chunks of one rank (from 0).
-local function chunk_fields(step, round, stored, rank)
+function Batches.chunk_fields(step, round, stored, rank)
   local fields = {}
   for index = 0, stored.ranks[rank + 1][2] - 1 do
-    fields[index + 1] = chunk_field(step, round, rank, index)
+    fields[index + 1] = Batches.chunk_field(step, round, rank, index)
   end
   return fields
 end
 
 -- The packed chunks of one rank.
-local function rank_chunks(step, round, stored, rank)
-  local fields = chunk_fields(step, round, stored, rank)
+function Batches.rank_chunks(step, round, stored, rank)
+  local fields = Batches.chunk_fields(step, round, stored, rank)
   if #fields == 0 then
     return {}
   end
-  return call('HMGET', CHUNKS, unpack(fields))
+  return call('HMGET', key('chunks'), unpack(fields))
 end
 
 -- All groups of a round, by sequence, as they were at assembly.
-local function round_groups(step, round, stored)
+function Batches.round_groups(step, round, stored)
   local groups = {}
   for rank = 0, #stored.ranks - 1 do
-    for _, chunk in ipairs(rank_chunks(step, round, stored, rank)) do
+    for _, chunk in ipairs(Batches.rank_chunks(step, round, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         groups[#groups + 1] = group
       end
     end
   end
-  sort_groups(groups)
+  Record.sort(groups)
   return groups
 end
 
 -- Writes a round with its groups split over the ranks, in place of what it had.
-local function store_round(step, round, stored, shards)
+function Batches.store_round(ctx, step, round, stored, shards)
   for rank = 0, #(stored.ranks or {}) - 1 do
-    call_many('HDEL', CHUNKS, chunk_fields(step, round, stored, rank))
+    call_many('HDEL', key('chunks'), Batches.chunk_fields(step, round, stored, rank))
   end
   stored.ranks = {}
   for rank, shard in ipairs(shards) do
@@ -218,40 +220,41 @@ local function store_round(step, round, stored, shards)
     for index = 1, #shard do
       tokens = tokens + shard[index][G_TOKENS]
     end
-    for first = 1, #shard, CHUNK do
-      local last = math.min(first + CHUNK - 1, #shard)
-      call('HSET', CHUNKS, chunk_field(step, round, rank - 1, chunks), pack_records(shard, first, last))
+    for first = 1, #shard, Batches.CHUNK do
+      local last = math.min(first + Batches.CHUNK - 1, #shard)
+      local field = Batches.chunk_field(step, round, rank - 1, chunks)
+      call('HSET', key('chunks'), field, Record.pack_many(ctx, shard, first, last))
       chunks = chunks + 1
     end
     stored.ranks[rank] = {tokens, chunks}
   end
-  save_round(step, round, stored)
+  Batches.save_round(step, round, stored)
 end
 
 -- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups) with each chunk. Returns
 -- what it was worth of the limit; header.rounds is 0 when the step is empty. The header is the caller's to write.
-local function dismantle(step, header, limit, each)
+function Batches.dismantle(step, header, limit, each)
   local done = 0
   while header.rounds > 0 and done < limit do
     local round = header.rounds - 1
-    local stored = load_round(step, round)
+    local stored = Batches.load_round(step, round)
     local ranks = stored.ranks
     while #ranks > 0 and done < limit do
       local rank = #ranks
       local chunks = ranks[rank][2]
       if chunks > 0 then
-        local field = chunk_field(step, round, rank - 1, chunks - 1)
-        local groups = unpack_msg(call('HGET', CHUNKS, field))
-        call('HDEL', CHUNKS, field)
+        local field = Batches.chunk_field(step, round, rank - 1, chunks - 1)
+        local groups = unpack_msg(call('HGET', key('chunks'), field))
+        call('HDEL', key('chunks'), field)
         each(groups)
         done = done + #groups
       end
       ranks[rank] = chunks > 1 and {ranks[rank][1], chunks - 1} or nil
     end
     if #ranks > 0 then
-      save_round(step, round, stored)
+      Batches.save_round(step, round, stored)
     else
-      call('HDEL', ROUNDS, round_field(step, round))
+      call('HDEL', key('rounds'), Batches.round_field(step, round))
       header.rounds = round
       done = done + 1
     end

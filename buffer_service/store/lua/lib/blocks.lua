@@ -4,33 +4,35 @@
 -- @include reply
 -- @include keys
 
--- A block is of 10 ^ BLOCK_DIGITS sequences.
-local BLOCK_DIGITS = 3
+local Blocks = {}
 
-local function member_of(sequence)
+-- A block is of 10 ^ BLOCK_DIGITS sequences.
+Blocks.BLOCK_DIGITS = 3
+
+function Blocks.member_of(sequence)
   return format('%015d', sequence)
 end
 
 -- Name of a member's block.
-local function block_of(member)
-  return string.sub(member, 1, -1 - BLOCK_DIGITS)
+function Blocks.name_of(member)
+  return string.sub(member, 1, -1 - Blocks.BLOCK_DIGITS)
 end
 
-local function block_key(name)
+function Blocks.key_of(name)
   return key('groups:' .. name)
 end
 
 -- The blocks that members are in, {key, members, places of those among all} each. Neighbours often share one.
-local function blocks_of(members)
+function Blocks.of(members)
   local blocks, by_name = {}, {}
   local name, there, places, count
   for place = 1, #members do
     local member = members[place]
-    local its = block_of(member)
+    local its = Blocks.name_of(member)
     if its ~= name then
       local block = by_name[its]
       if not block then
-        block = {key = block_key(its), members = {}, places = {}}
+        block = {key = Blocks.key_of(its), members = {}, places = {}}
         by_name[its], blocks[#blocks + 1] = block, block
       end
       name, there, places = its, block.members, block.places

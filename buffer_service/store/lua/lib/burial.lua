@@ -3,13 +3,13 @@
 -- @include reply
 -- @include keys
 
-local EVAL_DELETING = key('eval_deleting')
+local Burial = {}
 
 -- Empties up to about `limit` tasks of deleted evaluations; their results go to trash. Returns how many.
-local function bury_evaluations(limit)
+function Burial.bury(limit)
   local done = 0
   while done < limit do
-    local number = call('SRANDMEMBER', EVAL_DELETING)
+    local number = call('SRANDMEMBER', key('eval_deleting'))
     if not number then
       return done
     end
@@ -31,7 +31,7 @@ local function bury_evaluations(limit)
         call('UNLINK', key('eval_' .. kind .. ':' .. number))
       end
       call('HDEL', key('eval_manifests'), number)
-      call('SREM', EVAL_DELETING, number)
+      call('SREM', key('eval_deleting'), number)
     end
     done = done + #indexes + 1
   end

@@ -4,23 +4,25 @@
 
 -- @include free
 
+local Commit = {}
+
 -- A resume that goes on in portions lets no trainer in before it is done.
-local function check_trainer()
-  if state.resuming then
+function Commit.check_trainer(ctx)
+  if ctx.state.resuming then
     return refuse('run_paused', 'resuming')
   end
-  return check_rolled_back()
+  return Run.check_rolled_back(ctx)
 end
 
 -- The collective update that is under way has ended, or never will.
-local function forget_plan()
+function Commit.forget_plan()
   call('HDEL', RUN, 'plan', 'plan_version')
 end
 
 -- Forgets publishes that no resume can go back to: all before the newest one at or before checkpointed_steps.
-local function prune_publishes()
+function Commit.prune_publishes(ctx)
   local commits, manifests = key('commits'), key('manifests')
-  local floor_entry = call('ZREVRANGEBYSCORE', commits, format('%d', state.checkpointed_steps), '-inf',
+  local floor_entry = call('ZREVRANGEBYSCORE', commits, format('%d', ctx.state.checkpointed_steps), '-inf',
     'WITHSCORES', 'LIMIT', 0, 1)
   if not floor_entry[1] then
     return
@@ -35,50 +37,53 @@ local function prune_publishes()
 end
 
 -- Steps below `steps`, and the tombstones of tasks that have ended outside of steps, may be freed from now on.
-local function release_steps(steps)
+function Commit.release_steps(ctx, steps)
+  local state = ctx.state
   if steps > state.checkpointed_steps then
     for step = state.checkpointed_steps, steps - 1 do
-      state.retained_bytes = state.retained_bytes - load_step(step).bytes
+      state.retained_bytes = state.retained_bytes - Batches.load_step(step).bytes
     end
     state.checkpointed_steps = steps
-    changed = true
-    prune_publishes()
+    ctx.changed = true
+    Commit.prune_publishes(ctx)
   end
   if state.ended_through < state.ended_sequence and call('ZCARD', key('ended')) > 0 then
     state.ended_through = state.ended_sequence
-    changed = true
+    ctx.changed = true
   end
 end
 
 -- Steps below this one are beyond what the policy retains.
-local function beyond_retention()
+function Commit.beyond_retention(ctx)
+  local state, policy = ctx.state, ctx.policy
   local first = math.max(state.checkpointed_steps, state.committed_steps - policy.retained_steps)
   if policy.max_retained_bytes == 0 then
     return first
   end
   local bytes, by_bytes = state.retained_bytes, state.checkpointed_steps
   while by_bytes < state.committed_steps and bytes > policy.max_retained_bytes do
-    bytes = bytes - load_step(by_bytes).bytes
+    bytes = bytes - Batches.load_step(by_bytes).bytes
     by_bytes = by_bytes + 1
   end
   return math.max(first, by_bytes)
 end
 
 -- Settles the steps below `steps` as trained, and releases what is beyond retention.
-local function commit_steps(steps)
+function Commit.commit_steps(ctx, steps)
+  local state = ctx.state
   if steps <= state.committed_steps then
     return
   end
   for step = state.committed_steps, steps - 1 do
-    local header = load_step(step)
-    move_step(header, 'delivered', 'trained')
+    local header = Batches.load_step(step)
+    Batches.move_step(ctx, header, 'delivered', 'trained')
     state.retained_bytes = state.retained_bytes + header.bytes
   end
   state.committed_steps = steps
-  changed = true
-  record('trained', {now, steps})
-  local first = beyond_retention()
+  ctx.changed = true
+  Run.record(ctx, 'trained', {ctx.now, steps})
+  local first = Commit.beyond_retention(ctx)
   if first > state.checkpointed_steps then
-    release_steps(first)
+    Commit.release_steps(ctx, first)
   end
 end

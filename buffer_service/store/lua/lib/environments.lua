@@ -1,33 +1,36 @@
 -- The environments of a run: sorted set `environments` holds those of all its tasks and accepted groups, all with score
 -- 0, so that its order is that of their bytes.
+--
+-- ctx.environments: whether the run has them, of those that this call asked for; environments_left: how many more may
+-- join the run, nil while nobody asked.
 
 -- @include run
--- @include bounds
 
-local ENVIRONMENTS = key('environments')
-local known_environments, environments_left = {}, nil
+local Environments = {}
 
 -- Whether the run has the environment already.
-local function is_known(environment)
-  if known_environments[environment] == nil then
-    known_environments[environment] = call('ZSCORE', ENVIRONMENTS, environment) and true or false
+function Environments.is_known(ctx, environment)
+  ctx.environments = ctx.environments or {}
+  local known = ctx.environments
+  if known[environment] == nil then
+    known[environment] = call('ZSCORE', key('environments'), environment) and true or false
   end
-  return known_environments[environment]
+  return known[environment]
 end
 
 -- Whether a thing of the environment may join the run.
-local function environment_fits(environment)
-  if is_known(environment) then
+function Environments.fits(ctx, environment)
+  if Environments.is_known(ctx, environment) then
     return true
   end
-  environments_left = environments_left or MAX_ENVIRONMENTS - call('ZCARD', ENVIRONMENTS)
-  return environments_left > 0
+  ctx.environments_left = ctx.environments_left or MAX_ENVIRONMENTS - call('ZCARD', key('environments'))
+  return ctx.environments_left > 0
 end
 
-local function know_environment(environment)
-  if not is_known(environment) then
-    known_environments[environment] = true
-    call('ZADD', ENVIRONMENTS, 0, environment)
-    environments_left = environments_left and environments_left - 1
+function Environments.know(ctx, environment)
+  if not Environments.is_known(ctx, environment) then
+    ctx.environments[environment] = true
+    call('ZADD', key('environments'), 0, environment)
+    ctx.environments_left = ctx.environments_left and ctx.environments_left - 1
   end
 end

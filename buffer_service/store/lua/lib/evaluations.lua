@@ -13,45 +13,43 @@
 -- of the result), accepted (its attempt; 0: none).
 
 -- @include run
--- @include bounds
 
-local EVALS, EVAL_OPEN, EVAL_LEASES = key('evals'), key('eval_open'), key('eval_leases')
-local EVAL_WORKERS = key('eval_workers')
+local Evaluations = {}
 
-local function eval_key(kind, number)
+function Evaluations.key_of(kind, number)
   return key('eval_' .. kind .. ':' .. format('%d', number))
 end
 
-local function load_evaluation(eval_id)
-  local raw = call('HGET', EVALS, eval_id)
+function Evaluations.load(eval_id)
+  local raw = call('HGET', key('evals'), eval_id)
   return raw and unpack_msg(raw) or nil
 end
 
-local function save_evaluation(eval_id, evaluation)
-  call('HSET', EVALS, eval_id, pack(evaluation))
-  changed = true
+function Evaluations.save(ctx, eval_id, evaluation)
+  call('HSET', key('evals'), eval_id, pack(evaluation))
+  ctx.changed = true
 end
 
-local function load_eval_task(evaluation, index)
-  local raw = call('HGET', eval_key('tasks', evaluation.number), format('%d', index))
+function Evaluations.load_task(evaluation, index)
+  local raw = call('HGET', Evaluations.key_of('tasks', evaluation.number), format('%d', index))
   return raw and unpack_msg(raw) or nil
 end
 
-local function save_eval_task(evaluation, index, task)
-  call('HSET', eval_key('tasks', evaluation.number), format('%d', index), pack(task))
-  changed = true
+function Evaluations.save_task(ctx, evaluation, index, task)
+  call('HSET', Evaluations.key_of('tasks', evaluation.number), format('%d', index), pack(task))
+  ctx.changed = true
 end
 
-local function lease_id_of(eval_id, evaluation, index, task)
+function Evaluations.lease_id_of(eval_id, evaluation, index, task)
   return format('%s/%d/%d/%d', eval_id, evaluation.number, index, task.attempt)
 end
 
-local function lease_member(eval_id, evaluation, index, worker_id)
+function Evaluations.lease_member(eval_id, evaluation, index, worker_id)
   return format('%d/%s/%d/%s', evaluation.number, eval_id, index, worker_id)
 end
 
 -- Splits "eval_id/number/index/attempt"; nil when malformed.
-local function parse_eval_lease(id)
+function Evaluations.parse_lease_id(id)
   local eval_id, number, index, attempt = string.match(id, '^([^/]+)/(%d+)/(%d+)/([1-9]%d*)$')
   if not eval_id or #number > 15 or #index > 4 or #attempt > 15 then
     return nil
@@ -60,136 +58,137 @@ local function parse_eval_lease(id)
 end
 
 -- The evaluation and the task that a lease is or was of; nil when either is gone.
-local function find_leased(eval_id, number, index)
-  local evaluation = load_evaluation(eval_id)
+function Evaluations.find_leased(eval_id, number, index)
+  local evaluation = Evaluations.load(eval_id)
   if not evaluation or evaluation.number ~= number then
     return nil
   end
-  return evaluation, load_eval_task(evaluation, index)
+  return evaluation, Evaluations.load_task(evaluation, index)
 end
 
 -- True when this attempt of the task is leased by this process and not past its expiry.
-local function is_live_eval(eval_id, evaluation, index, task, attempt, worker_id, instance_id)
+function Evaluations.is_live(ctx, eval_id, evaluation, index, task, attempt, worker_id, instance_id)
   if task.state ~= 'leased' or task.attempt ~= attempt or task.worker ~= worker_id or task.instance ~= instance_id then
     return false
   end
-  return tonumber(call('ZSCORE', EVAL_LEASES, lease_member(eval_id, evaluation, index, worker_id))) >= now
+  local member = Evaluations.lease_member(eval_id, evaluation, index, worker_id)
+  return tonumber(call('ZSCORE', key('eval_leases'), member)) >= ctx.now
 end
 
 -- A lease leaves the indexes; the record of a worker without leases goes.
-local function drop_lease(member, worker_id)
+function Evaluations.drop_lease(ctx, member, worker_id)
   local held = key('eval_held:' .. worker_id)
-  call('ZREM', EVAL_LEASES, member)
+  call('ZREM', key('eval_leases'), member)
   call('SREM', held, member)
   if call('EXISTS', held) == 0 then
-    call('HDEL', EVAL_WORKERS, worker_id)
+    call('HDEL', key('eval_workers'), worker_id)
   end
-  changed = true
+  ctx.changed = true
 end
 
-local function queue_eval_task(eval_id, evaluation, index, not_before)
-  call('ZADD', eval_key('pending', evaluation.number), format('%d', not_before), format('%05d', index))
-  call('ZADD', EVAL_OPEN, format('%d', evaluation.number), eval_id)
-  topics.evaluations = true
+function Evaluations.queue_task(ctx, eval_id, evaluation, index, not_before)
+  call('ZADD', Evaluations.key_of('pending', evaluation.number), format('%d', not_before), format('%05d', index))
+  call('ZADD', key('eval_open'), format('%d', evaluation.number), eval_id)
+  ctx.topics.evaluations = true
 end
 
 -- Takes tasks out of what is pending.
-local function unqueue_eval_tasks(eval_id, evaluation, members)
-  local pending = eval_key('pending', evaluation.number)
+function Evaluations.unqueue_tasks(eval_id, evaluation, members)
+  local pending = Evaluations.key_of('pending', evaluation.number)
   call_many('ZREM', pending, members)
   if call('EXISTS', pending) == 0 then
-    call('ZREM', EVAL_OPEN, eval_id)
+    call('ZREM', key('eval_open'), eval_id)
   end
 end
 
 -- What is stored for the evaluation changes by so many bytes.
-local function store_bytes(evaluation, bytes)
+function Evaluations.store_bytes(evaluation, bytes)
   evaluation.bytes = evaluation.bytes + bytes
   call('HINCRBY', RUN, 'eval_bytes', format('%d', bytes))
 end
 
 -- Ends the present lease of a task, or takes it out of what is pending.
-local function unindex_eval_task(eval_id, evaluation, index, task)
+function Evaluations.unindex_task(ctx, eval_id, evaluation, index, task)
   if task.state == 'leased' then
-    drop_lease(lease_member(eval_id, evaluation, index, task.worker), task.worker)
+    Evaluations.drop_lease(ctx, Evaluations.lease_member(eval_id, evaluation, index, task.worker), task.worker)
   else
-    unqueue_eval_tasks(eval_id, evaluation, {format('%05d', index)})
+    Evaluations.unqueue_tasks(eval_id, evaluation, {format('%05d', index)})
   end
   task.worker, task.instance = '', ''
 end
 
 -- A task has ended: `to` is 'finished' or 'failed', `bytes` the size of what is kept of it.
-local function end_eval_task(eval_id, evaluation, index, task, to, bytes)
-  unindex_eval_task(eval_id, evaluation, index, task)
+function Evaluations.end_task(ctx, eval_id, evaluation, index, task, to, bytes)
+  Evaluations.unindex_task(ctx, eval_id, evaluation, index, task)
   task.state = to
   evaluation[to] = evaluation[to] + 1
-  store_bytes(evaluation, bytes - task.spec_bytes)
-  call('HDEL', eval_key('specs', evaluation.number), format('%d', index))
-  call('RPUSH', eval_key('ended', evaluation.number), format('%d', index))
-  topics.results = true
+  Evaluations.store_bytes(evaluation, bytes - task.spec_bytes)
+  call('HDEL', Evaluations.key_of('specs', evaluation.number), format('%d', index))
+  call('RPUSH', Evaluations.key_of('ended', evaluation.number), format('%d', index))
+  ctx.topics.results = true
 end
 
 -- A leased task is pending again.
-local function reopen_eval_task(eval_id, evaluation, index, task, not_before)
-  unindex_eval_task(eval_id, evaluation, index, task)
+function Evaluations.reopen_task(ctx, eval_id, evaluation, index, task, not_before)
+  Evaluations.unindex_task(ctx, eval_id, evaluation, index, task)
   task.state = 'pending'
-  queue_eval_task(eval_id, evaluation, index, not_before)
+  Evaluations.queue_task(ctx, eval_id, evaluation, index, not_before)
 end
 
 -- A lease ended in an error: back-off, or the end of the task. Returns true when the task has failed.
-local function fail_eval_attempt(eval_id, evaluation, index, task, why)
+function Evaluations.fail_attempt(ctx, eval_id, evaluation, index, task, why)
   task.failures = task.failures + 1
   task.error = string.sub(why, 1, 2000)
   local is_over = task.failures >= MAX_EVAL_ATTEMPTS
   if is_over then
-    end_eval_task(eval_id, evaluation, index, task, 'failed', 0)
+    Evaluations.end_task(ctx, eval_id, evaluation, index, task, 'failed', 0)
     if #evaluation.failures < EVAL_FAILURES_SHOWN then
       evaluation.failures[#evaluation.failures + 1] = index
     end
   else
-    local backoff = policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6)
-    reopen_eval_task(eval_id, evaluation, index, task, now + backoff)
+    local backoff = ctx.policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6)
+    Evaluations.reopen_task(ctx, eval_id, evaluation, index, task, ctx.now + backoff)
   end
-  save_eval_task(evaluation, index, task)
-  save_evaluation(eval_id, evaluation)
+  Evaluations.save_task(ctx, evaluation, index, task)
+  Evaluations.save(ctx, eval_id, evaluation)
   return is_over
 end
 
 -- Calls each(eval_id, evaluation, index, task) for the leases of these members, and drops those of deleted evaluations.
-local function for_leases(members, each)
+function Evaluations.for_leases(ctx, members, each)
   for _, member in ipairs(members) do
     local number, eval_id, index, worker_id = string.match(member, '^(%d+)/([^/]+)/(%d+)/(.+)$')
-    local evaluation, task = find_leased(eval_id, tonumber(number), tonumber(index))
+    local evaluation, task = Evaluations.find_leased(eval_id, tonumber(number), tonumber(index))
     if evaluation then
       each(eval_id, evaluation, tonumber(index), task)
     else
-      drop_lease(member, worker_id)
+      Evaluations.drop_lease(ctx, member, worker_id)
     end
   end
 end
 
 -- Ends leases that are past their expiry, at most `limit`; returns how many.
-local function expire_evaluations(limit)
-  local due = call('ZRANGEBYSCORE', EVAL_LEASES, '-inf', format('(%d', now), 'LIMIT', 0, limit)
-  for_leases(due, function(eval_id, evaluation, index, task)
-    fail_eval_attempt(eval_id, evaluation, index, task, 'lease expired')
+function Evaluations.expire_leases(ctx, limit)
+  local due = call('ZRANGEBYSCORE', key('eval_leases'), '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit)
+  Evaluations.for_leases(ctx, due, function(eval_id, evaluation, index, task)
+    Evaluations.fail_attempt(ctx, eval_id, evaluation, index, task, 'lease expired')
   end)
   return #due
 end
 
 -- As it is seen: {eval_id, epoch, version, tasks, pending, finished, failed, bytes, created_ms, failures}; a failure is
 -- {index, task_id, attempts, error}, and there are none unless `with_failures`.
-local function view_evaluation(eval_id, evaluation, with_failures)
+function Evaluations.view(eval_id, evaluation, with_failures)
   local failures = {}
   if with_failures then
     for at, index in ipairs(evaluation.failures) do
-      local task = load_eval_task(evaluation, index)
+      local task = Evaluations.load_task(evaluation, index)
       failures[at] = {index, task.task_id, task.attempt, task.error}
     end
   end
   return {
     eval_id, evaluation.epoch, evaluation.version, evaluation.tasks,
-    call('ZCARD', eval_key('pending', evaluation.number)), evaluation.finished, evaluation.failed, evaluation.bytes,
-    evaluation.created_ms, failures,
+    call('ZCARD', Evaluations.key_of('pending', evaluation.number)), evaluation.finished, evaluation.failed,
+    evaluation.bytes, evaluation.created_ms, failures,
   }
 end

@@ -1,7 +1,9 @@
 -- Binary heaps: arrays whose first entry comes first by `before(a, b)`.
 
+local Heap = {}
+
 -- Restores the order after the entry at `at` has moved back.
-local function sink(heap, at, before)
+function Heap.sink(heap, at, before)
   local size, entry = #heap, heap[at]
   while true do
     local child = 2 * at
@@ -20,14 +22,14 @@ local function sink(heap, at, before)
   heap[at] = entry
 end
 
-local function make_heap(heap, before)
+function Heap.make(heap, before)
   for at = math.floor(#heap / 2), 1, -1 do
-    sink(heap, at, before)
+    Heap.sink(heap, at, before)
   end
 end
 
 -- Puts a number in place of the first one of a heap of `size` numbers, which are compared without a call.
-local function replace_first(heap, size, entry)
+function Heap.replace_first(heap, size, entry)
   local at, child = 1, 2
   while child <= size do
     local least = heap[child]
@@ -47,11 +49,11 @@ local function replace_first(heap, size, entry)
 end
 
 -- Takes the first entry out.
-local function pop(heap, before)
+function Heap.pop(heap, before)
   local size = #heap
   heap[1] = heap[size]
   heap[size] = nil
   if size > 2 then
-    sink(heap, 1, before)
+    Heap.sink(heap, 1, before)
   end
 end

@@ -3,8 +3,10 @@
 
 -- @include batches
 
+local Inspecting = {}
+
 -- Where a group of a task is: '' when its position was not noted, or it may be gathered (lib/gathering.lua).
-local function place_of(task_id, task)
+function Inspecting.place_of(ctx, task_id, task)
   if task.accepted < 0 then
     return ''
   elseif call('ZSCORE', key('ended'), task_id) then
@@ -12,33 +14,33 @@ local function place_of(task_id, task)
   elseif not task.group then
     return ''
   end
-  local member = member_of(task.group)
-  if call('HEXISTS', block_key(block_of(member)), member) == 1 then
+  local member = Blocks.member_of(task.group)
+  if call('HEXISTS', Blocks.key_of(Blocks.name_of(member)), member) == 1 then
     return 'queued'
   end
-  return state.gathered and '' or 'in_step'
+  return ctx.state.gathered and '' or 'in_step'
 end
 
 -- A task as lists show it; `not_before` and `expiry` are ms, -1 for none.
-local function describe_task(task_id, task, not_before, expiry)
+function Inspecting.describe_task(ctx, task_id, task, not_before, expiry)
   return {
     task_id, task.sequence, task.state, task.environment, task.priority, task.generation, task.attempt, task.failures,
     task.error, task.returned and 1 or 0, task.leaseless and 1 or 0, not_before, expiry, task.worker, task.instance,
-    effective(task.lease_epoch, task.lease_head), task.granted or 0, task.tokens, task.payload,
-    task.head >= 0 and effective(task.head_epoch, task.head) or -1, task.accepted, task.filtered and 1 or 0,
-    place_of(task_id, task), task.body,
+    Timeline.effective(ctx, task.lease_epoch, task.lease_head), task.granted or 0, task.tokens, task.payload,
+    task.head >= 0 and Timeline.effective(ctx, task.head_epoch, task.head) or -1, task.accepted,
+    task.filtered and 1 or 0, Inspecting.place_of(ctx, task_id, task), task.body,
   }
 end
 
 -- A leased task, by its entry in `leases`.
-local function describe_lease(member, expiry)
-  local task_id = entry_task_id(member)
-  return describe_task(task_id, load_task(task_id), -1, expiry)
+function Inspecting.describe_lease(ctx, member, expiry)
+  local task_id = Tasks.id_of_entry(member)
+  return Inspecting.describe_task(ctx, task_id, Tasks.load(task_id), -1, expiry)
 end
 
 -- A group as lists show it; round and rank are -1 in the queue.
-local function describe_group(group, round, rank)
-  local responses, longest, reward, turns, truncated = struct.unpack(RESPONSES, group[G_RESPONSES])
+function Inspecting.describe_group(group, round, rank)
+  local responses, longest, reward, turns, truncated = struct.unpack(Record.RESPONSES, group[G_RESPONSES])
   return {
     group[G_ID], group[G_TASK], group[G_SEQUENCE], group[G_ENVIRONMENT], group[G_PRIORITY], group[G_SAMPLES],
     group[G_TOKENS], responses, longest, group[G_LOSS_TOKENS], group[G_BYTES], group[G_HEAD], group[G_TAIL],
@@ -48,7 +50,7 @@ end
 
 -- Rank of the first entry of a sorted set after (score, sequence), whose members are entries of lib/tasks.lua: those of
 -- equal scores are in order of their sequences. The entry itself may be gone.
-local function rank_after(at, score, sequence)
+function Inspecting.rank_after(at, score, sequence)
   local low = call('ZCOUNT', at, '-inf', format('(%.17g', score))
   local high = call('ZCOUNT', at, '-inf', format('%.17g', score))
   while low < high do

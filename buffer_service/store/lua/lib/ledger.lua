@@ -1,5 +1,5 @@
--- Both ledgers. Every change of state of a group or a task goes through `move_group` or `move_task`, which refuse what
--- the transition tables (rendered from domain/transitions.py) do not have.
+-- Both ledgers. Every change of state of a group or a task goes through Ledger.move_groups or Ledger.move_task, which
+-- refuse what the transition tables (rendered from domain/transitions.py) do not have.
 --
 -- ledger.groups: {accepted and every state = {groups, samples, tokens, bytes}}; ledger.tasks: {submitted and every
 -- state = count}; ledger.statistics: the fields of the wire's RunStatistics. Hash `env_ledger` has the groups' ledger
@@ -10,62 +10,71 @@
 -- @include total_places
 -- @include transitions
 
-local function check_move(kind, transitions, from, to)
+local Ledger = {}
+
+function Ledger.check_move(kind, transitions, from, to)
   if not string.find(transitions, ' ' .. from .. '>' .. to .. ' ', 1, true) then
     -- A defect of a script, never of a request: the script ends here.
     error(format('illegal transition of a %s: %s to %s', kind, from, to))
   end
 end
 
-local function add_amount(amount, sign, groups, samples, tokens, bytes)
+function Ledger.add_amount(amount, sign, groups, samples, tokens, bytes)
   amount[1] = amount[1] + sign * groups
   amount[2] = amount[2] + sign * samples
   amount[3] = amount[3] + sign * tokens
   amount[4] = amount[4] + sign * bytes
 end
 
-local ENV_LEDGER = key('env_ledger')
-local environment_amounts = {}
+function Ledger.write_amounts(ctx)
+  local written = {}
+  for environment, amounts in pairs(ctx.amounts) do
+    written[#written + 1] = environment
+    written[#written + 1] = pack(amounts)
+  end
+  if #written > 0 then
+    call('HSET', key('env_ledger'), unpack(written))
+  end
+end
 
-local function amounts_of(environment)
-  local amounts = environment_amounts[environment]
+-- The amounts that this call has read, by environment: ctx.amounts.
+function Ledger.known_amounts(ctx)
+  if not ctx.amounts then
+    ctx.amounts = {}
+    ctx.before_close[#ctx.before_close + 1] = Ledger.write_amounts
+  end
+  return ctx.amounts
+end
+
+function Ledger.amounts_of(ctx, environment)
+  local known = Ledger.known_amounts(ctx)
+  local amounts = known[environment]
   if not amounts then
-    local raw = call('HGET', ENV_LEDGER, environment)
+    local raw = call('HGET', key('env_ledger'), environment)
     amounts = raw and unpack_msg(raw) or {}
-    environment_amounts[environment] = amounts
+    known[environment] = amounts
   end
   return amounts
 end
 
 -- Reads the amounts of all environments that a table has as keys, in one call.
-local function load_amounts(by_environment)
-  local missing = {}
+function Ledger.load_amounts(ctx, by_environment)
+  local known, missing = Ledger.known_amounts(ctx), {}
   for environment in pairs(by_environment) do
-    if not environment_amounts[environment] then
+    if not known[environment] then
       missing[#missing + 1] = environment
     end
   end
   if #missing > 0 then
-    for index, raw in ipairs(call('HMGET', ENV_LEDGER, unpack(missing))) do
-      environment_amounts[missing[index]] = raw and unpack_msg(raw) or {}
+    for index, raw in ipairs(call('HMGET', key('env_ledger'), unpack(missing))) do
+      known[missing[index]] = raw and unpack_msg(raw) or {}
     end
   end
 end
 
-before_close[#before_close + 1] = function()
-  local written = {}
-  for environment, amounts in pairs(environment_amounts) do
-    written[#written + 1] = environment
-    written[#written + 1] = pack(amounts)
-  end
-  if #written > 0 then
-    call('HSET', ENV_LEDGER, unpack(written))
-  end
-end
-
 -- The totals of an environment, to be added to; the first is accepted_response_tokens.
-local function environment_totals(environment)
-  local amounts = amounts_of(environment)
+function Ledger.environment_totals(ctx, environment)
+  local amounts = Ledger.amounts_of(ctx, environment)
   if not amounts.totals then
     amounts.totals = {}
     for place = 1, #ENVIRONMENT_TOTALS do
@@ -75,33 +84,34 @@ local function environment_totals(environment)
   return amounts.totals
 end
 
-local function quotas_set()
+function Ledger.quotas_set(ctx)
+  local policy = ctx.policy
   return policy.quota_groups + policy.quota_tokens + policy.quota_bytes > 0
 end
 
-local function shift(amounts, from, to, groups, samples, tokens, bytes)
+function Ledger.shift(amounts, from, to, groups, samples, tokens, bytes)
   local left = from == 'new' and 'accepted' or from
   amounts[left] = amounts[left] or {0, 0, 0, 0}
   amounts[to] = amounts[to] or {0, 0, 0, 0}
-  add_amount(amounts[left], from == 'new' and 1 or -1, groups, samples, tokens, bytes)
-  add_amount(amounts[to], 1, groups, samples, tokens, bytes)
+  Ledger.add_amount(amounts[left], from == 'new' and 1 or -1, groups, samples, tokens, bytes)
+  Ledger.add_amount(amounts[to], 1, groups, samples, tokens, bytes)
 end
 
 -- Moves groups of an environment, of these sizes, from one state to another; from 'new' accepts them.
-local function move_groups(from, to, environment, groups, samples, tokens, bytes)
-  check_move('group', GROUP_TRANSITIONS, from, to)
-  shift(ledger.groups, from, to, groups, samples, tokens, bytes)
-  shift(amounts_of(environment), from, to, groups, samples, tokens, bytes)
-  if from ~= 'new' and quotas_set() then
-    topics.space = true
+function Ledger.move_groups(ctx, from, to, environment, groups, samples, tokens, bytes)
+  Ledger.check_move('group', GROUP_TRANSITIONS, from, to)
+  Ledger.shift(ctx.ledger.groups, from, to, groups, samples, tokens, bytes)
+  Ledger.shift(Ledger.amounts_of(ctx, environment), from, to, groups, samples, tokens, bytes)
+  if from ~= 'new' and Ledger.quotas_set(ctx) then
+    ctx.topics.space = true
   end
-  changed = true
+  ctx.changed = true
 end
 
 -- Moves a task record to another state; from 'new' submits it.
-local function move_task(task, to)
-  check_move('task', TASK_TRANSITIONS, task.state, to)
-  local counts = ledger.tasks
+function Ledger.move_task(ctx, task, to)
+  Ledger.check_move('task', TASK_TRANSITIONS, task.state, to)
+  local counts = ctx.ledger.tasks
   if task.state == 'new' then
     counts.submitted = counts.submitted + 1
   else
@@ -109,5 +119,5 @@ local function move_task(task, to)
   end
   counts[to] = counts[to] + 1
   task.state = to
-  changed = true
+  ctx.changed = true
 end

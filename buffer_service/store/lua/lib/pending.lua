@@ -1,72 +1,80 @@
 -- Pending tasks that are due. Each environment has a sorted set `pending:<environment>` (score: order of leasing, so
 -- -2 * priority, less 1 for what came back; member: entry of lib/tasks.lua), named in hash `pending_environments` while
 -- it is not empty. Those that back off are in the sorted set `delayed` (score: not_before), whatever their environment.
+--
+-- ctx.pending_named: the named environments, once they were read; pending_left: those that an entry was taken out of.
 
 -- @include picking
 
-local DELAYED, PENDING_ENVIRONMENTS = key('delayed'), key('pending_environments')
-local pending_named, pending_left = nil, {}
+local Pending = {}
 
-local function pending_key(environment)
+function Pending.key_of(environment)
   return key('pending:' .. environment)
 end
 
-local function pending_names()
-  if not pending_named then
-    pending_named = {}
-    for _, environment in ipairs(call('HKEYS', PENDING_ENVIRONMENTS)) do
-      pending_named[environment] = true
+function Pending.names(ctx)
+  if not ctx.pending_named then
+    ctx.pending_named = {}
+    for _, environment in ipairs(call('HKEYS', key('pending_environments'))) do
+      ctx.pending_named[environment] = true
     end
   end
-  return pending_named
+  return ctx.pending_named
 end
 
-local function add_pending(environment, score, member)
-  local named = pending_names()
+function Pending.add(ctx, environment, score, member)
+  local named = Pending.names(ctx)
   if not named[environment] then
     named[environment] = true
-    call('HSET', PENDING_ENVIRONMENTS, environment, 1)
+    call('HSET', key('pending_environments'), environment, 1)
   end
-  call('ZADD', pending_key(environment), score, member)
+  call('ZADD', Pending.key_of(environment), score, member)
+end
+
+function Pending.unname_empty(ctx)
+  for environment in pairs(ctx.pending_left) do
+    if call('EXISTS', Pending.key_of(environment)) == 0 then
+      call('HDEL', key('pending_environments'), environment)
+    end
+  end
 end
 
 -- Takes an entry out, wherever it is.
-local function remove_pending(environment, member)
-  if call('ZREM', pending_key(environment), member) == 1 then
-    pending_left[environment] = true
-  else
-    call('ZREM', DELAYED, member)
-  end
-end
-
-before_close[#before_close + 1] = function()
-  for environment in pairs(pending_left) do
-    if call('EXISTS', pending_key(environment)) == 0 then
-      call('HDEL', PENDING_ENVIRONMENTS, environment)
+function Pending.remove(ctx, environment, member)
+  if call('ZREM', Pending.key_of(environment), member) == 1 then
+    if not ctx.pending_left then
+      ctx.pending_left = {}
+      ctx.before_close[#ctx.before_close + 1] = Pending.unname_empty
     end
+    ctx.pending_left[environment] = true
+  else
+    call('ZREM', key('delayed'), member)
   end
 end
 
 -- Number of pending tasks, those that back off included.
-local function pending_count()
-  local count = call('ZCARD', DELAYED)
-  for environment in pairs(pending_names()) do
-    count = count + call('ZCARD', pending_key(environment))
+function Pending.count(ctx)
+  local count = call('ZCARD', key('delayed'))
+  for environment in pairs(Pending.names(ctx)) do
+    count = count + call('ZCARD', Pending.key_of(environment))
   end
   return count
 end
 
-local function pending_rank(source, member, score)
-  local own = floor(-score / 2)
-  return -effective_priority(source.environment, own), score, tonumber(string.sub(member, 1, 15))
+function Pending.rank(source, member, score)
+  return -(source.fixed or floor(-score / 2)), score, tonumber(string.sub(member, 1, 15))
 end
 
--- Up to `count` entries that are due, in order of leasing, and what the caller gives to close_picking; they are the
+-- Up to `count` entries that are due, in order of leasing, and what the caller gives to Picking.close; they are the
 -- caller's to take out.
-local function pick_pending(count)
+function Pending.pick(ctx, count)
   local sources = {}
-  for environment in pairs(pending_names()) do
-    sources[#sources + 1] = {at = pending_key(environment), environment = environment, rank = pending_rank}
+  for environment in pairs(Pending.names(ctx)) do
+    sources[#sources + 1] = {
+      at = Pending.key_of(environment), environment = environment, rank = Pending.rank,
+      -- The priority of all that is in it, nil where each entry has its own.
+      fixed = Picking.priority_of(ctx, environment, nil),
+    }
   end
-  return pick_many(sources, 'lease_stride', count)
+  return Picking.pick(ctx, sources, 'lease_stride', count)
 end

@@ -15,34 +15,35 @@
 -- @include run
 -- @include heap
 
-local STRIDE = 1048576
-local LARGEST_BLOCK = 256
+local Picking = {}
 
-local rules
+Picking.STRIDE = 1048576
+Picking.LARGEST_BLOCK = 256
 
-local function rule_of(environment)
-  if not rules then
-    rules = {}
-    for _, rule in ipairs(policy.environments) do
-      rules[rule[1]] = rule
+-- The policy's rule of an environment, nil for none; ctx.rules has all of them.
+function Picking.rule_of(ctx, environment)
+  if not ctx.rules then
+    ctx.rules = {}
+    for _, rule in ipairs(ctx.policy.environments) do
+      ctx.rules[rule[1]] = rule
     end
   end
-  return rules[environment]
+  return ctx.rules[environment]
 end
 
-local function share_of(environment)
-  local rule = rule_of(environment)
+function Picking.share_of(ctx, environment)
+  local rule = Picking.rule_of(ctx, environment)
   return rule and rule[2] >= 0 and rule[2] or 1
 end
 
 -- Priority of an environment's things against others', when each has `own`.
-local function effective_priority(environment, own)
-  local rule = rule_of(environment)
+function Picking.priority_of(ctx, environment, own)
+  local rule = Picking.rule_of(ctx, environment)
   return rule and rule[3] >= 0 and rule[3] or own
 end
 
-local function shares_on()
-  for _, rule in ipairs(policy.environments) do
+function Picking.shares_on(ctx)
+  for _, rule in ipairs(ctx.policy.environments) do
     if rule[2] >= 0 then
       return true
     end
@@ -51,7 +52,7 @@ local function shares_on()
 end
 
 -- Places of the run's environments in the order of their bytes (Lua's own order follows the server's locale).
-local function environment_places()
+function Picking.environment_places()
   local places = {}
   for place, environment in ipairs(call('ZRANGE', key('environments'), 0, -1)) do
     places[environment] = place
@@ -59,7 +60,7 @@ local function environment_places()
   return places
 end
 
-local function source_before(a, b)
+function Picking.source_before(a, b)
   if a.first ~= b.first then
     return a.first < b.first
   elseif a.second ~= b.second then
@@ -69,12 +70,12 @@ local function source_before(a, b)
 end
 
 -- Moves a source to its next member; false at its end.
-local function advance(source)
+function Picking.advance(source)
   if source.next > #source.items then
     local command, last = source.reversed and 'ZREVRANGE' or 'ZRANGE', source.read + source.block - 1
     source.items = call(command, source.at, source.read, last, 'WITHSCORES')
     source.read, source.next = source.read + source.block, 1
-    source.block = math.min(2 * source.block, LARGEST_BLOCK)
+    source.block = math.min(2 * source.block, Picking.LARGEST_BLOCK)
   end
   local member = source.items[source.next]
   if not member then
@@ -88,42 +89,42 @@ local function advance(source)
 end
 
 -- Begins to merge sources, reading `block` members of each at first: a heap of those that have any.
-local function open_sources(sources, block)
+function Picking.open(sources, block)
   local open = {}
   for _, source in ipairs(sources) do
     source.items, source.next, source.read, source.block = {}, 1, source.skipped or 0, block
-    if advance(source) then
+    if Picking.advance(source) then
       open[#open + 1] = source
     end
   end
-  make_heap(open, source_before)
+  Heap.make(open, Picking.source_before)
   return open
 end
 
 -- The next member of sources that are open; nil when there is none.
-local function next_member(open)
+function Picking.next_member(open)
   local source = open[1]
   if not source then
     return nil
   end
   local member = source.member
-  if advance(source) then
-    sink(open, 1, source_before)
+  if Picking.advance(source) then
+    Heap.sink(open, 1, Picking.source_before)
   else
-    pop(open, source_before)
+    Heap.pop(open, Picking.source_before)
   end
   return member
 end
 
 -- Up to `count` first members of sources; at least one is asked for.
-local function first_members(sources, count)
+function Picking.first_members(sources, count)
   local source, members = sources[1], {}
   if #sources == 1 then
     return call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1)
   end
-  local open = open_sources(sources, math.min(64, floor(count / math.max(1, #sources)) + 2))
+  local open = Picking.open(sources, math.min(64, floor(count / math.max(1, #sources)) + 2))
   for index = 1, count do
-    members[index] = next_member(open)
+    members[index] = Picking.next_member(open)
     if not members[index] then
       break
     end
@@ -133,11 +134,11 @@ end
 
 -- The lanes that sources with a share above 0 are in, one for each environment that has anything, and the sources that
 -- are in none.
-local function lanes_of(sources, virtual, passes)
-  local lanes, rest, by_environment, places = {}, {}, {}, environment_places()
+function Picking.lanes_of(ctx, sources, virtual, passes)
+  local lanes, rest, by_environment, places = {}, {}, {}, Picking.environment_places()
   for _, source in ipairs(sources) do
     local environment = source.environment
-    local lane, share = by_environment[environment], share_of(environment)
+    local lane, share = by_environment[environment], Picking.share_of(ctx, environment)
     local size = share > 0 and (source.size or call('ZCARD', source.at)) or 0
     if share == 0 then
       rest[#rest + 1] = source
@@ -145,7 +146,8 @@ local function lanes_of(sources, virtual, passes)
       lane.sources[#lane.sources + 1], lane.size = source, lane.size + size
     elseif size > 0 then
       lane = {
-        environment = environment, place = places[environment], stride = floor(STRIDE / share), sources = {source},
+        environment = environment, place = places[environment], stride = floor(Picking.STRIDE / share),
+        sources = {source},
         -- Its pass before its turns, and how many it has and may have of those.
         pass = math.max(passes[environment] or 0, virtual), turns = 0, size = size,
       }
@@ -157,7 +159,7 @@ end
 
 -- Up to `count` turns of lanes, as a list of lanes. A lane's pass and place are one number here: passes are at most
 -- STRIDE ahead of `virtual`, a turn adds no more than that, and a run has fewer than `places` environments.
-local function take_turns(lanes, virtual, count)
+function Picking.take_turns(lanes, virtual, count)
   local heap, lane_at, turns, places, never = {}, {}, {}, 512, math.huge
   for index, lane in ipairs(lanes) do
     heap[index], lane_at[lane.place] = (lane.pass - virtual) * places + lane.place, lane
@@ -171,34 +173,34 @@ local function take_turns(lanes, virtual, count)
     local lane = lane_at[first % places]
     local taken = lane.turns + 1
     turns[index], lane.turns = lane, taken
-    replace_first(heap, #lanes, taken < lane.size and first + lane.stride * places or never)
+    Heap.replace_first(heap, #lanes, taken < lane.size and first + lane.stride * places or never)
   end
   return turns
 end
 
--- Picks up to `count` members; `stride` names the stride state. Returns them, and what close_picking ends.
-local function pick_many(sources, stride, count)
-  if not shares_on() then
-    return first_members(sources, count), nil
+-- Picks up to `count` members; `stride` names the stride state. Returns them, and what Picking.close ends.
+function Picking.pick(ctx, sources, stride, count)
+  if not Picking.shares_on(ctx) then
+    return Picking.first_members(sources, count), nil
   end
   local raw = call('HGET', RUN, stride)
   local picking = {stride = stride, virtual = 0, passes = {}}
   if raw then
     picking.virtual, picking.passes = unpack(unpack_msg(raw))
   end
-  local lanes, rest = lanes_of(sources, picking.virtual, picking.passes)
-  local turns, members = take_turns(lanes, picking.virtual, count), {}
+  local lanes, rest = Picking.lanes_of(ctx, sources, picking.virtual, picking.passes)
+  local turns, members = Picking.take_turns(lanes, picking.virtual, count), {}
   picking.lanes, picking.turns = lanes, turns
   for _, lane in ipairs(lanes) do
     if lane.turns > 0 then
-      lane.members, lane.next = first_members(lane.sources, lane.turns), 1
+      lane.members, lane.next = Picking.first_members(lane.sources, lane.turns), 1
     end
   end
   for index, lane in ipairs(turns) do
     local at = lane.next
     members[index], lane.next = lane.members[at], at + 1
   end
-  local others = #turns < count and rest[1] and first_members(rest, count - #turns) or {}
+  local others = #turns < count and rest[1] and Picking.first_members(rest, count - #turns) or {}
   for index, member in ipairs(others) do
     members[#turns + index] = member
   end
@@ -206,7 +208,7 @@ local function pick_many(sources, stride, count)
 end
 
 -- Ends picking with the first `kept` picks: the others never were.
-local function close_picking(picking, kept)
+function Picking.close(picking, kept)
   if not picking then
     return
   end

@@ -5,40 +5,40 @@
 
 -- @include run
 
--- How long a place is kept without a word from its engine.
-local PLACE_TTL_MS = 60000
--- How long a waiting engine keeps its turn without a word.
-local TURN_TTL_MS = 5000
+local Places = {}
 
-local PLACES, PLACE_LINE, ENGINES_HEARD = key('places'), key('place_line'), key('engines_heard')
+-- How long a place is kept without a word from its engine.
+Places.PLACE_TTL_MS = 60000
+-- How long a waiting engine keeps its turn without a word.
+Places.TURN_TTL_MS = 5000
 
 -- Engines that may be out of service at once; 0: any number.
-local function place_limit()
-  return policy.max_unavailable_engines
+function Places.limit(ctx)
+  return ctx.policy.max_unavailable_engines
 end
 
-local function free_places()
-  local limit = place_limit()
-  return limit == 0 and math.huge or limit - call('ZCOUNT', PLACES, format('%d', now), '+inf')
+function Places.free(ctx)
+  local limit = Places.limit(ctx)
+  return limit == 0 and math.huge or limit - call('ZCOUNT', key('places'), format('%d', ctx.now), '+inf')
 end
 
 -- Remembers that the engine was heard of; the turn of one that was silent for too long is over.
-local function hear_engine(engine_id)
-  local heard = call('ZSCORE', ENGINES_HEARD, engine_id)
-  if heard and tonumber(heard) < now - TURN_TTL_MS then
-    call('ZREM', PLACE_LINE, engine_id)
+function Places.hear_engine(ctx, engine_id)
+  local heard = call('ZSCORE', key('engines_heard'), engine_id)
+  if heard and tonumber(heard) < ctx.now - Places.TURN_TTL_MS then
+    call('ZREM', key('place_line'), engine_id)
   end
-  call('ZADD', ENGINES_HEARD, format('%d', now), engine_id)
+  call('ZADD', key('engines_heard'), format('%d', ctx.now), engine_id)
 end
 
 -- Whether fewer than `free` engines stand before this one, which is in the line. Sends away whose turn is over.
-local function is_its_turn(engine_id, free)
-  local at = call('ZRANK', PLACE_LINE, engine_id)
+function Places.is_its_turn(ctx, engine_id, free)
+  local at = call('ZRANK', key('place_line'), engine_id)
   local before, over = 0, {}
   for first = 0, at < free and -1 or at - 1, 1000 do
-    local others = call('ZRANGE', PLACE_LINE, first, math.min(first + 999, at - 1))
-    for index, heard in ipairs(call('ZMSCORE', ENGINES_HEARD, unpack(others))) do
-      if tonumber(heard) < now - TURN_TTL_MS then
+    local others = call('ZRANGE', key('place_line'), first, math.min(first + 999, at - 1))
+    for index, heard in ipairs(call('ZMSCORE', key('engines_heard'), unpack(others))) do
+      if tonumber(heard) < ctx.now - Places.TURN_TTL_MS then
         over[#over + 1] = others[index]
       else
         before = before + 1
@@ -48,28 +48,28 @@ local function is_its_turn(engine_id, free)
       break
     end
   end
-  call_many('ZREM', PLACE_LINE, over)
+  call_many('ZREM', key('place_line'), over)
   return before < free
 end
 
 -- Keeps the engine's place, or takes a free one when it is its turn. Returns whether it has one.
-local function take_place(engine_id)
-  call('ZREMRANGEBYSCORE', PLACES, '-inf', format('(%d', now))
-  if not call('ZSCORE', PLACES, engine_id) then
-    call('ZADD', PLACE_LINE, 'NX', format('%d', now), engine_id)
-    local free = free_places()
-    if free <= 0 or not is_its_turn(engine_id, free) then
+function Places.take(ctx, engine_id)
+  call('ZREMRANGEBYSCORE', key('places'), '-inf', format('(%d', ctx.now))
+  if not call('ZSCORE', key('places'), engine_id) then
+    call('ZADD', key('place_line'), 'NX', format('%d', ctx.now), engine_id)
+    local free = Places.free(ctx)
+    if free <= 0 or not Places.is_its_turn(ctx, engine_id, free) then
       return false
     end
-    call('ZREM', PLACE_LINE, engine_id)
+    call('ZREM', key('place_line'), engine_id)
   end
-  call('ZADD', PLACES, format('%d', now + PLACE_TTL_MS), engine_id)
+  call('ZADD', key('places'), format('%d', ctx.now + Places.PLACE_TTL_MS), engine_id)
   return true
 end
 
 -- The engine neither has nor wants a place.
-local function leave_place(engine_id)
-  if call('ZREM', PLACES, engine_id) + call('ZREM', PLACE_LINE, engine_id) > 0 then
-    topics.weights = true
+function Places.leave(ctx, engine_id)
+  if call('ZREM', key('places'), engine_id) + call('ZREM', key('place_line'), engine_id) > 0 then
+    ctx.topics.weights = true
   end
 end

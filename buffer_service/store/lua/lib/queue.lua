@@ -7,20 +7,32 @@
 -- A class is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>` (score:
 -- sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence). Hash
 -- `classes` names those that are not empty.
+--
+-- ctx.classes, class_by: classes that this call has met, in a list, and by environment and priority; all_classes: true
+-- once these are all; queued: groups of all classes.
 
 -- @include record
 -- @include blocks
 -- @include picking
 
-local CLASSES = key('classes')
--- Classes that this script has met: all of them once load_classes was called.
-local class_list, all_loaded = {}, false
--- By environment, then priority.
-local class_by = {}
--- Groups of all classes.
-local queued_now
+local Queue = {}
 
-local function class_of(environment, priority)
+-- Unnames the classes that have become empty.
+function Queue.unname_empty(ctx)
+  for _, class in ipairs(ctx.classes) do
+    if class.left and class.count == 0 then
+      call('HDEL', key('classes'), class.name)
+    end
+  end
+end
+
+-- The class of an environment and a priority, which is made where this call has not met it.
+function Queue.class_of(ctx, environment, priority)
+  if not ctx.classes then
+    ctx.classes, ctx.class_by = {}, {}
+    ctx.before_close[#ctx.before_close + 1] = Queue.unname_empty
+  end
+  local class_by = ctx.class_by
   local by_priority = class_by[environment]
   local class = by_priority and by_priority[priority]
   if class then
@@ -30,74 +42,68 @@ local function class_of(environment, priority)
   class = {
     name = name, stored = false, left = false, q = key('q:' .. name), a = key('a:' .. name),
     priority = priority, environment = environment,
-    -- Groups that it has, as of queued_count.
+    -- Groups that it has, as of Queue.count.
     count = 0,
     -- The oldest group's member: nil when not known, false when there is none.
     oldest = nil,
   }
   class_by[environment] = by_priority or {}
   class_by[environment][priority] = class
-  class_list[#class_list + 1] = class
+  ctx.classes[#ctx.classes + 1] = class
   return class
 end
 
-local function load_classes()
-  if not all_loaded then
-    all_loaded = true
-    for _, name in ipairs(call('HKEYS', CLASSES)) do
+function Queue.load_classes(ctx)
+  if not ctx.all_classes then
+    ctx.all_classes = true
+    for _, name in ipairs(call('HKEYS', key('classes'))) do
       local colon = string.find(name, ':', 1, true)
-      class_of(string.sub(name, colon + 1), tonumber(string.sub(name, 1, colon - 1))).stored = true
+      Queue.class_of(ctx, string.sub(name, colon + 1), tonumber(string.sub(name, 1, colon - 1))).stored = true
     end
   end
-  return class_list
+  return ctx.classes or {}
 end
 
 -- Queued groups, counted from what exists, with those that are gathered for a round (lib/gathering.lua).
-local function queued_count()
-  if not queued_now then
-    queued_now = 0
-    for _, class in ipairs(load_classes()) do
+function Queue.count(ctx)
+  local state = ctx.state
+  if not ctx.queued then
+    local queued = 0
+    for _, class in ipairs(Queue.load_classes(ctx)) do
       class.count = call('ZCARD', class.q)
-      queued_now = queued_now + class.count
+      queued = queued + class.count
     end
+    ctx.queued = queued
   end
-  return queued_now + (state.gathered and state.gathered[2] or 0)
-end
-
-before_close[#before_close + 1] = function()
-  for _, class in ipairs(class_list) do
-    if class.left and class.count == 0 then
-      call('HDEL', CLASSES, class.name)
-    end
-  end
+  return ctx.queued + (state.gathered and state.gathered[2] or 0)
 end
 
 -- Writes a record into the queue. It must be of the present timeline.
-local function index_group(group)
-  local class = class_of(group[G_ENVIRONMENT], group[G_PRIORITY])
-  queued_count()
+function Queue.add(ctx, group)
+  local class = Queue.class_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
+  Queue.count(ctx)
   if not class.stored then
     class.stored = true
-    call('HSET', CLASSES, class.name, 1)
+    call('HSET', key('classes'), class.name, 1)
   end
-  local member = member_of(group[G_SEQUENCE])
-  call('HSET', block_key(block_of(member)), member, pack(group))
+  local member = Blocks.member_of(group[G_SEQUENCE])
+  call('HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
   call('ZADD', class.q, format('%d', group[G_SEQUENCE]), member)
-  call('ZADD', class.a, format('%d', age_of(group)), member)
+  call('ZADD', class.a, format('%d', Record.age_of(ctx, group)), member)
   if class.oldest == false or class.oldest and member < class.oldest then
     class.oldest = nil
   end
-  class.count, queued_now = class.count + 1, queued_now + 1
+  class.count, ctx.queued = class.count + 1, ctx.queued + 1
 end
 
 -- The members of groups by class.
-local function split_by_class(groups, members)
+function Queue.split_by_class(ctx, groups, members)
   local by_class, class, count = {}, nil, 0
   for index = 1, #groups do
     local group = groups[index]
     local environment, priority = group[G_ENVIRONMENT], group[G_PRIORITY]
     if not class or class.environment ~= environment or class.priority ~= priority then
-      class = class_of(environment, priority)
+      class = Queue.class_of(ctx, environment, priority)
       by_class[class] = by_class[class] or {}
       count = #by_class[class]
     end
@@ -109,15 +115,16 @@ end
 
 -- Takes records, with their members and blocks, out of the queue. Of their classes they are the first ones in this
 -- order.
-local function unindex_groups(groups, members, blocks, order)
+function Queue.remove(ctx, groups, members, blocks, order)
+  local topics = ctx.topics
   if #groups == 0 then
     return
   end
-  queued_count()
+  Queue.count(ctx)
   for _, block in ipairs(blocks) do
     call_many('HDEL', block.key, block.members)
   end
-  for class, leaving in pairs(split_by_class(groups, members)) do
+  for class, leaving in pairs(Queue.split_by_class(ctx, groups, members)) do
     local ordered, other, count = class.q, class.a, #leaving
     if order == 'stalest_first' then
       ordered, other = other, ordered
@@ -130,50 +137,50 @@ local function unindex_groups(groups, members, blocks, order)
     call_many('ZREM', other, leaving)
     class.left, class.oldest, class.count = true, nil, class.count - count
   end
-  queued_now = queued_now - #groups
+  ctx.queued = ctx.queued - #groups
   topics.space, topics.tasks = true, true
 end
 
 -- Records of queued groups, in the order of their members, of which these are the blocks.
-local function load_groups(blocks)
+function Queue.load(ctx, blocks)
   local groups = {}
   for _, block in ipairs(blocks) do
     local places = block.places
     for index, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
-      groups[places[index]] = unpack_record(raw)
+      groups[places[index]] = Record.unpack(ctx, raw)
     end
   end
   return groups
 end
 
-local function by_sequence(_, _, score)
+function Queue.by_sequence(_, _, score)
   return score
 end
 
-local function by_reversed_sequence(_, _, score)
+function Queue.by_reversed_sequence(_, _, score)
   return -score
 end
 
-local function by_age(_, member, score)
+function Queue.by_age(_, member, score)
   return score, tonumber(member)
 end
 
-local function by_priority(source, _, score)
+function Queue.by_priority(source, _, score)
   return -source.effective, -source.own, score
 end
 
 -- Sources for picking from classes in an order of the policy.
-local function class_sources(classes, order)
+function Queue.class_sources(ctx, classes, order)
   local sources = {}
   for index, class in ipairs(classes) do
-    local source = {at = class.q, environment = class.environment, size = class.count, rank = by_sequence}
+    local source = {at = class.q, environment = class.environment, size = class.count, rank = Queue.by_sequence}
     if order == 'lifo' then
-      source.reversed, source.rank = true, by_reversed_sequence
+      source.reversed, source.rank = true, Queue.by_reversed_sequence
     elseif order == 'stalest_first' then
-      source.at, source.rank = class.a, by_age
+      source.at, source.rank = class.a, Queue.by_age
     elseif order == 'priority' then
-      source.rank, source.own = by_priority, class.priority
-      source.effective = effective_priority(class.environment, class.priority)
+      source.rank, source.own = Queue.by_priority, class.priority
+      source.effective = Picking.priority_of(ctx, class.environment, class.priority)
     elseif order ~= 'fifo' then
       error('unknown order ' .. order)
     end
@@ -185,12 +192,13 @@ end
 -- Takes up to `count` groups out of the queue, by the policy's order and shares; fewer when their tokens would exceed
 -- `budget_tokens` (nil: no budget) or their number is no multiple of `multiple`, but `least` in any case. Returns their
 -- records in the order in which they were picked; the ledger is the caller's to move.
-local function take(count, budget_tokens, multiple, least)
-  local order = policy.order
-  queued_count()
-  local members, picking = pick_many(class_sources(load_classes(), order), 'queue_stride', count)
-  local blocks = blocks_of(members)
-  local groups = load_groups(blocks)
+function Queue.take(ctx, count, budget_tokens, multiple, least)
+  local order = ctx.policy.order
+  Queue.count(ctx)
+  local sources = Queue.class_sources(ctx, Queue.load_classes(ctx), order)
+  local members, picking = Picking.pick(ctx, sources, 'queue_stride', count)
+  local blocks = Blocks.of(members)
+  local groups = Queue.load(ctx, blocks)
   local kept, tokens = #groups, 0
   if budget_tokens then
     for index, group in ipairs(groups) do
@@ -206,35 +214,35 @@ local function take(count, budget_tokens, multiple, least)
     for index = #groups, kept + 1, -1 do
       groups[index], members[index] = nil, nil
     end
-    blocks = blocks_of(members)
+    blocks = Blocks.of(members)
   end
-  close_picking(picking, kept)
-  unindex_groups(groups, members, blocks, order)
+  Picking.close(picking, kept)
+  Queue.remove(ctx, groups, members, blocks, order)
   return groups
 end
 
 -- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, their
 -- members, and the blocks of those.
-local function stalest(below, limit)
+function Queue.stalest(ctx, below, limit)
   local members, stale = {}, {}
-  for _, class in ipairs(load_classes()) do
+  for _, class in ipairs(Queue.load_classes(ctx)) do
     local age = call('ZRANGE', class.a, 0, 0, 'WITHSCORES')[2]
     if age and tonumber(age) < below then
       stale[#stale + 1] = class
     end
   end
-  local open = open_sources(class_sources(stale, 'stalest_first'), 16)
+  local open = Picking.open(Queue.class_sources(ctx, stale, 'stalest_first'), 16)
   while #members < limit and open[1] and open[1].first < below do
-    members[#members + 1] = next_member(open)
+    members[#members + 1] = Picking.next_member(open)
   end
-  local blocks = blocks_of(members)
-  return load_groups(blocks), members, blocks
+  local blocks = Blocks.of(members)
+  return Queue.load(ctx, blocks), members, blocks
 end
 
 -- Record of the queued group with the smallest sequence, and its member; nil when there is none.
-local function oldest_queued()
+function Queue.oldest(ctx)
   local first
-  for _, class in ipairs(load_classes()) do
+  for _, class in ipairs(Queue.load_classes(ctx)) do
     if class.oldest == nil then
       class.oldest = call('ZRANGE', class.q, 0, 0)[1] or false
     end
@@ -243,16 +251,16 @@ local function oldest_queued()
     end
   end
   if first then
-    return load_groups(blocks_of({first}))[1], first
+    return Queue.load(ctx, Blocks.of({first}))[1], first
   end
   return nil
 end
 
 -- Queued groups of abandoned versions count as made with `version`, from which the present timeline starts. Brings up
 -- to `limit` of their ages up to date and returns how many.
-local function clamp_ages(version, limit)
+function Queue.clamp_ages(ctx, version, limit)
   local age, done = format('%d', 1000 * version), 0
-  for _, class in ipairs(load_classes()) do
+  for _, class in ipairs(Queue.load_classes(ctx)) do
     for _, member in ipairs(call('ZRANGEBYSCORE', class.a, '(' .. age, '+inf', 'LIMIT', 0, limit - done)) do
       call('ZADD', class.a, age, member)
       done = done + 1

@@ -7,37 +7,38 @@
 -- unless that revision is below this one.
 
 -- @include run
--- @include bounds
 
-local REMEMBERED = key('remembered')
+local Remembered = {}
 
 -- The tasks are about to be forgotten.
-local function remember(task_ids)
+function Remembered.add(ctx, task_ids)
+  local state = ctx.state
   if not state.leaseless then
     return
   end
   local revision = format('%d', state.revision)
   for _, task_id in ipairs(task_ids) do
-    call('ZADD', REMEMBERED, revision, task_id)
+    call('ZADD', key('remembered'), revision, task_id)
   end
-  local beyond = call('ZCARD', REMEMBERED) - REMEMBERED_TASKS
+  local beyond = call('ZCARD', key('remembered')) - REMEMBERED_TASKS
   if beyond > 0 then
-    local dropped = call('ZPOPMIN', REMEMBERED, beyond)
+    local dropped = call('ZPOPMIN', key('remembered'), beyond)
     state.forgotten = math.max(state.forgotten or 0, tonumber(dropped[#dropped]))
-    write_run()
+    Run.write(ctx)
   end
 end
 
 -- Nothing that was accepted so far counts any more: the same tasks are to be generated again.
-local function forget_remembered()
-  call('UNLINK', REMEMBERED)
+function Remembered.forget_all(ctx)
+  local state = ctx.state
+  call('UNLINK', key('remembered'))
   state.forgotten = state.revision
 end
 
 -- What becomes of a push without a lease whose task is not known, or not known any more; nil when it may make its task.
-local function recall(task_id, first_revision)
-  local forgotten = state.forgotten or 0
-  if call('ZSCORE', REMEMBERED, task_id) then
+function Remembered.recall(ctx, task_id, first_revision)
+  local forgotten = ctx.state.forgotten or 0
+  if call('ZSCORE', key('remembered'), task_id) then
     return 'closed'
   elseif first_revision > 0 and first_revision < forgotten then
     local limit = format('at least %d: what was accepted before may have been forgotten', forgotten)

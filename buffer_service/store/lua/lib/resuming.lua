@@ -9,8 +9,10 @@
 -- @include gathering
 -- @include totals
 
+local Resuming = {}
+
 -- Which weights belong to a step; publishes of the abandoned timeline are forgotten.
-local function rewind_publishes(step)
+function Resuming.rewind_publishes(step)
   local commits, manifests, at_step = key('commits'), key('manifests'), format('%d', step)
   for _, forgotten in ipairs(call('ZRANGEBYSCORE', commits, '(' .. at_step, '+inf')) do
     call('HDEL', manifests, forgotten)
@@ -21,40 +23,43 @@ end
 
 -- More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
 -- works on a lost task must not be taken for the worker of a new one.
-local LOST_SEQUENCES = 100000000
+Resuming.LOST_SEQUENCES = 100000000
 
-local function forgive_loss()
+function Resuming.forgive_loss(ctx)
+  local state = ctx.state
   if state.paused == 'store_rolled_back' then
     state.paused = ''
-    state.sequence = state.sequence + LOST_SEQUENCES
+    state.sequence = state.sequence + Resuming.LOST_SEQUENCES
   end
 end
 
-local function begin_resume(request_id, step, mode, regenerate)
+function Resuming.begin(ctx, request_id, step, mode, regenerate)
+  local state = ctx.state
   if regenerate then
-    forget_remembered()
+    Remembered.forget_all(ctx)
   end
   state.resuming = {request_id, step, regenerate and 'requeue' or mode, regenerate and 1 or 0, 0}
-  state.version = rewind_publishes(step)
-  forget_plan()
-  forget_snapshots()
+  state.version = Resuming.rewind_publishes(step)
+  Commit.forget_plan()
+  Totals.forget_snapshots()
   call('HDEL', RUN, 'trainer')
   state.epoch = state.epoch + 1
   state.forks[#state.forks + 1] = {state.epoch, state.version}
   state.world_size = 0
-  forgive_loss()
+  Resuming.forgive_loss(ctx)
 end
 
 -- Trained steps from `first` on are delivered again, newest first. Returns whether some are left.
-local function replay_steps(first)
+function Resuming.replay_steps(ctx, first)
+  local state = ctx.state
   local done = 0
-  while state.committed_steps > first and done < VICTIMS do
+  while state.committed_steps > first and done < Free.VICTIMS do
     local step = state.committed_steps - 1
-    local header = load_step(step)
+    local header = Batches.load_step(step)
     for _ in pairs(header.environments) do
       done = done + 1
     end
-    move_step(header, 'trained', 'delivered')
+    Batches.move_step(ctx, header, 'trained', 'delivered')
     state.retained_bytes = state.retained_bytes - header.bytes
     state.committed_steps = step
   end
@@ -63,35 +68,37 @@ end
 
 -- Takes a step apart, or a part of it: its groups go back into the queue, or are discarded. Returns what it was worth
 -- of the limit, and whether nothing is left of the step.
-local function take_back(step, mode, limit)
-  local header, from = load_step(step), step_state(step)
-  local done = dismantle(step, header, limit, function(groups)
-    count_in_step(header, -1, (sum_groups(groups, header.train_version)))
+function Resuming.take_back(ctx, step, mode, limit)
+  local state = ctx.state
+  local header, from = Batches.load_step(step), Batches.step_state(ctx, step)
+  local done = Batches.dismantle(step, header, limit, function(groups)
+    Batches.count(header, -1, (Batches.sum(groups, header.train_version)))
     for _, group in ipairs(groups) do
       if from == 'trained' then
         state.retained_bytes = state.retained_bytes - group[G_BYTES]
       end
       if mode == 'discard' then
-        end_group(group, from, 'discarded')
+        Groups.finish(ctx, group, from, 'discarded')
       else
-        queue_group(clamp(group), from)
+        Groups.queue(ctx, Record.clamp(ctx, group), from)
       end
     end
   end)
   local is_empty = header.rounds == 0
   if is_empty then
-    delete_step(step)
+    Batches.delete_step(step)
   else
-    save_step(step, header)
+    Batches.save_step(step, header)
   end
   return done, is_empty
 end
 
 -- Takes the open step and those from `first` on back, newest first. Returns whether some are left.
-local function take_steps_back(first, mode)
-  local left = VICTIMS
+function Resuming.take_steps_back(ctx, first, mode)
+  local state = ctx.state
+  local left = Free.VICTIMS
   if state.rounds > 0 then
-    local done, is_empty = take_back(state.next_step, mode, left)
+    local done, is_empty = Resuming.take_back(ctx, state.next_step, mode, left)
     if not is_empty then
       return true
     end
@@ -100,7 +107,7 @@ local function take_steps_back(first, mode)
   end
   while state.next_step > first and left > 0 do
     local step = state.next_step - 1
-    local done, is_empty = take_back(step, mode, left)
+    local done, is_empty = Resuming.take_back(ctx, step, mode, left)
     left = left - done
     if is_empty then
       state.next_step = step
@@ -111,42 +118,44 @@ local function take_steps_back(first, mode)
 end
 
 -- Drops what is beyond the queue's caps, the oldest first. Returns whether more is left to drop.
-local function drop_some()
-  for _ = 1, VICTIMS do
-    if fits_queue(0, 0, 0) or not drop_oldest() then
+function Resuming.drop_some(ctx)
+  for _ = 1, Free.VICTIMS do
+    if Groups.fits_queue(ctx, 0, 0, 0) or not Groups.drop_oldest(ctx) then
       return false
     end
   end
-  return not fits_queue(0, 0, 0)
+  return not Groups.fits_queue(ctx, 0, 0, 0)
 end
 
 -- A portion of the resume that is under way. Returns whether it has to go on.
-local function go_on()
+function Resuming.go_on(ctx)
+  local state = ctx.state
   local resuming = state.resuming
   local _, step, mode, _, clamped = unpack(resuming)
   local first = math.max(step, state.checkpointed_steps)
   if clamped == 0 then
-    if clamp_ages(state.version, VICTIMS) >= VICTIMS then
+    if Queue.clamp_ages(ctx, state.version, Free.VICTIMS) >= Free.VICTIMS then
       return true
     end
     resuming[5] = 1
   end
   if state.gathered then
-    give_back_gathered()
+    Gathering.give_back(ctx)
     return true
   end
   if mode == 'replay' then
-    return replay_steps(first)
+    return Resuming.replay_steps(ctx, first)
   elseif mode == 'requeue' then
-    return take_steps_back(first, mode) or drop_some()
+    return Resuming.take_steps_back(ctx, first, mode) or Resuming.drop_some(ctx)
   elseif mode == 'discard' then
-    return take_steps_back(first, mode)
+    return Resuming.take_steps_back(ctx, first, mode)
   end
   return error('unknown mode of a resume: ' .. mode)
 end
 
 -- The resume is done: the run stands at its step. Returns the facts of its reply after the revision.
-local function end_resume()
+function Resuming.finish(ctx)
+  local state = ctx.state
   local request_id, step, _, regenerate = unpack(state.resuming)
   if regenerate == 1 then
     state.checkpointed_steps, state.freed_steps, state.next_step = step, step, step
@@ -155,12 +164,12 @@ local function end_resume()
   state.published_steps = step
   if state.rounds > 0 then
     -- The open step must not ask for groups of versions that the abandoned timeline alone had.
-    local open = load_step(state.next_step)
-    open.train_version = math.min(open.train_version, next_train_version())
-    save_step(state.next_step, open)
+    local open = Batches.load_step(state.next_step)
+    open.train_version = math.min(open.train_version, Timeline.next_train_version(ctx))
+    Batches.save_step(state.next_step, open)
   end
   state.resuming = nil
-  forgive_loss()
+  Resuming.forgive_loss(ctx)
   state.revision = math.max(state.revision, state.seen)
   state.seen = 0
   local feeder = call('HGET', RUN, 'feeder') or ''

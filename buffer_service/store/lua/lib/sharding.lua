@@ -3,7 +3,9 @@
 -- @include record
 -- @include heap
 
-local function rank_before(a, b)
+local Sharding = {}
+
+function Sharding.rank_before(a, b)
   if a.tokens ~= b.tokens then
     return a.tokens < b.tokens
   elseif a.groups ~= b.groups then
@@ -15,7 +17,7 @@ end
 -- Longest first, each to the rank with the fewest tokens (ties: fewest groups, then lowest rank); with `equal`, among
 -- the ranks that have not got their share of the groups yet. `groups` are in order of sequence, and so are those of
 -- each shard.
-local function split(groups, world_size, equal)
+function Sharding.split(groups, world_size, equal)
   if world_size == 1 then
     return {groups}
   end
@@ -41,9 +43,9 @@ local function split(groups, world_size, equal)
     rank_of[index] = top.rank
     top.tokens, top.groups = top.tokens + groups[index][G_TOKENS], top.groups + 1
     if top.groups < most then
-      sink(heap, 1, rank_before)
+      Heap.sink(heap, 1, Sharding.rank_before)
     else
-      pop(heap, rank_before)
+      Heap.pop(heap, Sharding.rank_before)
     end
   end
   for index, group in ipairs(groups) do

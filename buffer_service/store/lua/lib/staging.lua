@@ -4,13 +4,15 @@
 
 -- @include keys
 
-local function unstage(payloads)
+local Staging = {}
+
+function Staging.unstage(payloads)
   call_many('ZREM', key('staging'), payloads)
 end
 
 -- The payloads are no use to anybody, and wait for room no more. One that is not staged (any more) was indexed, and is
 -- left alone.
-local function discard_staged(payloads)
+function Staging.discard(payloads)
   local staging = key('staging')
   for _, payload in ipairs(payloads) do
     if call('ZREM', staging, payload) == 1 then

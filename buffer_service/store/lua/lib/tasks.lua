@@ -10,14 +10,14 @@
 --
 -- Indexes: lib/pending.lua holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
 -- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
--- but `ended` are entry(task): fixed-width sequence, then the task id, so that ties go by sequence.
+-- but `ended` are Tasks.entry: fixed-width sequence, then the task id, so that ties go by sequence.
 
 -- @include ledger
 -- @include pending
 
-local TASKS, LEASES, TRASH = key('tasks'), key('leases'), key('trash')
+local Tasks = {}
 
-local function new_task(sequence, priority, environment)
+function Tasks.new(sequence, priority, environment)
   return {
     sequence = sequence, priority = priority, environment = environment, state = 'new', generation = 0, attempt = 0,
     failures = 0, returned = false, leaseless = false, worker = '', instance = '', lease_epoch = 0, lease_head = 0,
@@ -25,42 +25,42 @@ local function new_task(sequence, priority, environment)
   }
 end
 
-local function load_task(task_id)
-  local raw = call('HGET', TASKS, task_id)
+function Tasks.load(task_id)
+  local raw = call('HGET', key('tasks'), task_id)
   return raw and unpack_msg(raw) or nil
 end
 
-local function save_task(task_id, task)
-  call('HSET', TASKS, task_id, pack(task))
+function Tasks.save(task_id, task)
+  call('HSET', key('tasks'), task_id, pack(task))
 end
 
-local function entry(task_id, task)
+function Tasks.entry(task_id, task)
   return format('%015d', task.sequence) .. task_id
 end
 
-local function entry_task_id(member)
+function Tasks.id_of_entry(member)
   return string.sub(member, 16)
 end
 
-local function trash(payload)
+function Tasks.trash(payload)
   if payload ~= '' then
-    call('SADD', TRASH, payload)
+    call('SADD', key('trash'), payload)
   end
 end
 
-local function drop_continuation(task)
-  trash(task.payload)
+function Tasks.drop_continuation(task)
+  Tasks.trash(task.payload)
   task.payload, task.head_epoch, task.head, task.tokens = '', 0, -1, 0
 end
 
 -- Gives up a continuation that is no use any more.
-local function discard_continuation(task)
-  stat('continuation_tokens_discarded', task.tokens)
-  drop_continuation(task)
+function Tasks.discard_continuation(ctx, task)
+  Run.count(ctx, 'continuation_tokens_discarded', task.tokens)
+  Tasks.drop_continuation(task)
 end
 
 -- Splits "task_id/generation/attempt"; nil when malformed.
-local function parse_lease_id(id)
+function Tasks.parse_lease_id(id)
   local task_id, generation, attempt = string.match(id, '^([^/]+)/(%d+)/([1-9]%d*)$')
   if not task_id or #generation > 15 or #attempt > 15 or string.match(generation, '^0%d') then
     return nil
@@ -69,98 +69,100 @@ local function parse_lease_id(id)
 end
 
 -- Order of leasing: priority descending, then tasks that came back, then (the member) sequence.
-local function queue_task(task_id, task, not_before)
-  if not_before <= now then
-    add_pending(task.environment, -2 * task.priority - (task.returned and 1 or 0), entry(task_id, task))
+function Tasks.queue(ctx, task_id, task, not_before)
+  if not_before <= ctx.now then
+    Pending.add(ctx, task.environment, -2 * task.priority - (task.returned and 1 or 0), Tasks.entry(task_id, task))
   else
-    call('ZADD', DELAYED, format('%d', not_before), entry(task_id, task))
+    call('ZADD', key('delayed'), format('%d', not_before), Tasks.entry(task_id, task))
   end
-  topics.tasks = true
+  ctx.topics.tasks = true
 end
 
 -- Tasks whose back-off is over join the order of leasing, at most `limit` of them.
-local function promote_due(limit)
-  for _, member in ipairs(call('ZRANGEBYSCORE', DELAYED, '-inf', format('%d', now), 'LIMIT', 0, limit)) do
-    local task_id = entry_task_id(member)
-    call('ZREM', DELAYED, member)
-    queue_task(task_id, load_task(task_id), now)
+function Tasks.promote_due(ctx, limit)
+  for _, member in ipairs(call('ZRANGEBYSCORE', key('delayed'), '-inf', format('%d', ctx.now), 'LIMIT', 0, limit)) do
+    local task_id = Tasks.id_of_entry(member)
+    call('ZREM', key('delayed'), member)
+    Tasks.queue(ctx, task_id, Tasks.load(task_id), ctx.now)
   end
 end
 
 -- Takes an open task out of the indexes of its state.
-local function unindex_task(task_id, task)
-  local member = entry(task_id, task)
+function Tasks.unindex(ctx, task_id, task)
+  local member = Tasks.entry(task_id, task)
   if task.state == 'leased' then
-    call('ZREM', LEASES, member)
+    call('ZREM', key('leases'), member)
     call('SREM', key('held:' .. task.worker), member)
-    topics.tasks = true
+    ctx.topics.tasks = true
   else
-    remove_pending(task.environment, member)
+    Pending.remove(ctx, task.environment, member)
   end
 end
 
 -- The task has ended outside of any step: its tombstone goes at the next checkpoint.
-local function bury_task(task_id)
+function Tasks.bury(ctx, task_id)
+  local state = ctx.state
   state.ended_sequence = state.ended_sequence + 1
   call('ZADD', key('ended'), format('%d', state.ended_sequence), task_id)
   call('HDEL', key('specs'), task_id)
 end
 
 -- An open or completed task becomes pending again, by its own rules on attempt and failures.
-local function reopen_task(task_id, task, not_before)
+function Tasks.reopen(ctx, task_id, task, not_before)
   if task.state ~= 'completed' then
-    unindex_task(task_id, task)
+    Tasks.unindex(ctx, task_id, task)
   end
-  move_task(task, 'pending')
+  Ledger.move_task(ctx, task, 'pending')
   task.returned, task.worker, task.instance = true, '', ''
-  queue_task(task_id, task, not_before)
-  save_task(task_id, task)
+  Tasks.queue(ctx, task_id, task, not_before)
+  Tasks.save(task_id, task)
 end
 
 -- Starts a completed task anew, as the next generation.
-local function regenerate_task(task_id, task)
+function Tasks.regenerate(ctx, task_id, task)
   task.generation = task.generation + 1
   task.attempt, task.failures, task.accepted, task.body, task.error = 0, 0, -1, '', ''
-  reopen_task(task_id, task, now)
+  Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
 -- A lease ended in an error: back-off, or the end of the task. Returns true when the task has failed.
-local function fail_attempt(task_id, task, why)
+function Tasks.fail_attempt(ctx, task_id, task, why)
+  local policy = ctx.policy
   task.failures = task.failures + 1
   task.error = string.sub(why, 1, 2000)
   if task.failures < policy.max_attempts then
-    reopen_task(task_id, task, now + policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6))
+    Tasks.reopen(ctx, task_id, task, ctx.now + policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6))
     return false
   end
-  unindex_task(task_id, task)
-  move_task(task, 'failed')
-  drop_continuation(task)
+  Tasks.unindex(ctx, task_id, task)
+  Ledger.move_task(ctx, task, 'failed')
+  Tasks.drop_continuation(task)
   task.worker, task.instance = '', ''
-  save_task(task_id, task)
-  bury_task(task_id)
-  call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, now}))
+  Tasks.save(task_id, task)
+  Tasks.bury(ctx, task_id)
+  call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, ctx.now}))
   call('LTRIM', key('failures'), 0, 99)
-  state.last_error = task.error
-  recompute_pause()
+  ctx.state.last_error = task.error
+  Run.recompute_pause(ctx)
   return true
 end
 
 -- Ends leases that are past their expiry, at most `limit`; returns how many.
-local function expire_leases(limit)
-  local due = call('ZRANGEBYSCORE', LEASES, '-inf', format('(%d', now), 'LIMIT', 0, limit)
+function Tasks.expire_leases(ctx, limit)
+  local due = call('ZRANGEBYSCORE', key('leases'), '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit)
   for _, member in ipairs(due) do
-    local task_id = entry_task_id(member)
-    stat('leases_expired', 1)
-    fail_attempt(task_id, load_task(task_id), 'lease expired')
+    local task_id = Tasks.id_of_entry(member)
+    Run.count(ctx, 'leases_expired', 1)
+    Tasks.fail_attempt(ctx, task_id, Tasks.load(task_id), 'lease expired')
   end
   return #due
 end
 
 -- Expiry of a lease in ms if this attempt of the task is leased and not past it, else nil.
-local function live_expiry(task_id, task, generation, attempt)
+function Tasks.live_expiry(ctx, task_id, task, generation, attempt)
   if task.state ~= 'leased' or task.generation ~= generation or task.attempt ~= attempt then
     return nil
   end
-  local expiry = tonumber(call('ZSCORE', LEASES, entry(task_id, task)))
-  return expiry >= now and expiry or nil
+  local expiry = tonumber(call('ZSCORE', key('leases'), Tasks.entry(task_id, task)))
+  return expiry >= ctx.now and expiry or nil
 end

@@ -2,9 +2,11 @@
 
 -- @include run
 
+local Timeline = {}
+
 -- What (epoch, version) counts as in the present timeline: min(version, f of every fork of a later epoch).
-local function effective(epoch, version)
-  for _, fork in ipairs(state.forks) do
+function Timeline.effective(ctx, epoch, version)
+  for _, fork in ipairs(ctx.state.forks) do
     if fork[1] > epoch and fork[2] < version then
       version = fork[2]
     end
@@ -13,8 +15,8 @@ local function effective(epoch, version)
 end
 
 -- The same of a mean version in thousandths.
-local function effective_milli(epoch, milli)
-  for _, fork in ipairs(state.forks) do
+function Timeline.effective_milli(ctx, epoch, milli)
+  for _, fork in ipairs(ctx.state.forks) do
     if fork[1] > epoch and 1000 * fork[2] < milli then
       milli = 1000 * fork[2]
     end
@@ -23,6 +25,7 @@ local function effective_milli(epoch, milli)
 end
 
 -- Estimated train_version of the next unassembled step.
-local function next_train_version()
-  return state.version + floor((state.next_step - state.published_steps) / policy.batches_per_publish)
+function Timeline.next_train_version(ctx)
+  local state = ctx.state
+  return state.version + floor((state.next_step - state.published_steps) / ctx.policy.batches_per_publish)
 end

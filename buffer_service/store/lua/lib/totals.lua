@@ -15,53 +15,57 @@
 -- said it last.
 --
 -- A total that grows is nothing that callers must have seen: it does not raise the revision by itself.
+--
+-- ctx.totals: the totals, once they were read.
 
 -- @include run
 -- @include total_places
 
+local Totals = {}
+
 -- Doubles tell whole numbers apart up to here; sums stop at it.
-local MOST = 9007199254740991
+Totals.MOST = 9007199254740991
 
-local totals
-
-local function add_total(sums, place, by)
-  sums[place] = math.max(-MOST, math.min(MOST, sums[place] + by))
+function Totals.add(sums, place, by)
+  sums[place] = math.max(-Totals.MOST, math.min(Totals.MOST, sums[place] + by))
 end
 
-local function load_totals()
-  if not totals then
+function Totals.write(ctx)
+  call('HSET', RUN, 'totals', pack(ctx.totals))
+end
+
+function Totals.load(ctx)
+  if not ctx.totals then
     local raw = call('HGET', RUN, 'totals')
-    totals = raw and unpack_msg(raw) or {}
+    ctx.totals = raw and unpack_msg(raw) or {}
     for _, place in pairs(raw and {} or TOTAL_PLACES) do
-      totals[place] = 0
+      ctx.totals[place] = 0
     end
-    before_close[#before_close + 1] = function()
-      call('HSET', RUN, 'totals', pack(totals))
-    end
+    ctx.before_close[#ctx.before_close + 1] = Totals.write
   end
-  return totals
+  return ctx.totals
 end
 
-local function count_total(name, by)
+function Totals.count(ctx, name, by)
   if by ~= 0 then
-    add_total(load_totals(), TOTAL_PLACES[name], by)
+    Totals.add(Totals.load(ctx), TOTAL_PLACES[name], by)
   end
 end
 
 -- Adds what counters of these names grew by since they were `before` (nil: 0). When one is smaller than it was,
 -- whoever counts has begun anew.
-local function total_growth(names, before, counters)
+function Totals.grow(ctx, names, before, counters)
   local is_new = not before
   for index = 1, is_new and 0 or #names do
     is_new = is_new or counters[index] < before[index]
   end
   for index, name in ipairs(names) do
-    count_total(name, counters[index] - (is_new and 0 or before[index]))
+    Totals.count(ctx, name, counters[index] - (is_new and 0 or before[index]))
   end
 end
 
 -- Adds counts by staleness in versions: {versions = count} for each of what is counted by bucket.
-local function count_staleness(by_staleness)
+function Totals.count_staleness(by_staleness)
   local raw = call('HGET', RUN, 'staleness')
   local counts, buckets = raw and unpack_msg(raw) or {}, #STALENESS_BOUNDS + 1
   for place = #counts + 1, #by_staleness * buckets do
@@ -73,14 +77,14 @@ local function count_staleness(by_staleness)
       while bucket < buckets and versions > STALENESS_BOUNDS[bucket] do
         bucket = bucket + 1
       end
-      add_total(counts, (index - 1) * buckets + bucket, count)
+      Totals.add(counts, (index - 1) * buckets + bucket, count)
     end
   end
   call('HSET', RUN, 'staleness', pack(counts))
 end
 
--- Adds what an engine's reload counters grew by since its last report; see total_growth.
-local function count_reloads(engine_id, counters)
+-- Adds what an engine's reload counters grew by since its last report; see Totals.grow.
+function Totals.count_reloads(engine_id, counters)
   local said, packed = call('HGET', key('engine_reloads'), engine_id), pack(counters)
   if said == packed then
     return
@@ -93,18 +97,18 @@ local function count_reloads(engine_id, counters)
   local sums = raw and unpack_msg(raw) or {}
   for place, count in ipairs(counters) do
     sums[place] = sums[place] or 0
-    add_total(sums, place, count - (is_new and 0 or before[place]))
+    Totals.add(sums, place, count - (is_new and 0 or before[place]))
   end
   call('HSET', RUN, 'reloads', pack(sums))
 end
 
 -- Remembers the totals as they are at the publish of a version.
-local function keep_snapshot(version)
-  call('RPUSH', key('snapshots'), pack({now, version, unpack(load_totals())}))
+function Totals.keep_snapshot(ctx, version)
+  call('RPUSH', key('snapshots'), pack({ctx.now, version, unpack(Totals.load(ctx))}))
   call('LTRIM', key('snapshots'), -(WINDOW_VERSIONS + 1), -1)
 end
 
 -- What was before and what comes are not one regime.
-local function forget_snapshots()
+function Totals.forget_snapshots()
   call('DEL', key('snapshots'))
 end
