@@ -22,12 +22,12 @@ from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationOutcome
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
-from buffer_service.domain.transitions import GroupState, TaskState
-from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.filters import REASONS
 from buffer_service.observability.metrics import DIRECTIONS, REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
 from buffer_service.rules.pauses import Pause
+from buffer_service.rules.totals import RELOAD_PHASES
+from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_service.security.doors import Doors
 from buffer_service.security.gate import Gate
 from buffer_service.security.roles import RULES

@@ -9,11 +9,11 @@ from rich.table import Table
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
-from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.observability.estimate import Estimate
 from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
+from buffer_service.rules.transitions import GroupState, TaskState
 
 _ALWAYS_SHOWN = frozenset({"accepted", GroupState.QUEUED, GroupState.DELIVERED, GroupState.TRAINED})
 MAX_FAILURES = 5

@@ -8,10 +8,10 @@ from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET
-from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
+from buffer_service.rules.totals import RELOAD_PHASES
 
 _HELD = ("queued", "forming", "delivered")
 """What counts towards a quota."""

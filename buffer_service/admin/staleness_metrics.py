@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
-from buffer_service.domain.window import STALENESS_BOUNDS
 from buffer_service.observability.estimate import Estimate, estimate
+from buffer_service.rules.totals import STALENESS_BOUNDS
 from buffer_wire.estimate import Bias
 
 Value = Callable[[Estimate], float | None]

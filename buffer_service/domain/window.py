@@ -11,76 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import unpack
 
-WINDOW_VERSIONS = 32
-"""Intervals between publishes that are kept."""
-
-LENGTH_BUCKETS = 23
-"""Of response lengths: bucket i counts samples of more than 2**(i-1) and at most 2**i response tokens, bucket 0 those
-of at most 1."""
+from buffer_service.rules.totals import LENGTH_BUCKETS, STALENESS_BOUNDS, STALENESS_COUNTED
 
 
 def length_buckets(response_lengths: bytes) -> Counter[int]:
     """How many samples belong to which bucket; `response_lengths` as in ops.GroupFacts."""
     lengths = unpack(f"<{len(response_lengths) // 4}I", response_lengths)
     return Counter([min((length - 1).bit_length(), LENGTH_BUCKETS - 1) if length else 0 for length in lengths])
-
-
-ACCEPTED = (
-    "accepted_groups",
-    "accepted_samples",
-    "accepted_response_tokens",
-    "accepted_longest_tokens",
-    "accepted_reward_milli",
-    "accepted_turns",
-    "accepted_truncated_samples",
-)
-"""Over accepted groups, whatever became of them: groups, samples, response tokens, the sum of each group's longest
-response in tokens, the sum of the samples' rewards in thousandths (rounded for each sample, may be negative), turns of
-role assistant (a sample without turns has one), samples with finish reason LENGTH."""
-
-ASSEMBLED = (
-    "assembled_groups",
-    "assembled_samples",
-    "assembled_response_tokens",
-    "assembled_longest_tokens",
-    "assembled_reward_milli",
-    "assembled_turns",
-    "assembled_truncated_samples",
-)
-"""The same over the groups of assembled steps."""
-
-STALENESS = (
-    "staleness_sum",
-    "pre_queue_staleness_sum",
-    "in_queue_staleness_sum",
-    "token_staleness_milli_sum",
-)
-"""Over groups of assembled steps, in versions: train - head, tail - head, train - tail; and over their response tokens
-train version minus the version that made the token, at least 0 for a group, in thousandths."""
-
-GENERATION = ("generated_groups", "generation_ms")
-"""Accepted groups of the last lease of their task, and the sum of the time from that lease to the acceptance."""
-
-ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
-"""Of all engines, by their workers: tokens decoded, time with at least one request in progress (summed over engines),
-time of each request in progress (summed over requests)."""
-
-TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
-"""By the trainer's word at its publishes: time that it worked, time that it waited for a batch."""
-
-TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
-"""In the order in which the store keeps them."""
-
-STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Of staleness in versions: bucket i counts what is above bound i - 1 and at most bound i, the last one the rest."""
-
-STALENESS_COUNTED = ("total", "pre_queue", "in_queue", "token")
-"""What staleness is counted by bucket: groups of assembled steps by train - head, tail - head and train - tail, and
-their response tokens by train version minus the version that made the token, each at least 0. In the order in which
-the store keeps them."""
-
-MOST_BEHIND = STALENESS_BOUNDS[-1] + 1
-"""Versions that a token is behind the newest of its group: more are told as this many, whose bucket is the same."""
 
 
 def no_staleness() -> dict[str, list[int]]:
@@ -91,16 +28,6 @@ def no_staleness() -> dict[str, list[int]]:
 def staleness_bucket(versions: int) -> int:
     """Where a staleness counts."""
     return bisect_left(STALENESS_BOUNDS, versions)
-
-
-MOST = (1 << 53) - 1
-"""Totals stop here, and at its negative: the store counts in doubles, which tell whole numbers apart up to it."""
-
-RELOAD_PHASES = ("fetch", "wait", "join", "pause", "load", "resume")
-"""Of engines' reloads. What is counted of them is flat: for each, how often it has ended, and ms in it."""
-
-OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
-"""Totals that are kept for each environment too, in the order in which the store keeps them."""
 
 
 @dataclass(frozen=True, slots=True)

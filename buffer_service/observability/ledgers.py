@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from buffer_service.domain.ops import Amount, RunView
-from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.rules.transitions import GroupState, TaskState
 
 UNITS = ("groups", "samples", "tokens", "bytes")
 

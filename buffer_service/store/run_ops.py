@@ -5,16 +5,14 @@ from typing import Any, cast
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.window import (
+from buffer_service.domain.window import Snapshot, Window, no_staleness
+from buffer_service.rules.totals import (
     LENGTH_BUCKETS,
     OF_ENVIRONMENT,
     RELOAD_PHASES,
     STALENESS_BOUNDS,
     STALENESS_COUNTED,
     TOTALS,
-    Snapshot,
-    Window,
-    no_staleness,
 )
 from buffer_service.store.group_ops import GroupOps
 from buffer_service.store.keys import RUNS, new_secret

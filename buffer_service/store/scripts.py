@@ -1,8 +1,8 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders tables and numbers, leaves out what no part of one uses.
 
 Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-domain/transitions.py, the bounds those of domain/policy.py, domain/evaluations.py and domain/ops/groups.py, the places
-of totals those of domain/window.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
+rules/transitions.py, the bounds those of domain/policy.py, domain/evaluations.py and domain/ops/groups.py, the places
+of totals those of rules/totals.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
 buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND, RunPolicy
-from buffer_service.domain.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
-from buffer_service.domain.window import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
+from buffer_service.rules.totals import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
+from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.store.keys import SCHEMA_VERSION
 
 LUA = Path(__file__).parent / "lua"
@@ -118,9 +118,9 @@ def _virtual() -> dict[str, str]:
         render_transitions("TASK_TRANSITIONS", TASK_TRANSITIONS),
     ]
     states = [render_states("GROUP_STATES", GroupState), render_states("TASK_STATES", TaskState)]
-    origin = "-- Rendered from domain/transitions.py.\n\n"
+    origin = "-- Rendered from rules/transitions.py.\n\n"
     places = (
-        "-- From domain/window.py.\n\n"
+        "-- From rules/totals.py.\n\n"
         f"{render_places('TOTAL_PLACES', TOTALS)}\n"
         f"{_table('ENVIRONMENT_TOTALS', map(repr, OF_ENVIRONMENT))}\n"
         f"{_table('STALENESS_BOUNDS', map(str, STALENESS_BOUNDS))}\n"

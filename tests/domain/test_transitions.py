@@ -1,6 +1,6 @@
 import pytest
 
-from buffer_service.domain.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS, GroupState, TaskState
+from buffer_service.rules.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS, GroupState, TaskState
 
 GROUPS_WITHOUT_EXIT = {
     GroupState.DROPPED_OVERFLOW,

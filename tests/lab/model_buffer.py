@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from rollout_lab.simulator.buffer import Losses
 from rollout_lab.simulator.groups import SimulatedGroup
 from tests.oracle import ReferenceModel

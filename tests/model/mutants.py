@@ -12,7 +12,7 @@ from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_ver
 from buffer_service.domain.gate import age_milli, aged_out, too_stale
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import Order, RunPolicy, StaleAction, StalenessMeasure
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from tests.oracle import (
     batches,
     engines,

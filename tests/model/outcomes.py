@@ -8,8 +8,8 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.ops import LeaseState, LeaseWait, PushKind, ResumeMode, ReturnOutcome
 from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
-from buffer_service.domain.transitions import GroupState, TaskState
-from buffer_service.domain.window import TOTALS
+from buffer_service.rules.totals import TOTALS
+from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_wire.errors import RolloutBufferError
 from tests.model.inside import Inside
 from tests.model.notation import Entry

@@ -3,7 +3,7 @@
 import dataclasses
 
 from buffer_service.domain import ops
-from buffer_service.domain.window import RELOAD_PHASES
+from buffer_service.rules.totals import RELOAD_PHASES
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.trainer_actions import TrainerActions

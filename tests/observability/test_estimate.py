@@ -8,8 +8,8 @@ from typing import Any
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
-from buffer_service.domain.window import TOTALS
 from buffer_service.observability.estimate import estimate
+from buffer_service.rules.totals import TOTALS
 from buffer_wire.estimate_messages import estimate_of, to_estimate
 from tests.support.views import make_engines, make_view, make_window
 

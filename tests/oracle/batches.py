@@ -11,7 +11,7 @@ from typing import assert_never
 from buffer_service.domain.gate import aged_out
 from buffer_service.domain.ops import Batch, Pull, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
 from tests.oracle import rounds
 from tests.oracle.records import Group

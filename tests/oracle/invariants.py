@@ -16,7 +16,7 @@ from buffer_service.domain.gate import MILLI
 from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, UNSET
 from buffer_service.domain.quota import within_caps
-from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.rules.transitions import GroupState, TaskState
 from tests.oracle.records import Group
 from tests.oracle.rules.ledger import GroupLedger, add
 from tests.oracle.rules.quota import within_quotas

@@ -21,7 +21,7 @@ from buffer_service.domain.ops import (
     ReturnOutcome,
     TaskFailure,
 )
-from buffer_service.domain.transitions import TaskState
+from buffer_service.rules.transitions import TaskState
 from tests.oracle.records import Continuation, Lease, Task, Worker
 from tests.oracle.rules.failures import backoff_ms
 from tests.oracle.rules.spread import too_spread

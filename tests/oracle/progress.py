@@ -6,7 +6,7 @@ retained is within the policy's bounds.
 """
 
 from buffer_service.domain.ops import PlanCollective, Publish, Published, WeightVersion
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import NotCommitted, StepAhead, VersionConflict
 from buffer_wire.revision import Revision
 from tests.oracle.records import PublishedAt

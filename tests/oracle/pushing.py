@@ -11,7 +11,7 @@ from typing import assert_never
 from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult, WeightVersion
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
-from buffer_service.domain.transitions import GroupState, TaskState
+from buffer_service.rules.transitions import GroupState, TaskState
 from tests.oracle.leasing import prolong
 from tests.oracle.records import Group, Task
 from tests.oracle.rules.filters import acceptance_ppm, has_filter, why_filtered

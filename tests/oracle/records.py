@@ -11,7 +11,7 @@ from itertools import count
 from buffer_service.domain.gate import MILLI, age_milli
 from buffer_service.domain.ops import Amount, Buffer, GroupFacts
 from buffer_service.domain.policy import StalenessMeasure
-from buffer_service.domain.transitions import NEW, TaskState
+from buffer_service.rules.transitions import NEW, TaskState
 from tests.oracle.rules.identity import LeaseId
 
 _written = count(1)

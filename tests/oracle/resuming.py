@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from buffer_service.domain.ops import Resume, Resumed, ResumeMode, WeightVersion
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import ReplayGap, StepAhead
 from tests.oracle.records import PublishedAt
 from tests.oracle.state import RunState

@@ -11,7 +11,7 @@ from buffer_service.domain.gate import MILLI
 from buffer_service.domain.liveness import most_batch_groups
 from buffer_service.domain.ops import Pull
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.transitions import GroupState
+from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField
 from tests.oracle.records import Group
 from tests.oracle.state import RunState

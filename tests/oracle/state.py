@@ -19,8 +19,8 @@ from buffer_service.domain.ops import (
 )
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
 from buffer_service.domain.timeline import next_train_version
-from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_service.rules.pauses import Pause
+from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
 from buffer_wire.revision import NO_REVISION, Revision
 from tests.oracle.engines import Engines

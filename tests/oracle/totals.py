@@ -10,19 +10,8 @@ from dataclasses import dataclass, field
 
 from buffer_service.domain.gate import MILLI
 from buffer_service.domain.ops import EngineReport, GroupFacts, TrainerClock
-from buffer_service.domain.window import (
-    LENGTH_BUCKETS,
-    MOST,
-    OF_ENVIRONMENT,
-    RELOAD_PHASES,
-    TOTALS,
-    WINDOW_VERSIONS,
-    Snapshot,
-    Window,
-    length_buckets,
-    no_staleness,
-    staleness_bucket,
-)
+from buffer_service.domain.window import Snapshot, Window, length_buckets, no_staleness, staleness_bucket
+from buffer_service.rules.totals import LENGTH_BUCKETS, MOST, OF_ENVIRONMENT, RELOAD_PHASES, TOTALS, WINDOW_VERSIONS
 from tests.oracle.records import Group
 
 

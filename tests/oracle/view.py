@@ -1,7 +1,7 @@
 """The canonical dump of a run: what both the model and a store must agree on after every operation."""
 
 from buffer_service.domain.ops import Amount, RunView
-from buffer_service.domain.transitions import TaskState
+from buffer_service.rules.transitions import TaskState
 from tests.oracle.rules.ledger import add
 from tests.oracle.state import LIVE, RunState
 

@@ -5,8 +5,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from buffer_service.admin.staleness_metrics import StalenessCollector
 from buffer_service.domain.ops import RunView
-from buffer_service.domain.window import LENGTH_BUCKETS, no_staleness
+from buffer_service.domain.window import no_staleness
 from buffer_service.observability.estimate import estimate
+from buffer_service.rules.totals import LENGTH_BUCKETS
 from tests.support.views import make_loop, make_view
 
 

@@ -6,15 +6,8 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
-from buffer_service.domain.window import (
-    LENGTH_BUCKETS,
-    MOST,
-    RELOAD_PHASES,
-    STALENESS_BOUNDS,
-    TOTALS,
-    WINDOW_VERSIONS,
-    Window,
-)
+from buffer_service.domain.window import Window
+from buffer_service.rules.totals import LENGTH_BUCKETS, MOST, RELOAD_PHASES, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
 from buffer_service.store.keys import index_key
 from buffer_wire.limits import MAX_VERSION
 from tests.oracle.engines import FORGOTTEN_MS

@@ -6,8 +6,9 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.transitions import GroupState, TaskState
-from buffer_service.domain.window import TOTALS, Snapshot, Window
+from buffer_service.domain.window import Snapshot, Window
+from buffer_service.rules.totals import TOTALS
+from buffer_service.rules.transitions import GroupState, TaskState
 from rollout_buffer.v1 import runs_pb2
 
 

@@ -69,7 +69,7 @@ class GroupFacts:
     """Samples with finish reason LENGTH."""
     version_tokens: Sequence[tuple[WeightVersion, int]] = ()
     """Response tokens of each version below the tail, the others are the tail's; empty: all count as made with the mean
-    version. Versions that are more than window.MOST_BEHIND behind the tail may be told as that many."""
+    version. Versions that are more than totals.MOST_BEHIND behind the tail may be told as that many."""
 
     first_revision: int = 0
     """Of the run, as the pusher knew it before it first tried this group; 0: the present one."""

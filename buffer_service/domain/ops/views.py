@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from buffer_service.domain.ops.weights import EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.window import RELOAD_PHASES, Window, no_staleness
+from buffer_service.domain.window import Window, no_staleness
+from buffer_service.rules.totals import RELOAD_PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class RunView:
     `groups` maps `accepted` and every GroupState to its Amount, `tasks` maps `submitted` and every TaskState to a
     count; what is queued, forming, delivered, pending and leased is counted from what exists. `environments` has the
     same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics,
-    among them those of window.TOTALS.
+    among them those of totals.TOTALS.
     """
 
     run_id: str
@@ -82,10 +83,10 @@ class RunView:
     response_lengths: Sequence[int] = ()
     """Accepted samples by response length, LENGTH_BUCKETS counts."""
     staleness_counts: Mapping[str, Sequence[int]] = field(default_factory=no_staleness)
-    """Groups and tokens of assembled steps by bucket of staleness (window.STALENESS_BOUNDS), for each of
-    window.STALENESS_COUNTED."""
+    """Groups and tokens of assembled steps by bucket of staleness (totals.STALENESS_BOUNDS), for each of
+    totals.STALENESS_COUNTED."""
     reload_counters: Sequence[int] = (0,) * (2 * len(RELOAD_PHASES))
-    """Of all engines' reloads, as window.RELOAD_PHASES says."""
+    """Of all engines' reloads, as totals.RELOAD_PHASES says."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
     `accepted_response_tokens` and `assembled_response_tokens`."""

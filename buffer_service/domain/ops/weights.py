@@ -93,7 +93,7 @@ class EngineReport:
     decode_request_ms: int = 0
     """Time of each request that decodes, summed."""
     reload_counters: Sequence[int] = ()
-    """Since the worker began with the engine, as window.RELOAD_PHASES says; empty: it says nothing. Like `wants_load`
+    """Since the worker began with the engine, as totals.RELOAD_PHASES says; empty: it says nothing. Like `wants_load`
     said with a report, not part of a view.
     """
     wants_load: bool = False

@@ -7,8 +7,8 @@ from buffer_service.domain.admission import OpenStep, capacity, required_version
 from buffer_service.domain.gate import oldest_useful_version
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.domain.timeline import next_train_version
-from buffer_service.domain.transitions import TaskState
 from buffer_service.rpc.convert import fields
+from buffer_service.rules.transitions import TaskState
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, read_varint
 from buffer_wire.codec import fields as wire_fields

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from buffer_service.domain import ops
-from buffer_service.domain.transitions import GroupState, TaskState
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.ledgers import balanced, tasks_balanced
 from buffer_service.rpc.convert.fields import to_version
 from buffer_service.rpc.convert.policies import policy, to_policy
 from buffer_service.rpc.convert.weights import stored_report, to_report
+from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_wire.estimate_messages import to_estimate
 from rollout_buffer.v1 import runs_pb2 as pb
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
-from buffer_service.domain.window import RELOAD_PHASES
 from buffer_service.rpc.convert import fields
+from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_wire import limits
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
@@ -136,7 +136,7 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
 
 
 def _reload_counters(phases: Sequence[pb.ReloadPhaseTime]) -> Sequence[int]:
-    """Flat, as domain/window.py has them. A phase that is not known here comes from a newer worker and is left out."""
+    """Flat, as rules/totals.py has them. A phase that is not known here comes from a newer worker and is left out."""
     if not phases:
         return ()
     counters = [0] * (2 * len(RELOAD_PHASES))

@@ -4,7 +4,8 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
-from buffer_service.domain.window import LENGTH_BUCKETS, MOST, TOTALS, length_buckets
+from buffer_service.domain.window import length_buckets
+from buffer_service.rules.totals import LENGTH_BUCKETS, MOST, TOTALS
 from buffer_wire.limits import MAX_VERSION
 from tests.oracle.behaviour.world import World
 

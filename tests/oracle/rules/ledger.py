@@ -7,7 +7,7 @@ states. A move that the tables do not allow raises IllegalTransition and changes
 from dataclasses import dataclass, field
 
 from buffer_service.domain.ops import Amount
-from buffer_service.domain.transitions import (
+from buffer_service.rules.transitions import (
     GROUP_TRANSITIONS,
     NEW,
     TASK_TRANSITIONS,

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from buffer_service.domain.ops import Amount
-from buffer_service.domain.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS, GroupState, TaskState
+from buffer_service.rules.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS, GroupState, TaskState
 from tests.oracle.rules.ledger import GroupLedger, IllegalTransition, TaskLedger
 
 SIZE = Amount(groups=1, samples=4, tokens=30, bytes=500)

@@ -1,5 +1,5 @@
 -- Both ledgers. Every change of state of a group or a task goes through Ledger.move_groups or Ledger.move_task, which
--- refuse what the transition tables (rendered from domain/transitions.py) do not have.
+-- refuse what the transition tables (rendered from rules/transitions.py) do not have.
 --
 -- ledger.groups: {accepted and every state = {groups, samples, tokens, bytes}}; ledger.tasks: {submitted and every
 -- state = count}; ledger.statistics: the fields of the wire's RunStatistics. Hash `env_ledger` has the groups' ledger

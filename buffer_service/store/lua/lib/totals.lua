@@ -1,4 +1,4 @@
--- What the run is measured by: totals that only grow, named by domain/window.py.
+-- What the run is measured by: totals that only grow, named by rules/totals.py.
 --
 -- Field `totals` of the run's record: msgpack array in the order of TOTAL_PLACES, absent while all are 0. Field
 -- `trainer`: {busy_ms, wait_ms} as the trainer of this epoch said them last. List `snapshots`: for each of the last
