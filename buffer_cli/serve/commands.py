@@ -97,6 +97,6 @@ def config(context: typer.Context) -> None:
 @config_app.command("policy")
 def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> None:
     """Print the policy that a run has when its creator sets nothing, or only these things, as JSON; null is unset."""
-    from buffer_cli.serve.config import print_default_policy
+    from buffer_cli.serve.default_policy import print_default_policy
 
     raise typer.Exit(print_default_policy(preset, assignments or []))

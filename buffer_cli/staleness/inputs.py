@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from buffer_cli.policies import applied
 from buffer_cli.staleness.lengths_file import read_lengths
 from buffer_service.domain.policy import RunPolicy
 from rollout_lab.lengths import Fixed, Lengths, Lognormal
@@ -28,11 +29,7 @@ def workload_of(given: Mapping[str, Any]) -> Workload:
 def policy_of(name: str, groups_per_batch: int, assignments: Sequence[str] | None = None, **words: Any) -> RunPolicy:  # noqa: ANN401 - of queue_policy
     """`queue_policy` with fields of the policy set on top, each as field=value. Raises InvalidField, InvalidPolicy."""
     policy = queue_policy(name, groups_per_batch, **words)
-    if not assignments:
-        return policy
-    from buffer_cli.policies import applied
-
-    return applied(policy, "", assignments)
+    return applied(policy, "", assignments) if assignments else policy
 
 
 def _lengths(given: Mapping[str, Any]) -> Lengths:

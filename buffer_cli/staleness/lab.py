@@ -11,6 +11,7 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness.inputs import policy_of, workload_of
 from buffer_cli.staleness.output import as_options, progress, result_values
+from buffer_cli.staleness.plot import plot_trials
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
 from rollout_lab.lengths import Lengths
@@ -59,8 +60,6 @@ def _lab(given: dict[str, Any]) -> int:
     with progress(len(written), "policies") as done:
         trials = compare(comparison, done=done)
     if given["plot"]:
-        from buffer_cli.staleness.plot import plot_trials
-
         plot_trials(trials, f"ρ {given['rho']:g}", given["plot"])
     if given["as_json"]:
         print(json.dumps({"rho": given["rho"], "policies": [trial_values(trial) for trial in trials]}, indent=2))

@@ -27,7 +27,7 @@ def _text(path: Path) -> Iterable[tuple[int, ...]]:
 
 def _parquet(path: Path) -> Iterable[tuple[int, ...]]:
     try:
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidField("--lengths", str(path), "a text file, or install rollout-buffer[lab]") from error
     folder = path / "groups" if (path / "groups").is_dir() else path

@@ -11,6 +11,7 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness.lengths_file import read_lengths
 from buffer_cli.staleness.output import as_options, figures, progress, result_values
+from buffer_cli.staleness.plot import plot_frontier, plot_plan
 from buffer_service.observability.estimate import closed_forms
 from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_wire.errors import InvalidField
@@ -78,8 +79,6 @@ def _for_setting(given: dict[str, Any], setting: Setting, lengths: Empirical | N
     rough = setting.closed_form_is_rough
     simulated = _simulated(given, [setting], lengths)[0] if rough else None
     if given["plot"]:
-        from buffer_cli.staleness.plot import plot_plan
-
         plot_plan(setting, simulated, given["plot"])
     if given["as_json"]:
         values = {**_values(prediction), "tailness": setting.tailness, "policy": setting.policy}
@@ -152,8 +151,6 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
     wins = planner.train_bound_wins(budget, setting, slots[len(slots) // 2])
     side = planner.side_in_words(wins, slots[0])
     if given["plot"]:
-        from buffer_cli.staleness.plot import plot_frontier
-
         plot_frontier(front, best, given["plot"])
     if given["as_json"]:
         values = {

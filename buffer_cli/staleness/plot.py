@@ -93,8 +93,8 @@ def plot_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
 
 def _figure() -> "Figure":
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidField("--plot", "a picture", "drawn only with matplotlib: install rollout-buffer[lab]") from error
     figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")

@@ -9,6 +9,7 @@ from rich.table import Table
 from buffer_cli.exits import exit_code
 from buffer_cli.staleness.inputs import policy_of, workload_of
 from buffer_cli.staleness.output import as_options, figures, result_values
+from buffer_cli.staleness.plot import plot_simulation
 from rollout_lab.simulator import Simulation, SimulationResult
 from rollout_lab.simulator import simulate as simulated
 
@@ -35,8 +36,6 @@ def _simulate(given: dict[str, Any]) -> int:
     )
     result = simulated(simulation)
     if given["plot"]:
-        from buffer_cli.staleness.plot import plot_simulation
-
         plot_simulation(result, given["policy"], given["plot"])
     if given["as_json"]:
         print(json.dumps({"policy": given["policy"], "rho": given["rho"], **result_values(result)}, indent=2))
