@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.sglang.engine import SglangEngine
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 
 GROUP = 8

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineError, EngineUnavailable, EngineUnfit
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import Engine
 from rollout_workers.options import LaunchOptions, WorkerOptions
 from rollout_workers.slot import EngineSlot

@@ -15,7 +15,7 @@ from typing import TypeVar
 from buffer_wire import limits
 from buffer_wire.access import Access, check_address
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.sglang_versions import release_of
+from rollout_workers.engine.sglang.versions import release_of
 
 PAUSE_MODES = ("retract", "in_place", "abort")
 """How an engine treats running requests while weights are loaded; see docs of the engine."""

@@ -37,8 +37,8 @@ def main() -> None:
     import structlog
 
     from bench.worker import no_reward
-    from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-    from rollout_workers.engine.simulated_answers import AnswerOptions
+    from rollout_workers.engine.simulated.answers import AnswerOptions
+    from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
     from rollout_workers.engine.types import Engine
     from rollout_workers.options import SimulatedOptions, WorkerOptions
     from rollout_workers.worker import Worker

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rollout_workers.engine.sglang_versions import HABITS, LEAST, OPTION, text
+from rollout_workers.engine.sglang.versions import HABITS, LEAST, OPTION, text
 
 DOCS = Path(__file__).parents[2] / "docs"
 

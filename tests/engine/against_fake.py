@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
 from rollout_workers.engine.types import SampleRequest
 from tests.engine.fake_sglang import FakeSglang
 

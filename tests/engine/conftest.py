@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from tests.engine.fake_sglang import FakeSglang
 from tests.support.sglang_python import sglang_python
 from tests.support.tiny_model import TinyModelShape, write_constant_model, write_random_model

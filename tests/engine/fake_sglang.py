@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from rollout_workers.engine.sglang_versions import release_of
+from rollout_workers.engine.sglang.versions import release_of
 
 Handler = Callable[[Any], Awaitable[web.StreamResponse]]
 

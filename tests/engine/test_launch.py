@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine import launch
 from rollout_workers.engine.errors import EngineNotStarted
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions, free_port
+from rollout_workers.engine.sglang import launch
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions, free_port
 from rollout_workers.engines import LaunchedHost
 from rollout_workers.options import LaunchOptions, WorkerOptions
 
@@ -267,7 +267,7 @@ def test_the_server_dies_with_a_parent_that_is_killed(python: Path, tmp_path: Pa
     parent = f"""
 import asyncio
 from pathlib import Path
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 
 async def main():
     log = Path({str(tmp_path / "log")!r})

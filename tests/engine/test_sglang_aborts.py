@@ -10,7 +10,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from rollout_workers.engine.errors import EngineRejected, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import PauseMode
 from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import FakeSglang, answer, never_answer, ok, refused

@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
 from rollout_workers.engine.types import EngineLoad, PauseMode, SampleRequest, VersionSpan
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, answer, event, hang_up, ok

@@ -23,7 +23,7 @@ from rollout_workers.engine.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
-from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import PauseMode, VersionSpan
 from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import VOCABULARY, FakeSglang, answer, hang_up, never_answer, ok, refused

@@ -9,7 +9,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected, EngineTimeout
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
 from rollout_workers.engine.types import GroupPlace
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, refused

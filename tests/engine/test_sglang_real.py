@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineLoadFailed
-from rollout_workers.engine.launch import SglangLauncher
-from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.sglang.engine import SglangEngine
+from rollout_workers.engine.sglang.launch import SglangLauncher
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, SHAPE, Models
 from tests.support.processes import children, command

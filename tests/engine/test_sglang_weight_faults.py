@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from rollout_workers.engine import sglang_weights
 from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang import weights as sglang_weights
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
 from rollout_workers.engine.types import PauseMode, TensorSpec
 from rollout_workers.slot import EngineSlot
 from rollout_workers.weights.swap import swap

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
-from rollout_workers.engine.launch import free_port
-from rollout_workers.engine.sglang import SglangEngine
+from rollout_workers.engine.sglang.engine import SglangEngine
+from rollout_workers.engine.sglang.launch import free_port
 from rollout_workers.engine.types import GroupPlace, PauseMode, SampleRequest, TensorSpec
 from tests.engine.conftest import CONSTANT_TOKENS, Models
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.clock import WallClock
 from rollout_workers.engine.errors import EngineLoadFailed, EngineMalformed, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.clock import WallClock
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import Engine, GeneratedSample, PauseMode, SampleRequest, VersionSpan
 from tests.support.virtual_clock import VirtualClock
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
-from rollout_workers.engine.sglang import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, Models
 from tests.support.sglang_python import sglang_python

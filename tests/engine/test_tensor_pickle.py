@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_workers.engine.tensor_pickle import STORAGES, NamedValues, pickled
+from rollout_workers.engine.sglang.tensor_pickle import STORAGES, NamedValues, pickled
 from rollout_workers.engine.weight_files import read_headers
 
 torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout_workers.engine.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from tests.support.sglang_python import sglang_python
 
 READY_TIMEOUT_S = 240.0

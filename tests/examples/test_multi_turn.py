@@ -11,8 +11,8 @@ import pytest
 from examples.demo import vocabulary
 from examples.multi_turn import __main__ as example
 from examples.multi_turn.calculator import CALL_ID, calculate, rollout, text_of
-from rollout_workers.engine import simulated
-from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
+from rollout_workers.engine.simulated import engine as simulated
+from rollout_workers.engine.simulated.answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.functions import load_rollout
 from tests.support.service import running_service

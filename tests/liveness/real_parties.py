@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import get_args
 
-from rollout_workers.engine.simulated import SimulatedEngine
+from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engines import SimulatedHost
 from rollout_workers.options import SimulatedOptions, WorkerOptions
 from rollout_workers.rewards import RewardInput

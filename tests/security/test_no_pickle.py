@@ -62,4 +62,4 @@ def test_what_is_looked_for_would_be_found(code: str) -> None:
 
 def test_tensors_of_a_workers_own_engine_are_written_as_pickle_and_never_read() -> None:
     writers = [path.relative_to(ROOT).as_posix() for path in sources() if "def pickled(" in path.read_text()]
-    assert writers == ["rollout_workers/engine/tensor_pickle.py"]
+    assert writers == ["rollout_workers/engine/sglang/tensor_pickle.py"]

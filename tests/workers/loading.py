@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
 from rollout_workers.reporter import Reporter
 from rollout_workers.service import ServiceClient

@@ -9,8 +9,8 @@ import numpy as np
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.attempts import Attempts
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.episode import Episode
 from rollout_workers.episodes import Episodes
 from rollout_workers.functions import Rollout

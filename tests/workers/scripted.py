@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from rollout_workers.engine import simulated
-from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
+from rollout_workers.engine.simulated import engine as simulated
+from rollout_workers.engine.simulated.answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from tests.workers.chat import END, ChatTokenizer
 

@@ -8,8 +8,8 @@ import pytest
 
 from rollout_workers.decoding import Decoded, DecodeMeter
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.slot import EngineSlot
 from tests.support.virtual_clock import VirtualClock

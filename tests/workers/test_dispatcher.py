@@ -6,7 +6,7 @@ from typing import Any
 
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.dispatcher import Dispatcher
-from rollout_workers.engine.simulated import SimulatedEngine
+from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.keeper import LeaseKeeper
 from rollout_workers.service import WaitLog
 from rollout_workers.slot import EngineSlot

@@ -15,7 +15,7 @@ from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers import breaker, dispatcher, loads
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import EngineLoad, GeneratedSample, SampleRequest
 from rollout_workers.engines import SimulatedHost
 from rollout_workers.loads import LoadView

@@ -13,8 +13,8 @@ from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.evaluator import Evaluator
 from rollout_workers.prompts import Prompts

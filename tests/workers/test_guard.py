@@ -10,7 +10,7 @@ import pytest
 from buffer_wire.retry import Backoff
 from rollout_workers import guard
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
-from rollout_workers.engine.simulated import SimulatedEngine
+from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import Engine, SampleRequest
 from rollout_workers.engine_state import Event
 from rollout_workers.errors import EnginesLost

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine.simulated import SimulatedEngine
+from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from rollout_workers.engine_state import Event
 from rollout_workers.episode import Episode

@@ -14,9 +14,9 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
-from rollout_workers.engine.sglang import SglangEngine
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.engine_state import Event
 from rollout_workers.errors import SamplesFailed

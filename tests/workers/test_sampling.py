@@ -9,8 +9,8 @@ import pytest
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.attempts import Attempts
-from rollout_workers.engine.simulated import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated_answers import AnswerOptions
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.episode import Episode
 from rollout_workers.rollout import SingleTurn

@@ -17,8 +17,8 @@ pytest.importorskip("verifiers")
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import read_payload
-from rollout_workers.engine import simulated
-from rollout_workers.engine.simulated_answers import Answer, AnswerOptions
+from rollout_workers.engine.simulated import engine as simulated
+from rollout_workers.engine.simulated.answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.functions import rollout_of
 from rollout_workers.options import SimulatedOptions

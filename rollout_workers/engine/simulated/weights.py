@@ -7,8 +7,8 @@ Invariant: weights that were refused leave the label as it was.
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from rollout_workers.engine.clock import Clock
 from rollout_workers.engine.errors import EngineLoadFailed
+from rollout_workers.engine.simulated.clock import Clock
 from rollout_workers.engine.types import GroupPlace
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.sglang_calls import SglangCalls
-from rollout_workers.engine.sglang_stream import BatchStream, StreamRefused
-from rollout_workers.engine.sglang_wire import ServerSettings
+from rollout_workers.engine.sglang import wire
+from rollout_workers.engine.sglang.calls import SglangCalls
+from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
+from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
 
 
@@ -44,7 +44,7 @@ class SglangGenerate:
 
     def check_sampling(self, request: SampleRequest) -> None:
         """See Engine."""
-        sglang_wire.check_sampling(request, self._settings)
+        wire.check_sampling(request, self._settings)
 
     @property
     def tokens_in_hand(self) -> int:
@@ -95,7 +95,7 @@ class SglangGenerate:
                 raise EngineTimeout(calls.address, doing, allowed_s)
             try:
                 return post.result()
-            except sglang_wire.Malformed as error:
+            except wire.Malformed as error:
                 raise EngineMalformed(calls.address, doing, str(error)) from error
         except asyncio.CancelledError:
             if stream is not None:
@@ -122,7 +122,7 @@ class SglangGenerate:
         self, requests: Sequence[SampleRequest], stream: BatchStream | None, doing: str, deadline: float
     ) -> Answer:
         calls, settings = self._calls, self._settings
-        body = sglang_wire.generate_body(
+        body = wire.generate_body(
             requests,
             settings=settings,
             cache_key=self._label(),
@@ -150,12 +150,12 @@ class SglangGenerate:
         if reply.status != 200:
             raise EngineRejected(calls.address, doing, reply.status, reply.message)
         if stream is None:
-            return Answer(sglang_wire.parse_reply(reply.body, requests, vocab_size=settings.vocab_size))
+            return Answer(wire.parse_reply(reply.body, requests, vocab_size=settings.vocab_size))
         if not stream.done:
             raise EngineUnavailable(calls.address, doing, "it ended its stream before the end")
         samples, refused_ones = stream.samples(), stream.refused()
         if samples and all(sample.fault for sample in samples) and not refused_ones:
-            raise sglang_wire.Malformed(samples[0].fault)
+            raise wire.Malformed(samples[0].fault)
         return Answer([sample for sample in samples if sample.rid not in refused_ones], refused_ones)
 
     async def abort_quietly(self, rids: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import time
 from http import HTTPStatus
 
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected
-from rollout_workers.engine.sglang_calls import SglangCalls
+from rollout_workers.engine.sglang.calls import SglangCalls
 from rollout_workers.engine.types import GroupPlace
 
 _LOOK_AGAIN_S = 0.1

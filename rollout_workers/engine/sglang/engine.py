@@ -2,7 +2,7 @@
 
 The server's habits that shape this file; each is a requirement, with a test:
 - A token id outside the vocabulary ends the whole process, so every request is checked first (requests.py). The
-  vocabulary is asked of the server (sglang_settings.py).
+  vocabulary is asked of the server (settings.py).
 - /health generates a token, and asked during a pause it marks the server unhealthy: /ready is polled instead.
 - Abort matches by prefix (ids have one length), ignores ids that have not arrived yet (sent again until they end), and
   does nothing to requests held back by a pause (gate.py keeps them on our side).
@@ -11,7 +11,7 @@ The server's habits that shape this file; each is a requirement, with a test:
   and a server that somebody else left paused has to be resumed before anything.
 - A pause in mode abort looks for running requests once a second: aborting them first saves that second.
 
-What it does about weights is in sglang_weights.py.
+What it does about weights is in weights.py.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from typing import Any
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.retry import Backoff
-from rollout_workers.engine import sglang_settings
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
@@ -34,10 +33,11 @@ from rollout_workers.engine.errors import (
 from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
-from rollout_workers.engine.sglang_calls import SglangCalls, SglangOptions
-from rollout_workers.engine.sglang_generate import SglangGenerate
-from rollout_workers.engine.sglang_weights import SglangWeights
-from rollout_workers.engine.sglang_wire import ODD
+from rollout_workers.engine.sglang import settings
+from rollout_workers.engine.sglang.calls import SglangCalls, SglangOptions
+from rollout_workers.engine.sglang.generate import SglangGenerate
+from rollout_workers.engine.sglang.weights import SglangWeights
+from rollout_workers.engine.sglang.wire import ODD
 from rollout_workers.engine.types import (
     DecodingListener,
     EngineInfo,
@@ -114,7 +114,7 @@ class SglangEngine:
 
     async def check_version(self) -> None:
         """Raise EngineUnfit if it says that it is too old; other EngineErrors where it does not answer yet."""
-        await sglang_settings.check_version(self._calls)
+        await settings.check_version(self._calls)
 
     def check_sampling(self, request: SampleRequest) -> None:
         """See Engine."""
@@ -151,10 +151,10 @@ class SglangEngine:
 
     async def was_restarted(self) -> bool:
         """See Engine."""
-        return self._start is not None and await sglang_settings.was_restarted(self._calls, self._start)
+        return self._start is not None and await settings.was_restarted(self._calls, self._start)
 
     async def _connect(self) -> EngineInfo:
-        found = await sglang_settings.ask(self._calls, vocab_size=self._known_vocab_size)
+        found = await settings.ask(self._calls, vocab_size=self._known_vocab_size)
         await self._weights.found(found.label, found.model_path, ranks=found.ranks)
         self._generate_calls = SglangGenerate(
             self._calls, found.settings, lambda: self._weights.label, self._say_decoding

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from rollout_workers.engine import sglang_versions
 from rollout_workers.engine.errors import EngineError, EngineNotStarted
 from rollout_workers.engine.http import HttpConnection
+from rollout_workers.engine.sglang import versions
 
 # Runs in the child before SGLang: it asks the kernel to be killed when its parent ends (prctl 1 is PR_SET_PDEATHSIG),
 # notices a parent that ended before that, and becomes the server. An exec between fork and SGLang instead of a
@@ -209,7 +209,7 @@ class SglangLauncher:
         said = (await asking.communicate())[0].decode(errors="replace").strip()
         # One that was not installed as a package says its version when it serves.
         if said:
-            sglang_versions.check(said, str(self.options.python), counts_as=self.options.counts_as)
+            versions.check(said, str(self.options.python), counts_as=self.options.counts_as)
 
     async def _spawn(self) -> int:
         """Start the process; the size that the log had before."""

@@ -6,7 +6,7 @@ Invariant: a token's span names the version that was loaded when it was generate
 import asyncio
 from dataclasses import dataclass, field
 
-from rollout_workers.engine.simulated_answers import Answer, mask_of
+from rollout_workers.engine.simulated.answers import Answer, mask_of
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
 
 

@@ -22,11 +22,12 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rollout_workers.engine import tensor_pickle, weight_files
+from rollout_workers.engine import weight_files
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineMalformed, EngineTimeout
 from rollout_workers.engine.http import Reply
-from rollout_workers.engine.sglang_calls import SglangCalls
-from rollout_workers.engine.sglang_group import SglangGroup
+from rollout_workers.engine.sglang import tensor_pickle
+from rollout_workers.engine.sglang.calls import SglangCalls
+from rollout_workers.engine.sglang.group import SglangGroup
 from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
 
 MAX_TENSORS_BYTES = 512 << 20

@@ -10,10 +10,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
-from rollout_workers.engine import sglang_versions, sglang_wire
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
-from rollout_workers.engine.sglang_calls import SglangCalls
-from rollout_workers.engine.sglang_wire import ServerSettings
+from rollout_workers.engine.sglang import versions, wire
+from rollout_workers.engine.sglang.calls import SglangCalls
+from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import EngineInfo
 
 _IMPOSSIBLE_TOKEN_ID = 2**31 - 1
@@ -53,12 +53,12 @@ class Found:
 async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
     """Ask the server that is not paused; `vocab_size` in place of what it says. Raises EngineError."""
     server = await calls.get("/server_info", _DOING)
-    release, notices = sglang_versions.check(server.get("version"), calls.address, counts_as=calls.options.counts_as)
+    release, notices = versions.check(server.get("version"), calls.address, counts_as=calls.options.counts_as)
     speculative = _speculative_of(server)
     masks = _masks_under(speculative, release)
     if masks != "all":
         what = "top_p, top_k and min_p" if masks == "none" else "min_p"
-        notices.append(f"no {what} with --speculative-algorithm {speculative}: {sglang_wire.SPECULATIVE_ADVICE}")
+        notices.append(f"no {what} with --speculative-algorithm {speculative}: {wire.SPECULATIVE_ADVICE}")
     model = await calls.get("/model_info", "asking for its model")
     models = await calls.get("/v1/models", "asking for its context length")
     vocab_size = vocab_size or await _ask_vocab_size(calls)
@@ -77,7 +77,7 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
         )
         settings = ServerSettings(
             vocab_size=vocab_size,
-            mask_max_tokens=int(server.get("sampling_mask_max_tokens") or sglang_wire.MASK_TOKENS_DEFAULT),
+            mask_max_tokens=int(server.get("sampling_mask_max_tokens") or wire.MASK_TOKENS_DEFAULT),
             incremental=bool(server.get("incremental_streaming_output")),
             speculative=speculative,
             masks=masks,
@@ -90,7 +90,7 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
             ranks=int(server.get("tp_size") or 1),
             start=_start_of(server),
         )
-    except sglang_wire.ODD as error:
+    except wire.ODD as error:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
 
 
@@ -100,7 +100,7 @@ async def check_version(calls: SglangCalls) -> None:
         "GET", "/server_info", doing=_DOING, deadline_s=calls.options.ready_timeout_s, repeatable=False
     )
     if reply.status == HTTPStatus.OK and isinstance(reply.body, dict):
-        sglang_versions.check(reply.body.get("version"), calls.address, counts_as=calls.options.counts_as)
+        versions.check(reply.body.get("version"), calls.address, counts_as=calls.options.counts_as)
     else:
         raise EngineRejected(calls.address, _DOING, reply.status, reply.message)
 
@@ -110,10 +110,10 @@ def _speculative_of(server: dict[str, Any]) -> str:
     return "" if said.upper() == "NONE" else said
 
 
-def _masks_under(speculative: str, release: sglang_versions.Release) -> Literal["all", "no min_p", "none"]:
+def _masks_under(speculative: str, release: versions.Release) -> Literal["all", "no min_p", "none"]:
     if not speculative:
         return "all"
-    known = sglang_versions.MASKS_UNDER_DFLASH not in sglang_versions.lacks(release)
+    known = versions.MASKS_UNDER_DFLASH not in versions.lacks(release)
     return "no min_p" if known and speculative.upper() in _WITH_MASKS else "none"
 
 

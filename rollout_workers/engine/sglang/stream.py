@@ -26,9 +26,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_workers.engine import sglang_wire
 from rollout_workers.engine.requests import never_ran, unusable
-from rollout_workers.engine.sglang_wire import Malformed
+from rollout_workers.engine.sglang import wire
+from rollout_workers.engine.sglang.wire import Malformed
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest, VersionSpan, nobody_counts
 
 _INDEX = re.compile(rb'"index":\s*(\d+)')
@@ -128,11 +128,11 @@ class _SampleStream:
         self.request = request
         self.decodes = False
         """True from the first event to the last."""
-        self._narrowed = sglang_wire.is_narrowed(request, vocab_size)
+        self._narrowed = wire.is_narrowed(request, vocab_size)
         self._incremental = incremental
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._masks: list[list[int]] | None = [] if sglang_wire.wants_mask(request, vocab_size) else None
+        self._masks: list[list[int]] | None = [] if wire.wants_mask(request, vocab_size) else None
         self._meta: dict[str, Any] = {}
         """Of the newest event that was read."""
         self._unread: list[bytes] = []
@@ -166,16 +166,16 @@ class _SampleStream:
         for body in unread:
             try:
                 self._absorb(_parsed(body))
-            except sglang_wire.ODD as error:
-                self._faults.append(sglang_wire.fault_of(error))
+            except wire.ODD as error:
+                self._faults.append(wire.fault_of(error))
 
     def _absorb(self, event: dict[str, Any]) -> None:
         meta = event["meta_info"]
         if meta["id"] != self.request.rid:
             raise Malformed(f"an answer to {meta['id']} in place of {self.request.rid}")
         self._meta = meta
-        ids, logprobs = event["output_ids"], sglang_wire.drawn_logprobs(meta, narrowed=self._narrowed)
-        masks = sglang_wire.drawn_masks(meta) if self._masks is not None else []
+        ids, logprobs = event["output_ids"], wire.drawn_logprobs(meta, narrowed=self._narrowed)
+        masks = wire.drawn_masks(meta) if self._masks is not None else []
         if self._incremental:
             new = meta.get("completion_tokens", len(self._ids) + len(ids)) - len(self._ids)
             if new > len(ids) or (0 < new < len(ids) and not self._repeats_last(ids, new)):
@@ -241,11 +241,9 @@ class _SampleStream:
         if meta["finish_reason"].get("type") == "abort" and not meta.get("weight_versions"):
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
-            return sglang_wire.make_sample(
-                self.request, self._ids, self._logprobs, meta, masks=self._masks, spans=spans
-            )
-        except sglang_wire.ODD as error:
-            return unusable(self.request, sglang_wire.fault_of(error), received=received)
+            return wire.make_sample(self.request, self._ids, self._logprobs, meta, masks=self._masks, spans=spans)
+        except wire.ODD as error:
+            return unusable(self.request, wire.fault_of(error), received=received)
 
     def _spans_seen(self, labels: Sequence[str], length: int) -> tuple[VersionSpan, ...]:
         """Spans over [0, length) by what was seen, and never newer than the truth."""

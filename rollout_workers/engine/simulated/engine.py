@@ -2,7 +2,7 @@
 
 It is not SGLang and generates no language. What it keeps is what the rest of the system sees of an engine: slots that
 decode at a given speed, answers of spread lengths, version spans across reloads in flight, the three pause modes, and
-whatever is injected as a fault. What it does about weights is in simulated_weights.py.
+whatever is injected as a fault. What it does about weights is in weights.py.
 
 Invariants: a token's span names the version that was loaded when it was generated; while the engine is paused, stalled
 or dead no token is generated; time passes on the injected clock only.
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.clock import Clock, WallClock
 from rollout_workers.engine.errors import EngineMalformed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.requests import check_requests, never_ran, unusable
-from rollout_workers.engine.simulated_answers import AnswerOptions, answer_to
-from rollout_workers.engine.simulated_decoding import Decoding
-from rollout_workers.engine.simulated_weights import SimulatedWeights
-from rollout_workers.engine.slots import Slots
+from rollout_workers.engine.simulated.answers import AnswerOptions, answer_to
+from rollout_workers.engine.simulated.clock import Clock, WallClock
+from rollout_workers.engine.simulated.decoding import Decoding
+from rollout_workers.engine.simulated.slots import Slots
+from rollout_workers.engine.simulated.weights import SimulatedWeights
 from rollout_workers.engine.types import (
     DecodingListener,
     EngineInfo,

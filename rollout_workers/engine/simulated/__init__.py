@@ -1,0 +1,1 @@
+"""Engines that decode nothing but random tokens, at a set speed."""
