@@ -27,12 +27,18 @@ Mend = Callable[[RolloutBufferError], bool]
 """Called with each error; True when it has done away with the cause (revisions.Revisions.met)."""
 
 
+def _no_pause(_: RolloutBufferError) -> None:
+    """No answer is waited for by the service."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Waits that double from `first_s` up to `ceiling_s`, each drawn from the upper half of its range."""
 
     first_s: float = 0.05
     ceiling_s: float = 2.0
+    pause: Callable[[RolloutBufferError], float | None] = _no_pause
+    """Seconds to wait after an answer for which the service itself has waited; None: the doubling wait."""
 
     def delays(self) -> Iterator[float]:
         """Waits in seconds, without end."""
@@ -88,6 +94,7 @@ class _Attempts:
         self._started = time.monotonic()
         self._deadline_s = deadline_s
         self._waiting_on = waiting_on
+        self._backoff = backoff
         self._delays = backoff.delays()
         self._retry_on = retry_on
         self._on_retry = on_retry
@@ -100,7 +107,10 @@ class _Attempts:
 
     def next_wait(self, raised: Exception) -> float:
         """Seconds to wait before the next attempt."""
-        error = rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
+        error = raised
+        if isinstance(raised, grpc.RpcError):
+            error = rpc_error(raised)
+            error.__cause__ = raised
         if not isinstance(error, RolloutBufferError):
             raise raised
         self._attempts += 1
@@ -109,11 +119,19 @@ class _Attempts:
         if self._mend is not None and self._mend(error):
             return 0.0
         if not self._retry_on(error):
-            raise error from raised
-        spent, wait = time.monotonic() - self._started, next(self._delays)
+            raise error
+        pause = self._backoff.pause(error)
+        if pause is not None:
+            # The service answers: what goes wrong from here on has just begun.
+            self._delays = self._backoff.delays()
+        wait = next(self._delays) if pause is None else pause
+        spent = time.monotonic() - self._started
         if spent + wait > self._deadline_s:
-            error.add_note(f"gave up after {self._attempts} attempts in {spent:.1f} s of waiting on {self._waiting_on}")
-            raise error from raised
+            if pause is None:
+                error.add_note(
+                    f"gave up after {self._attempts} attempts in {spent:.1f} s of waiting on {self._waiting_on}"
+                )
+            raise error
         if self._on_retry is not None:
             self._on_retry(error, self._attempts, wait)
         return wait

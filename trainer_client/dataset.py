@@ -29,13 +29,13 @@ from typing import Generic, TypeVar, cast
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client.blocking import BufferClient
-from trainer_client.client.driver import PULL_SLICE_S, ClientOptions
-from trainer_client.rounds import Place, gathered
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline
+from trainer_client.client.requests import PullSpec
+from trainer_client.rounds import Place, Rounds
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.puller import Puller, PullSource
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
-from trainer_client.waiting import OnWait
 
 try:
     import torch
@@ -190,9 +190,8 @@ class BufferDataset(IterableDataset[T], Generic[T]):
                 step += 1
 
     def _source(self, client: BufferClient, iteration: int) -> PullSource:
-        def pull(place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
-            return client.pull(
-                self.run_id,
+        def pull(place: Place, train_version: int | None, within: Deadline) -> Batch:
+            spec = PullSpec(
                 epoch=self.start.epoch,
                 step=place.step,
                 round=place.round,
@@ -200,9 +199,8 @@ class BufferDataset(IterableDataset[T], Generic[T]):
                 world_size=self.world_size,
                 train_version=train_version,
                 batch_groups=self.batch_groups if place.round == 0 else None,
-                timeout_s=timeout_s,
-                on_wait=on_wait,
             )
+            return client.try_pull(self.run_id, spec, within)
 
         def check() -> None:
             parent = multiprocessing.parent_process()
@@ -215,7 +213,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
             published=lambda: client.run(self.run_id, timeout_s=PULL_SLICE_S).published.version,
             exhausted=lambda: bool(self._shared[_EXHAUSTED]),
             check=check,
-            service=self.address,
+            loop=client.pull_loop(self.run_id),
         )
 
 
@@ -284,13 +282,14 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
 
 def _whole(puller: Puller, step: int) -> Batch | None:
     """The step, its rounds gathered; None when there will be none."""
-    rounds: list[Batch] = []
-    while not (rounds and rounds[-1].final):
-        batch = puller.take(Place.after(rounds[-1]) if rounds else Place(step))
+    rounds, place = Rounds(), Place(step)
+    while (whole := rounds.whole()) is None:
+        batch = puller.take(place)
         if batch is None:
             return None
-        rounds.append(batch)
-    return gathered(rounds)
+        rounds.add(batch)
+        place = Place.after(batch)
+    return whole
 
 
 def _samples_of(batch: Batch) -> Iterator[StepSample]:

@@ -11,6 +11,7 @@ Invariants: it writes only to a terminal (elsewhere the log says the same every 
 terminal is wide; the line is gone when the wait is over, also by Ctrl-C.
 """
 
+import shutil
 import sys
 from types import TracebackType
 from typing import Self, TextIO
@@ -37,8 +38,6 @@ class ProgressBar:
     def __call__(self, waiting: Waiting) -> None:
         """Draw the wait as it stands now."""
         if self._stream.isatty():
-            import shutil  # Here, for it brings the compression libraries along.
-
             columns = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns)
             self._shown = True  # First: Ctrl-C may come as soon as it is.
             self._stream.write(_CLEAR + self.line(waiting)[: columns - 1])

@@ -1,5 +1,6 @@
 """Where a pull stands within steps and rounds, and rounds put together to whole batches."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
@@ -24,8 +25,34 @@ class Place:
         return f"round {self.round} of step {self.step}" if self.round else f"step {self.step}"
 
 
-def gathered(rounds: Sequence["Batch"]) -> "Batch":
-    """All rounds of one step, in order and the last one final, as the whole batch that they are. Copies no array."""
+class Rounds:
+    """The rounds of one step that came so far, in order."""
+
+    def __init__(self) -> None:
+        self._come: deque[Batch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._come)
+
+    def add(self, batch: "Batch") -> None:
+        """The next round came."""
+        self._come.append(batch)
+
+    def next(self) -> "Batch | None":
+        """The first of them, which is not held any more."""
+        return self._come.popleft() if self._come else None
+
+    def whole(self) -> "Batch | None":
+        """The whole batch, once its final round came; none of it is held any more."""
+        if not (self._come and self._come[-1].final):
+            return None
+        whole = _joined(self._come)
+        self._come.clear()
+        return whole
+
+
+def _joined(rounds: Sequence["Batch"]) -> "Batch":
+    """All rounds of a step as one batch. Copies no array."""
     if len(rounds) == 1:
         return rounds[0]
     infos = [batch.info for batch in rounds]

@@ -9,10 +9,10 @@ from tests.support.push import arrays_for
 from tests.trainer_client.fake_service import pull_messages
 from trainer_client.batch import Batch
 from trainer_client.client.assembly import PullAssembly
+from trainer_client.client.driver import Deadline
 from trainer_client.client.requests import Submission
 from trainer_client.rounds import Place
 from trainer_client.state import Submitted
-from trainer_client.waiting import OnWait
 
 
 class Inbox:
@@ -112,7 +112,7 @@ class Shelf:
         self.make: Callable[[int, int], Batch] = batch_of
         self.changed = threading.Condition()
 
-    def pull(self, place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
+    def pull(self, place: Place, train_version: int | None, within: Deadline) -> Batch:
         with self.changed:
             self.attempts.append((place, train_version))
             self.changed.notify_all()
@@ -120,7 +120,7 @@ class Shelf:
                 raise self.failure
             if train_version is not None and train_version < self.published_version:
                 raise InvalidField("train_version", train_version, f"at least {self.published_version}")
-            if not self.changed.wait_for(lambda: place < self.ready, min(timeout_s, 0.02)):
+            if not self.changed.wait_for(lambda: place < self.ready, min(within.left_s(), 0.02)):
                 raise BatchNotReady(
                     step=place.step,
                     queued_groups=0,

@@ -14,27 +14,21 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from buffer_wire.connect import Connector
-from buffer_wire.errors import BatchNotReady, UnknownRun
+from buffer_wire.errors import UnknownRun
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
 from trainer_client.client.assembly import PullAssembly
-from trainer_client.client.driver import (
-    MIN_PULL_INTERVAL_S,
-    PULL_SLICE_S,
-    ClientOptions,
-    Deadline,
-    worth_repeating,
-    worth_repeating_pull,
-)
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
+from trainer_client.client.pulling import PullLoop
 from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.forks import CALLS, Holder
 from trainer_client.manifest import Manifest
 from trainer_client.policy import Policy, changed
 from trainer_client.publish.collective.plan import CollectivePlan
-from trainer_client.rounds import gathered
+from trainer_client.rounds import Rounds
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
 
@@ -185,37 +179,29 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             round=round or 0,
             batch_groups=batch_groups,
         )
+        loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
-        rounds = [await self._pull_round(run_id, spec, deadline, on_wait)]
-        while round is None and not rounds[-1].final:
-            spec = spec.following()
-            rounds.append(await self._pull_round(run_id, spec, deadline, on_wait))
-        return gathered(rounds)
-
-    async def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> Batch:
-        deadline = Deadline.after(within.left_s())
-        notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
+        rounds = Rounds()
         while True:
-            try:
-                return await retry_async(
-                    lambda: self._pull_once(run_id, spec, deadline),
-                    deadline_s=deadline.left_s(),
-                    waiting_on=f"the service at {self.target}",
-                    retry_on=worth_repeating_pull,
-                    on_retry=notices.on_retry,
-                    tokens=self.tokens,
-                    mend=partial(self.revisions.met, run_id),
-                )
-            except BatchNotReady as error:
-                if deadline.left_s() <= MIN_PULL_INTERVAL_S:
-                    raise
-                notices.tell(error)
-                await asyncio.sleep(MIN_PULL_INTERVAL_S)
+            notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
+            attempt = partial(self.try_pull, run_id, spec)
+            batch = await loop.run_async(attempt, notices.tell, deadline.left_s())
+            if round is not None:
+                return batch
+            rounds.add(batch)
+            if (whole := rounds.whole()) is not None:
+                return whole
+            spec = spec.following()
 
-    async def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> Batch:
+    def pull_loop(self, run_id: str) -> PullLoop:
+        """The loop in which pulls of the run wait; `pull` does it all."""
+        return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
+
+    async def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
+        """One try of a pull, for that loop. Raises gRPC's own errors too."""
         self._holder.check()
-        wait_s = min(deadline.left_s(), PULL_SLICE_S)
-        assembly = PullAssembly(run_id, self.revisions, deadline.started)
+        wait_s = min(within.left_s(), PULL_SLICE_S)
+        assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
         stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
         try:

@@ -15,24 +15,18 @@ import grpc
 from google.protobuf.message import Message
 
 from buffer_wire.access import TokenSource
-from buffer_wire.errors import BatchNotReady, UnknownRun
-from buffer_wire.retry import retry_sync
+from buffer_wire.errors import UnknownRun
+from buffer_wire.retry import retry_sync, rpc_error
 from buffer_wire.revisions import Revisions
 from trainer_client.client import engines, requests
 from trainer_client.client.connections import Connections
-from trainer_client.client.driver import (
-    MIN_PULL_INTERVAL_S,
-    PULL_SLICE_S,
-    ClientOptions,
-    Deadline,
-    worth_repeating,
-    worth_repeating_pull,
-)
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation.blocking import EvaluationCalls
+from trainer_client.client.pulling import PullLoop
 from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
 from trainer_client.forks import CALLS
 from trainer_client.policy import Policy, changed
-from trainer_client.rounds import gathered
+from trainer_client.rounds import Rounds
 from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait, Waiting, WaitNotices
@@ -221,39 +215,31 @@ class BufferClient(EvaluationCalls):
             round=round or 0,
             batch_groups=batch_groups,
         )
+        loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
-        rounds = [self._pull_round(run_id, spec, deadline, on_wait)]
-        while round is None and not rounds[-1].final:
-            spec = spec.following()
-            rounds.append(self._pull_round(run_id, spec, deadline, on_wait))
-        return gathered(rounds)
-
-    def _pull_round(self, run_id: str, spec: PullSpec, within: Deadline, on_wait: OnWait | None) -> "Batch":
-        deadline = Deadline.after(within.left_s())
-        notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
+        rounds = Rounds()
         while True:
-            try:
-                return retry_sync(
-                    lambda: self._pull_once(run_id, spec, deadline),
-                    deadline_s=deadline.left_s(),
-                    waiting_on=f"the service at {self.target}",
-                    retry_on=worth_repeating_pull,
-                    on_retry=notices.on_retry,
-                    tokens=self.tokens,
-                    mend=partial(self.revisions.met, run_id),
-                )
-            except BatchNotReady as error:
-                if deadline.left_s() <= MIN_PULL_INTERVAL_S:
-                    raise
-                notices.tell(error)
-                time.sleep(MIN_PULL_INTERVAL_S)
+            notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
+            attempt = partial(self.try_pull, run_id, spec)
+            batch = loop.run(attempt, notices.tell, deadline.left_s())
+            if round is not None:
+                return batch
+            rounds.add(batch)
+            if (whole := rounds.whole()) is not None:
+                return whole
+            spec = spec.following()
 
-    def _pull_once(self, run_id: str, spec: PullSpec, deadline: Deadline) -> "Batch":
+    def pull_loop(self, run_id: str) -> PullLoop:
+        """The loop in which pulls of the run wait; `pull` does it all."""
+        return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
+
+    def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
+        """One try of a pull, for that loop."""
         with CALLS.under_way():
             from trainer_client.client.assembly import PullAssembly
 
-        wait_s = min(deadline.left_s(), PULL_SLICE_S)
-        assembly = PullAssembly(run_id, self.revisions, deadline.started)
+        wait_s = min(within.left_s(), PULL_SLICE_S)
+        assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
         pull = self._bulk.unary_stream(
             requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
@@ -264,6 +250,8 @@ class BufferClient(EvaluationCalls):
             try:
                 for message in stream:
                     assembly.add(message)
+            except grpc.RpcError as raised:
+                raise rpc_error(raised) from raised
             finally:
                 stream.cancel()  # type: ignore[no-untyped-call]
         return assembly.finish()

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 
 from buffer_wire.access import Access
 from buffer_wire.channel import Options, client_options
-from buffer_wire.errors import BatchNotReady, RolloutBufferError, RunPaused
+from buffer_wire.errors import RolloutBufferError, RunPaused
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from trainer_client.field_names import NamedFields
 
 PULL_SLICE_S = 2.0
 """Longest wait of one pull attempt at the service: how soon a caller hears on whom a pull waits."""
-
-MIN_PULL_INTERVAL_S = 0.05
-"""Least time between two attempts of a pull, should the service not hold the wait that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +46,6 @@ def is_held(error: RolloutBufferError) -> bool:
 def is_drained(error: RolloutBufferError) -> bool:
     """True when an operator has let the run end, and nothing comes any more."""
     return isinstance(error, RunPaused) and error.attributes.get("why") == "drained"
-
-
-def worth_repeating_pull(error: RolloutBufferError) -> bool:
-    """`worth_repeating`, but for a batch that is not ready: there the service itself has waited."""
-    return worth_repeating(error) and not isinstance(error, BatchNotReady)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from trainer_client.publish.sharded import ShardedWeights
 from trainer_client.state import Published
 
 if TYPE_CHECKING:
-    from trainer_client.client.blocking import BufferClient
+    from trainer_client.client.port import SessionClient
 
 logger = logging.getLogger("trainer_client")
 
@@ -199,7 +199,7 @@ class FilesPublisher:
 
     def publish(
         self,
-        client: "BufferClient",
+        client: "SessionClient",
         run_id: str,
         source: Path | str | Save,
         *,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from trainer_client.client.port import SessionClient
 from trainer_client.manifest import Manifest
 from trainer_client.state import RunState
 from trainer_client.waiting import OnWait, WaitNotices
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from trainer_client.client.blocking import BufferClient
     from trainer_client.publish.collective.plan import CollectivePlan
 
 Save: TypeAlias = Callable[[Path], object]
@@ -33,7 +33,7 @@ WeightSource: TypeAlias = "Manifest | Path | str | Save | TensorSource | None"
 class Publication:
     """One publish of one run, and what its publisher may do at the service meanwhile."""
 
-    client: "BufferClient"
+    client: SessionClient
     run_id: str
     epoch: int
     version: int

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from buffer_wire.errors import PendingFull
+from trainer_client.client.port import SessionClient
 from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
 from trainer_client.session.feeder import FeederOptions, TaskFeeder
+from trainer_client.session.plan import SessionPlan
 from trainer_client.state import Resumed, Submitted
 from trainer_client.waiting import Waiting
-
-if TYPE_CHECKING:
-    from trainer_client.client.blocking import BufferClient
-    from trainer_client.session.plan import SessionPlan
 
 _MOST_PENDING = 10_000
 _LEAST_AHEAD = 256
@@ -26,7 +23,7 @@ def most_pending(policy: Policy, wanted: int | None = None) -> int:
     return min(policy.max_pending_tasks or _MOST_PENDING, wanted or ahead)
 
 
-def feeder_of(client: "BufferClient", plan: "SessionPlan", policy: Policy, start: Resumed) -> TaskFeeder | None:
+def feeder_of(client: SessionClient, plan: SessionPlan, policy: Policy, start: Resumed) -> TaskFeeder | None:
     """A feeder that has begun; None without tasks. `policy`: the effective one."""
     if plan.tasks is None:
         return None
@@ -48,7 +45,7 @@ def feeder_of(client: "BufferClient", plan: "SessionPlan", policy: Policy, start
 class _ServiceTarget:
     """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
 
-    client: "BufferClient"
+    client: SessionClient
     run_id: str
     stopped: Callable[[], bool]
 

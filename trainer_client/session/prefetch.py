@@ -13,11 +13,10 @@ from collections import deque
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable
 from trainer_client.batch import Batch
-from trainer_client.client.driver import PULL_SLICE_S, Deadline, worth_repeating
+from trainer_client.client.driver import PULL_SLICE_S, Deadline
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.puller import PullSource, nothing_to_come
-from trainer_client.waiting import WaitNotices
+from trainer_client.session.puller import PullSource
 
 logger = logging.getLogger("trainer_client")
 
@@ -61,7 +60,7 @@ class Prefetcher:
 
     def take(self, place: Place) -> Batch | None:
         """As `Puller.take`."""
-        notices = WaitNotices(f"pulling {place}", self._source.service, self._source.on_wait)
+        notices = self._source.notices(place)
         deadline = Deadline.after(self._timeout_s)
         self._go_on()
         while (batch := self._take_ready(min(PULL_SLICE_S, deadline.left_s()))) is None:
@@ -152,15 +151,17 @@ class Prefetcher:
     def _pull_next(self) -> Batch | None:
         """The next round, however long it takes; None when there will be none, or when stopped."""
         while not self._stopped:
-            ended = self._source.exhausted()
             try:
-                return self._source.attempt(self._clock, self._next, PULL_SLICE_S, None)
+                return self._source.loop.run(self._attempt, self._keep_trying)
             except RolloutBufferError as error:
-                if nothing_to_come(error, ended=ended):
-                    logger.info("no batches are to come: %s", error)
-                    return None
-                if worth_repeating(error):
-                    self._not_yet = error
-                else:
+                if not self._stopped:
                     self._refused(error)
         return None
+
+    def _attempt(self, within: Deadline) -> Batch | None:
+        return self._source.attempt(self._clock, self._next, within)
+
+    def _keep_trying(self, error: RolloutBufferError) -> None:
+        self._not_yet = error
+        if self._stopped:
+            raise error

@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.client.driver import worth_repeating
 from trainer_client.client.engines import in_service
+from trainer_client.client.port import SessionClient
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
 from trainer_client.publish.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
+from trainer_client.session.plan import SessionPlan
 from trainer_client.state import Resumed, RunState, TrainerTime, WeightVersion
 from trainer_client.waiting import OnWait
-
-if TYPE_CHECKING:
-    from trainer_client.client.blocking import BufferClient
-    from trainer_client.session.plan import SessionPlan
 
 logger = logging.getLogger("trainer_client")
 
@@ -81,8 +79,8 @@ class Publishing:
 
     def __init__(
         self,
-        client: "BufferClient",
-        plan: "SessionPlan",
+        client: SessionClient,
+        plan: SessionPlan,
         run: RunState,
         start: Resumed,
         on_wait: OnWait | None,

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.batch import Batch
-from trainer_client.client.driver import PULL_SLICE_S, Deadline, is_drained, worth_repeating
+from trainer_client.client.driver import Deadline, is_drained, worth_repeating
+from trainer_client.client.pulling import PullLoop
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock
 from trainer_client.waiting import OnWait, WaitNotices
@@ -21,9 +22,9 @@ logger = logging.getLogger("trainer_client")
 
 
 class PullRound(Protocol):
-    """One pull of a round for a version, waiting up to `timeout_s`; the client's, or a test's stand-in."""
+    """One try to pull a round for a version; the client's, or a test's stand-in."""
 
-    def __call__(self, place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
+    def __call__(self, place: Place, train_version: int | None, within: Deadline) -> Batch:
         """The shard, or the client's errors. `train_version` None: that of the step's earlier rounds."""
 
 
@@ -38,12 +39,16 @@ class PullSource:
     """True when no task will be submitted any more."""
     check: Callable[[], None]
     """Raises what else went wrong in the background."""
-    service: str
-    """Its address, for notices."""
+    loop: PullLoop
+    """The loop in which pulls wait."""
     on_wait: OnWait | None = None
     """Told while the trainer itself waits."""
     while_waiting: Callable[[RolloutBufferError], None] | None = None
     """Called with every such wait, in the trainer's thread; may do something about it. What it raises ends the wait."""
+
+    def notices(self, place: Place) -> WaitNotices:
+        """Notices of the trainer's own wait for a round."""
+        return WaitNotices(f"pulling {place}", self.loop.service, self.on_wait)
 
     def waits(self, notices: WaitNotices, error: RolloutBufferError) -> None:
         """The trainer itself goes on waiting, because of `error`."""
@@ -51,16 +56,30 @@ class PullSource:
         if self.while_waiting is not None:
             self.while_waiting(error)
 
-    def attempt(self, clock: TrainClock, place: Place, wait_s: float, on_wait: OnWait | None) -> Batch:
-        """One pull of up to `wait_s` with the right train_version.
+    def attempt(self, clock: TrainClock, place: Place, within: Deadline) -> Batch | None:
+        """One try to pull a round; None when there will be none, because all tasks are used up or the run was drained.
+
+        Raises the client's errors.
+        """
+        ended = self.exhausted()
+        try:
+            return self._pulled(clock, place, within)
+        except RolloutBufferError as error:
+            if not nothing_to_come(error, ended=ended):
+                raise
+            logger.info("no batches are to come: %s", error)
+            return None
+
+    def _pulled(self, clock: TrainClock, place: Place, within: Deadline) -> Batch:
+        """The round, for the right train_version.
 
         A version that the service calls too low (somebody published meanwhile) is corrected and asked for again.
         """
         if place.round:
-            return self.pull(place, None, wait_s, on_wait)
+            return self.pull(place, None, within)
         version = clock.train_version(place.step)
         try:
-            return self.pull(place, version, wait_s, on_wait)
+            return self.pull(place, version, within)
         except InvalidField as error:
             if error.attributes.get("field") != "train_version":
                 raise
@@ -68,7 +87,7 @@ class PullSource:
             corrected = clock.train_version(place.step)
             if corrected <= version:
                 raise
-            return self.pull(place, corrected, wait_s, on_wait)
+            return self.pull(place, corrected, within)
 
 
 class Puller:
@@ -85,24 +104,19 @@ class Puller:
         Raises BatchNotReady or ServiceUnreachable after the timeout, everything else at once.
         """
         source = self._source
-        notices = WaitNotices(f"pulling {place}", source.service, source.on_wait)
-        deadline = Deadline.after(self._timeout_s)
-        while True:
+        notices = source.notices(place)
+
+        def told(error: RolloutBufferError) -> None:
+            source.waits(notices, error)
             source.check()
-            ended = source.exhausted()
-            wait_s = min(deadline.left_s(), PULL_SLICE_S)
-            try:
-                return source.attempt(self._clock, place, wait_s, lambda waiting: notices.tell(waiting.error))
-            except RolloutBufferError as error:
-                if nothing_to_come(error, ended=ended):
-                    logger.info("no batches are to come: %s", error)
-                    return None
-                if not worth_repeating(error):
-                    raise
-                if deadline.left_s() == 0.0:
-                    error.add_note(f"waited {self._timeout_s} s for {place}")
-                    raise
-                source.waits(notices, error)
+
+        source.check()
+        try:
+            return source.loop.run(lambda within: source.attempt(self._clock, place, within), told, self._timeout_s)
+        except RolloutBufferError as error:
+            if worth_repeating(error):
+                error.add_note(f"waited {self._timeout_s} s for {place}")
+            raise
 
     def stop(self) -> None:
         """Nothing runs in the background."""

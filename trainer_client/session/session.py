@@ -28,20 +28,23 @@ iterable of tasks is used up is seen by rank 0 alone; it has to tell the others.
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self, SupportsFloat
+from typing import Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
+from trainer_client.client.driver import Deadline
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
+from trainer_client.client.port import SessionClient
+from trainer_client.client.requests import PullSpec
 from trainer_client.forks import Holder
 from trainer_client.policy import Policy
 from trainer_client.progress import ProgressBar
 from trainer_client.publish.publication import WeightSource
-from trainer_client.rounds import Place, gathered
+from trainer_client.publish.sharded import published_by
+from trainer_client.rounds import Place, Rounds
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.feeding import feeder_of
 from trainer_client.session.metrics import Doing, StepMeter
@@ -53,9 +56,6 @@ from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
 
-if TYPE_CHECKING:
-    from trainer_client.client.blocking import BufferClient
-
 logger = logging.getLogger("trainer_client")
 
 
@@ -66,7 +66,7 @@ class TrainerSession:
     UsedAfterFork, whatever it asks of it.
     """
 
-    def __init__(self, client: "BufferClient", plan: SessionPlan, run: RunState, start: Resumed) -> None:
+    def __init__(self, client: SessionClient, plan: SessionPlan, run: RunState, start: Resumed) -> None:
         self._holder = Holder("a session")
         self._client = client
         self.run_id = plan.run_id
@@ -87,11 +87,11 @@ class TrainerSession:
         self._place = Place(start.next_step)
         self._meter = StepMeter(plan.options.on_step, self._look if plan.rank == 0 else None, run)
         self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
-        self._gathered: deque[Batch] = deque()
+        self._rounds = Rounds()
         """Rounds of a whole batch that is not complete yet."""
 
     @property
-    def client(self) -> "BufferClient":
+    def client(self) -> SessionClient:
         """The client that it was opened with."""
         self._holder.check()
         return self._client
@@ -149,16 +149,14 @@ class TrainerSession:
         Raises BatchNotReady after `pull_timeout_s`; StaleEpoch when another trainer has taken over; whatever the
         iterable of tasks raised; InvalidField in the middle of a step of which `rounds` gave a part.
         """
-        if self._place.round and not self._gathered:
+        if self._place.round and not self._rounds:
             raise InvalidField("round", self._place.round, f"0: rounds() gave a part of step {self._place.step}")
         self._clock.train()
         self._meter.next()
-        while not (self._gathered and self._gathered[-1].final):
+        while (whole := self._rounds.whole()) is None:
             if (batch := self._take()) is None:
                 raise StopIteration
-            self._gathered.append(batch)
-        whole = gathered(self._gathered)
-        self._gathered.clear()
+            self._rounds.add(batch)
         return self._hand_out(whole)
 
     def rounds(self) -> Iterator[Batch]:
@@ -170,7 +168,7 @@ class TrainerSession:
         while True:
             self._clock.train()
             self._meter.next()
-            batch = self._gathered.popleft() if self._gathered else self._take()
+            batch = self._rounds.next() if self._rounds else self._take()
             if batch is None:
                 return
             yield self._hand_out(batch)
@@ -223,8 +221,6 @@ class TrainerSession:
         Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, PublishFailed on a rank that gathered
         where rank 0 failed, and NotReady for engines that lag, by name; the version is published all the same.
         """
-        from trainer_client.publish.sharded import published_by
-
         with self._busy("publish"):
             version = self._next_version() if version is None else version
             with published_by(source, leads=self._rank == 0) as gathered_source:
@@ -370,9 +366,8 @@ class TrainerSession:
             self._meter.version = version
 
     def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
-        def pull(place: Place, train_version: int | None, timeout_s: float, on_wait: OnWait | None) -> Batch:
-            return self.client.pull(
-                self.run_id,
+        def pull(place: Place, train_version: int | None, within: Deadline) -> Batch:
+            spec = PullSpec(
                 epoch=self.start.epoch,
                 step=place.step,
                 round=place.round,
@@ -380,16 +375,15 @@ class TrainerSession:
                 world_size=plan.world_size,
                 train_version=train_version,
                 batch_groups=self._groups_of(place.step) if place.round == 0 else None,
-                timeout_s=timeout_s,
-                on_wait=on_wait,
             )
+            return self.client.try_pull(self.run_id, spec, within)
 
         source = PullSource(
             pull=pull,
             published=lambda: self.state().published.version,
             exhausted=lambda: self.exhausted,
             check=self.check,
-            service=self.client.target,
+            loop=self.client.pull_loop(self.run_id),
             on_wait=self._on_wait,
             while_waiting=self._repeater,
         )

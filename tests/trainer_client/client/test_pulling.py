@@ -16,6 +16,7 @@ from buffer_wire.errors import (
 )
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Shelf, batch_of
+from trainer_client.client.pulling import PullLoop
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.prefetch import Prefetcher
@@ -59,7 +60,7 @@ class Rig:
                 published=lambda: self.shelf.published_version,
                 exhausted=lambda: self.ended,
                 check=self._check,
-                service="there",
+                loop=PullLoop("there"),
                 on_wait=self.on_wait,
             )
             if self.prefetch == 0:

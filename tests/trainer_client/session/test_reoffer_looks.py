@@ -10,6 +10,7 @@ from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.publish.test_collective_members import engine
 from tests.trainer_client.stand_ins import Shelf
 from trainer_client import Policy, Resumed, RunState, WeightVersion
+from trainer_client.client.pulling import PullLoop
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.prefetch import Prefetcher
@@ -157,7 +158,7 @@ def test_both_ways_of_pulling_call_it_in_the_trainers_thread() -> None:
         shelf.ready = Place(5)
 
     source = PullSource(
-        pull=shelf.pull, published=lambda: 0, exhausted=lambda: False, check=lambda: None, service="s",
+        pull=shelf.pull, published=lambda: 0, exhausted=lambda: False, check=lambda: None, loop=PullLoop("s"),
         while_waiting=while_waiting,
     )  # fmt: skip
     puller = Puller(source, TrainClock(0, 0, 1), 20)

@@ -1,0 +1,101 @@
+"""The part of a client that a session, its feeder and its publishers need.
+
+They know this instead of the client itself, which opens them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from trainer_client.client.driver import Deadline
+from trainer_client.client.engines import Quorum
+from trainer_client.client.evaluation.blocking import Evaluation
+from trainer_client.client.pulling import PullLoop
+from trainer_client.client.requests import PullSpec, ResumeMode, Submission
+from trainer_client.policy import Policy
+from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
+from trainer_client.tasks import Task
+from trainer_client.waiting import OnWait
+
+if TYPE_CHECKING:
+    from trainer_client.batch import Batch
+    from trainer_client.manifest import Manifest
+    from trainer_client.publish.collective.plan import CollectivePlan
+
+
+class SessionClient(Protocol):
+    """What a session asks of its client; `BufferClient` says what each method does."""
+
+    @property
+    def target(self) -> str:
+        """The service's address."""
+
+    def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
+        """Create a run, or find it."""
+
+    def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
+        """The whole state of a run."""
+
+    def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
+        """Change the policy of a live run."""
+
+    def resume(
+        self, run_id: str, *, next_step: int | None = None, mode: ResumeMode = "replay", allow_regenerate: bool = False
+    ) -> Resumed:
+        """Take the run over."""
+
+    def submit_tasks(
+        self, run_id: str, submission: Submission, *, timeout_s: float | None = None, on_wait: OnWait | None = None
+    ) -> Submitted:
+        """Add tasks and move the feeder's cursor."""
+
+    def pull_loop(self, run_id: str) -> PullLoop:
+        """The loop in which pulls of the run wait."""
+
+    def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
+        """One try of a pull, for that loop."""
+
+    def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Mark steps as trained."""
+
+    def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
+        """Free replay data."""
+
+    def publish(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        version: int,
+        manifest: "Manifest | None" = None,
+        commit_through: int | None = None,
+        time_spent: TrainerTime | None = None,
+    ) -> Published:
+        """Make a version the published weights."""
+
+    def plan_collective(
+        self, run_id: str, *, epoch: int, plan: "CollectivePlan", timeout_s: float | None = None
+    ) -> None:
+        """Announce a collective update of the weights."""
+
+    def wait_for_engines(
+        self,
+        run_id: str,
+        version: int,
+        count: Quorum = 1,
+        *,
+        epoch: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> RunState:
+        """Wait until engines are ready with a version."""
+
+    def evaluate(
+        self,
+        run_id: str,
+        tasks: Sequence[Task],
+        *,
+        epoch: int,
+        version: int | None = None,
+        eval_id: str | None = None,
+    ) -> Evaluation:
+        """Have tasks generated at one weight version."""
