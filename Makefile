@@ -248,8 +248,8 @@ metrics-reference: install ## rewrite docs/metrics.md from the metrics that the 
 
 # --- code ---------------------------------------------------------------------------------------------------
 
-.PHONY: lint ruff type imports lua-lint proto-lint format
-lint: ruff type imports lua-lint proto-lint ## every static check
+.PHONY: lint ruff type imports rooms lua-lint proto-lint format
+lint: ruff type imports rooms lua-lint proto-lint ## every static check
 
 ruff: $(TOOLS)
 	@echo "lint: ruff, rules"
@@ -264,6 +264,10 @@ type: install ## mypy --strict
 imports: install
 	@echo "lint: import contracts"
 	@$(BIN)/lint-imports --no-logo
+
+rooms: install
+	@echo "lint: modules of folders, imports inside functions"
+	@$(BIN)/python scripts/lint_rooms.py
 
 lua-lint: install ## luacheck on the store's scripts, includes expanded
 	@echo "lint: luacheck on the expanded Lua scripts"
