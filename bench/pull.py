@@ -30,7 +30,8 @@ from bench.ours import service
 from bench.roles import Handler, Role
 from buffer_wire.channel import client_options
 from trainer_client import BufferClient
-from trainer_client.client.requests import PULL_METHOD, PullSpec, serialize
+from trainer_client.client.call import serialize
+from trainer_client.client.requests import PULL_METHOD, PullSpec
 from trainer_client.policy import Policy
 
 _RESULTS = Path(__file__).parent / "results" / "pull.json"

@@ -71,9 +71,12 @@ class WaitNotices:
         self._drawn = listener if isinstance(listener, Drawn) else None
         self._started = time.monotonic()
         self._next_log_s = FIRST_LOG_S
+        self.told = False
+        """True once an attempt came to nothing."""
 
     def tell(self, error: RolloutBufferError) -> None:
         """An attempt ended with `error` and will be repeated."""
+        self.told = True
         waiting = Waiting(self._doing, waits_on(error, self._service), time.monotonic() - self._started, error)
         if waiting.waited_s >= self._next_log_s:
             self._next_log_s = waiting.waited_s + LOG_EVERY_S

@@ -7,33 +7,47 @@ either (`trainer_client.forks`).
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
 
 from buffer_wire.connect import Connector
-from buffer_wire.errors import UnknownRun
+from buffer_wire.errors import RolloutBufferError
 from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
 from trainer_client.client.assembly import PullAssembly
+from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
 from trainer_client.client.pulling import PullLoop
-from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.client.requests import PullSpec
 from trainer_client.forks import CALLS, Holder
-from trainer_client.manifest import Manifest
 from trainer_client.policy import Policy, changed
-from trainer_client.publish.collective.plan import CollectivePlan
 from trainer_client.rounds import Rounds
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
-from trainer_client.waiting import OnWait, Waiting, WaitNotices
+from trainer_client.state import Ledger, RunState
+from trainer_client.waiting import OnWait, WaitNotices
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def operation(
+    make: Callable[P, Call[ReplyT, T]],
+) -> Callable[Concatenate["AsyncBufferClient", P], Coroutine[None, None, T]]:
+    """A method of the client that makes a call and carries it out."""
+
+    async def method(self: "AsyncBufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(make(*args, **kwargs))
+
+    documented(method, make)
+    return method
 
 
 class AsyncBufferClient(AsyncEvaluationCalls):
@@ -55,7 +69,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
         self._pull = self._bulk.unary_stream(
-            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
+            requests.PULL_METHOD, request_serializer=serialize, response_deserializer=None
         )
 
     async def close(self) -> None:
@@ -73,35 +87,48 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     ) -> None:
         await self.close()
 
-    async def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
+    async def _call(self, call: Call[ReplyT, T]) -> T:
         self._holder.check()
         rpc = self._control.unary_unary(
-            call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
+            call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )
-        reply = await retry_async(
-            lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
-            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-            waiting_on=f"the service at {self.target}",
-            retry_on=worth_repeating,
-            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-            tokens=self.tokens,
-            mend=partial(self.revisions.met, call.run_id),
-        )
+        notices = WaitNotices(call.doing, self.target, call.on_wait)
+        try:
+            reply = await retry_async(
+                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
+                deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
+                waiting_on=f"the service at {self.target}",
+                retry_on=worth_repeating,
+                on_retry=notices.on_retry,
+                tokens=self.tokens,
+                mend=partial(self.revisions.met, call.run_id),
+            )
+        except RolloutBufferError as error:
+            if not call.was_done(error, repeated=notices.told):
+                raise
+            return call.decode(call.reply())
         if call.run_id:
-            requests.note(self.revisions, call.run_id, reply)
+            note(self.revisions, call.run_id, reply)
         return call.decode(reply)
 
-    async def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
-        """Create a run, or find it with the same policy."""
-        return await self._call(requests.create_run(run_id, policy))
+    # ── one call each; `requests` says what they do, and with which arguments ─────
 
-    async def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
-        """The whole state of a run."""
-        return await self._call(requests.get_run(run_id), timeout_s)
-
-    async def runs(self) -> tuple[str, ...]:
-        """Ids of all runs, in order."""
-        return await self._call(requests.list_runs())
+    create_run = operation(requests.create_run)
+    run = operation(requests.run)
+    runs = operation(requests.runs)
+    pause_run = operation(requests.pause_run)
+    drain_run = operation(requests.drain_run)
+    continue_run = operation(requests.continue_run)
+    delete_run = operation(requests.delete_run)
+    submit_tasks = operation(requests.submit_tasks)
+    commit = operation(requests.commit)
+    checkpoint = operation(requests.checkpoint)
+    resume = operation(requests.resume)
+    publish = operation(requests.publish)
+    plan_collective = operation(requests.plan_collective)
+    evaluation_state = operation(evaluations.evaluation_state)
+    delete_evaluation = operation(evaluations.delete_evaluation)
+    evaluations = operation(evaluations.evaluations)
 
     async def ledger(self, run_id: str) -> Ledger:
         """Where every accepted group and every submitted task is."""
@@ -121,39 +148,6 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             return present
         # The whole policy goes along for a service that does not know of single fields yet.
         return await self._call(requests.update_policy(run_id, changed(present, changes), changes))
-
-    async def pause_run(self, run_id: str) -> None:
-        """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
-        await self._call(requests.pause_run(run_id))
-
-    async def drain_run(self, run_id: str) -> None:
-        """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
-        await self._call(requests.drain_run(run_id))
-
-    async def continue_run(self, run_id: str) -> None:
-        """Undo `pause_run` and `drain_run`."""
-        await self._call(requests.continue_run(run_id))
-
-    async def delete_run(self, run_id: str) -> None:
-        """Delete a run and everything stored for it; there is no way back."""
-        tries: list[Waiting] = []
-        try:
-            await self._call(requests.delete_run(run_id), on_wait=tries.append)
-        except UnknownRun:
-            # Of a repeat, it says that the first try, whose answer was lost, has done it.
-            if not tries:
-                raise
-
-    async def submit_tasks(
-        self,
-        run_id: str,
-        submission: Submission,
-        *,
-        timeout_s: float | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Submitted:
-        """Add tasks and move the feeder's cursor, both or neither."""
-        return await self._call(requests.submit_tasks(run_id, submission), timeout_s, on_wait)
 
     async def pull(  # noqa: PLR0913 - the parts of one request
         self,
@@ -210,58 +204,6 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         finally:
             stream.cancel()
         return assembly.finish()
-
-    async def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
-        return await self._call(requests.commit(run_id, epoch=epoch, through_step=through_step))
-
-    async def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Free replay data up to and including `through_step`; returns the steps freed so far."""
-        return await self._call(requests.checkpoint(run_id, epoch=epoch, through_step=through_step))
-
-    async def resume(
-        self,
-        run_id: str,
-        *,
-        next_step: int | None = None,
-        mode: ResumeMode = "replay",
-        allow_regenerate: bool = False,
-    ) -> Resumed:
-        """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit)."""
-        return await self._call(
-            requests.resume(run_id, next_step=next_step, mode=mode, allow_regenerate=allow_regenerate)
-        )
-
-    async def publish(
-        self,
-        run_id: str,
-        *,
-        epoch: int,
-        version: int,
-        manifest: Manifest | None = None,
-        commit_through: int | None = None,
-        time_spent: TrainerTime | None = None,
-    ) -> Published:
-        """Make (epoch, version) the published weights and commit through a step, in one decision.
-
-        `time_spent`: what the trainer did since it resumed, for the run's statistics; None: unknown.
-        """
-        return await self._call(
-            requests.publish(
-                run_id,
-                epoch=epoch,
-                version=version,
-                manifest=manifest,
-                commit_through=commit_through,
-                time_spent=time_spent,
-            )
-        )
-
-    async def plan_collective(
-        self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None
-    ) -> None:
-        """Announce a collective update of the weights to the workers, or its next phase."""
-        await self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
     async def wait_for_engines(
         self,

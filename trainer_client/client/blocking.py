@@ -6,41 +6,52 @@ trying. A client may be shared by threads. Two channels: small messages never wa
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from buffer_wire.access import TokenSource
-from buffer_wire.errors import UnknownRun
+from buffer_wire.errors import RolloutBufferError
 from buffer_wire.retry import retry_sync, rpc_error
 from buffer_wire.revisions import Revisions
 from trainer_client.client import engines, requests
+from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.connections import Connections
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.blocking import EvaluationCalls
 from trainer_client.client.pulling import PullLoop
-from trainer_client.client.requests import Call, PullSpec, ResumeMode, Submission
+from trainer_client.client.requests import PullSpec
 from trainer_client.forks import CALLS
 from trainer_client.policy import Policy, changed
 from trainer_client.rounds import Rounds
-from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime
+from trainer_client.state import Ledger, Resumed, RunState
 from trainer_client.tasks import Task
-from trainer_client.waiting import OnWait, Waiting, WaitNotices
+from trainer_client.waiting import OnWait, WaitNotices
 
 if TYPE_CHECKING:
     from trainer_client.batch import Batch
-    from trainer_client.manifest import Manifest
-    from trainer_client.publish.collective.plan import CollectivePlan
     from trainer_client.publish.publication import WeightPublisher
     from trainer_client.session.plan import BatchGroups, SessionOptions
     from trainer_client.session.session import TrainerSession
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def operation(make: Callable[P, Call[ReplyT, T]]) -> Callable[Concatenate["BufferClient", P], T]:
+    """A method of the client that makes a call and carries it out."""
+
+    def method(self: "BufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(make(*args, **kwargs))
+
+    documented(method, make)
+    return method
 
 
 class BufferClient(EvaluationCalls):
@@ -83,9 +94,9 @@ class BufferClient(EvaluationCalls):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T:
+    def _call(self, call: Call[ReplyT, T]) -> T:
         rpc = self._control.unary_unary(
-            call.method, request_serializer=requests.serialize, response_deserializer=call.reply.FromString
+            call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )
 
         def attempt() -> ReplyT:
@@ -94,32 +105,45 @@ class BufferClient(EvaluationCalls):
                 answer: ReplyT = rpc(request, timeout=self.options.attempt_timeout_s)
                 return answer
 
-        reply = retry_sync(
-            attempt,
-            deadline_s=self.options.timeout_s if timeout_s is None else timeout_s,
-            waiting_on=f"the service at {self.target}",
-            retry_on=worth_repeating,
-            on_retry=WaitNotices(call.doing, self.target, on_wait).on_retry,
-            tokens=self.tokens,
-            mend=partial(self.revisions.met, call.run_id),
-        )
+        notices = WaitNotices(call.doing, self.target, call.on_wait)
+        try:
+            reply = retry_sync(
+                attempt,
+                deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
+                waiting_on=f"the service at {self.target}",
+                retry_on=worth_repeating,
+                on_retry=notices.on_retry,
+                tokens=self.tokens,
+                mend=partial(self.revisions.met, call.run_id),
+            )
+        except RolloutBufferError as error:
+            if not call.was_done(error, repeated=notices.told):
+                raise
+            return call.decode(call.reply())
         if call.run_id:
-            requests.note(self.revisions, call.run_id, reply)
+            note(self.revisions, call.run_id, reply)
         return call.decode(reply)
 
+    # ── one call each; `requests` says what they do, and with which arguments ─────
+
+    create_run = operation(requests.create_run)
+    run = operation(requests.run)
+    runs = operation(requests.runs)
+    pause_run = operation(requests.pause_run)
+    drain_run = operation(requests.drain_run)
+    continue_run = operation(requests.continue_run)
+    delete_run = operation(requests.delete_run)
+    submit_tasks = operation(requests.submit_tasks)
+    commit = operation(requests.commit)
+    checkpoint = operation(requests.checkpoint)
+    resume = operation(requests.resume)
+    publish = operation(requests.publish)
+    plan_collective = operation(requests.plan_collective)
+    evaluation_state = operation(evaluations.evaluation_state)
+    delete_evaluation = operation(evaluations.delete_evaluation)
+    evaluations = operation(evaluations.evaluations)
+
     # ── runs ─────────────────────────────────────────────────────────────────
-
-    def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
-        """Create a run, or find it with the same policy. Raises RunExists, InvalidPolicy, InvalidField."""
-        return self._call(requests.create_run(run_id, policy))
-
-    def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
-        """The whole state of a run. Raises UnknownRun."""
-        return self._call(requests.get_run(run_id), timeout_s)
-
-    def runs(self) -> tuple[str, ...]:
-        """Ids of all runs, in order."""
-        return self._call(requests.list_runs())
 
     def ledger(self, run_id: str) -> Ledger:
         """Where every accepted group and every submitted task is."""
@@ -140,44 +164,6 @@ class BufferClient(EvaluationCalls):
             return present
         # The whole policy goes along for a service that does not know of single fields yet.
         return self._call(requests.update_policy(run_id, changed(present, changes), changes))
-
-    def pause_run(self, run_id: str) -> None:
-        """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
-        self._call(requests.pause_run(run_id))
-
-    def drain_run(self, run_id: str) -> None:
-        """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
-        self._call(requests.drain_run(run_id))
-
-    def continue_run(self, run_id: str) -> None:
-        """Undo `pause_run` and `drain_run`."""
-        self._call(requests.continue_run(run_id))
-
-    def delete_run(self, run_id: str) -> None:
-        """Delete a run and everything stored for it; there is no way back. Raises UnknownRun."""
-        tries: list[Waiting] = []
-        try:
-            self._call(requests.delete_run(run_id), on_wait=tries.append)
-        except UnknownRun:
-            # Of a repeat, it says that the first try, whose answer was lost, has done it.
-            if not tries:
-                raise
-
-    # ── tasks ────────────────────────────────────────────────────────────────
-
-    def submit_tasks(
-        self,
-        run_id: str,
-        submission: Submission,
-        *,
-        timeout_s: float | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Submitted:
-        """Add tasks and move the feeder's cursor, both or neither.
-
-        Raises PendingFull after `timeout_s`, CursorConflict, StaleEpoch, RunPaused, InvalidField.
-        """
-        return self._call(requests.submit_tasks(run_id, submission), timeout_s, on_wait)
 
     # ── batches ──────────────────────────────────────────────────────────────
 
@@ -241,9 +227,7 @@ class BufferClient(EvaluationCalls):
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
-        pull = self._bulk.unary_stream(
-            requests.PULL_METHOD, request_serializer=requests.serialize, response_deserializer=None
-        )
+        pull = self._bulk.unary_stream(requests.PULL_METHOD, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
             stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
             call.cancel = stream.cancel
@@ -256,67 +240,7 @@ class BufferClient(EvaluationCalls):
                 stream.cancel()  # type: ignore[no-untyped-call]
         return assembly.finish()
 
-    def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
-        return self._call(requests.commit(run_id, epoch=epoch, through_step=through_step))
-
-    def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Free replay data up to and including `through_step`; returns the steps freed so far.
-
-        Raises NotCommitted, StaleEpoch.
-        """
-        return self._call(requests.checkpoint(run_id, epoch=epoch, through_step=through_step))
-
-    def resume(
-        self,
-        run_id: str,
-        *,
-        next_step: int | None = None,
-        mode: ResumeMode = "replay",
-        allow_regenerate: bool = False,
-    ) -> Resumed:
-        """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit).
-
-        Raises StepAhead, and ReplayGap unless `allow_regenerate`.
-        """
-        return self._call(requests.resume(run_id, next_step=next_step, mode=mode, allow_regenerate=allow_regenerate))
-
     # ── weights ──────────────────────────────────────────────────────────────
-
-    def publish(
-        self,
-        run_id: str,
-        *,
-        epoch: int,
-        version: int,
-        manifest: "Manifest | None" = None,
-        commit_through: int | None = None,
-        time_spent: TrainerTime | None = None,
-    ) -> Published:
-        """Make (epoch, version) the published weights and commit through a step, in one decision.
-
-        `manifest` None: weights that need no loading. `time_spent`: what the trainer did since it resumed, for the
-        run's statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
-        """
-        return self._call(
-            requests.publish(
-                run_id,
-                epoch=epoch,
-                version=version,
-                manifest=manifest,
-                commit_through=commit_through,
-                time_spent=time_spent,
-            )
-        )
-
-    def plan_collective(
-        self, run_id: str, *, epoch: int, plan: "CollectivePlan", timeout_s: float | None = None
-    ) -> None:
-        """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
-
-        `trainer_client.publish.CollectivePublisher` carries it out. Raises VersionConflict, StaleEpoch, InvalidField.
-        """
-        self._call(requests.plan_collective(run_id, epoch=epoch, plan=plan), timeout_s)
 
     def wait_for_engines(
         self,

@@ -1,25 +1,26 @@
 """Every unary RPC of a trainer or an operator as a value: path, request, type and decoding of the reply.
 
-Both clients run these calls; they differ only in how they wait. Invariant: a call can be repeated as it is, its
-identity (request id, manifest bytes) is fixed when it is made; only the seen revision is filled in anew.
+Both clients have a method for each of them, with its signature and its docs; they differ only in how they wait.
+Invariant: a call can be repeated as it is, its identity (request id, manifest bytes) is fixed when it is made; only the
+seen revision is filled in anew.
 """
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from buffer_wire.errors import InvalidField
-from buffer_wire.revision import Revision
-from buffer_wire.revisions import Revisions
+from buffer_wire.errors import InvalidField, UnknownRun
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client.client import replies
+from trainer_client.client.call import Call
 from trainer_client.policy import Policy
 from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task, tasks_to_wire
+from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
     from trainer_client.manifest import Manifest
@@ -38,45 +39,13 @@ _MODES = {
 PULL_METHOD = "/rollout_buffer.v1.BatchService/PullBatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[ReplyT, T]):
-    """One unary RPC. `run_id` is empty where the request concerns no single run."""
-
-    method: str
-    run_id: str
-    doing: str
-    """For notices and errors, for example "publishing version 3"."""
-    build: Callable[[common_pb2.RunRef], Message]
-    """The request, given what was last seen of the run."""
-    reply: type[ReplyT]
-    decode: Callable[[ReplyT], T]
-
-
-def serialize(message: Message) -> bytes:
-    """A request as gRPC sends it."""
-    return message.SerializeToString()
-
-
-def note(revisions: Revisions, run_id: str, reply: Message) -> None:
-    """Take the reply's revision into account. A run that was deleted, or that is new, has no past."""
-    if isinstance(reply, runs_pb2.DeleteRunResponse):
-        revisions.forget(run_id)
-        return
-    if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
-        revisions.forget(run_id)
-    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse):
-        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet.
-        return
-    revisions.note(run_id, Revision.of(reply))  # type: ignore[arg-type]
-
-
 def new_request_id() -> str:
     """Identity of a request, 32 characters."""
     return uuid.uuid4().hex
 
 
-def create_run(run_id: str, policy: Policy | None) -> Call[runs_pb2.CreateRunResponse, RunState]:
-    """CreateRun."""
+def create_run(run_id: str, policy: Policy | None = None) -> Call[runs_pb2.CreateRunResponse, RunState]:
+    """Create a run, or find it with the same policy. Raises RunExists, InvalidPolicy, InvalidField."""
     wire = (policy or Policy()).to_wire()
     return Call(
         "/rollout_buffer.v1.RunService/CreateRun",
@@ -88,8 +57,8 @@ def create_run(run_id: str, policy: Policy | None) -> Call[runs_pb2.CreateRunRes
     )
 
 
-def get_run(run_id: str) -> Call[runs_pb2.GetRunResponse, RunState]:
-    """GetRun."""
+def run(run_id: str, *, timeout_s: float | None = None) -> Call[runs_pb2.GetRunResponse, RunState]:
+    """The whole state of a run. Raises UnknownRun."""
     return Call(
         "/rollout_buffer.v1.RunService/GetRun",
         run_id,
@@ -97,11 +66,12 @@ def get_run(run_id: str) -> Call[runs_pb2.GetRunResponse, RunState]:
         lambda ref: runs_pb2.GetRunRequest(run=ref),
         runs_pb2.GetRunResponse,
         lambda reply: replies.run_state(reply.run, reply.revision),
+        timeout_s,
     )
 
 
-def list_runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
-    """ListRuns."""
+def runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
+    """Ids of all runs, in order."""
     return Call(
         "/rollout_buffer.v1.RunService/ListRuns",
         "",
@@ -130,29 +100,39 @@ def update_policy(
     )
 
 
-_RunAlone: TypeAlias = Callable[[str], Call[ReplyT, None]]
-
-
-def _run_alone(rpc: str, doing: str, request: Callable[..., Message], reply: type[ReplyT]) -> _RunAlone[ReplyT]:
+def _run_alone(
+    run_id: str, rpc: str, doing: str, request: Callable[..., Message], reply: type[ReplyT]
+) -> Call[ReplyT, None]:
     """A call of RunService that says which run it is about, and nothing else."""
-
-    def call(run_id: str) -> Call[ReplyT, None]:
-        return Call(
-            f"/rollout_buffer.v1.RunService/{rpc}",
-            run_id,
-            f"{doing} run {run_id!r}",
-            lambda ref: request(run=ref),
-            reply,
-            lambda _: None,
-        )
-
-    return call
+    return Call(
+        f"/rollout_buffer.v1.RunService/{rpc}",
+        run_id,
+        f"{doing} run {run_id!r}",
+        lambda ref: request(run=ref),
+        reply,
+        lambda _: None,
+    )
 
 
-pause_run = _run_alone("PauseRun", "pausing", runs_pb2.PauseRunRequest, runs_pb2.PauseRunResponse)
-drain_run = _run_alone("DrainRun", "draining", runs_pb2.DrainRunRequest, runs_pb2.DrainRunResponse)
-continue_run = _run_alone("ContinueRun", "continuing", runs_pb2.ContinueRunRequest, runs_pb2.ContinueRunResponse)
-delete_run = _run_alone("DeleteRun", "deleting", runs_pb2.DeleteRunRequest, runs_pb2.DeleteRunResponse)
+def pause_run(run_id: str) -> Call[runs_pb2.PauseRunResponse, None]:
+    """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
+    return _run_alone(run_id, "PauseRun", "pausing", runs_pb2.PauseRunRequest, runs_pb2.PauseRunResponse)
+
+
+def drain_run(run_id: str) -> Call[runs_pb2.DrainRunResponse, None]:
+    """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
+    return _run_alone(run_id, "DrainRun", "draining", runs_pb2.DrainRunRequest, runs_pb2.DrainRunResponse)
+
+
+def continue_run(run_id: str) -> Call[runs_pb2.ContinueRunResponse, None]:
+    """Undo `pause_run` and `drain_run`."""
+    return _run_alone(run_id, "ContinueRun", "continuing", runs_pb2.ContinueRunRequest, runs_pb2.ContinueRunResponse)
+
+
+def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
+    """Delete a run and everything stored for it; there is no way back. Raises UnknownRun."""
+    call = _run_alone(run_id, "DeleteRun", "deleting", runs_pb2.DeleteRunRequest, runs_pb2.DeleteRunResponse)
+    return replace(call, gone=UnknownRun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +152,13 @@ class Submission:
     """Identity of the submit, so that a repeat is recognised; empty: a new one."""
 
 
-def submit_tasks(run_id: str, submission: Submission) -> Call[tasks_pb2.SubmitTasksResponse, Submitted]:
-    """SubmitTasks."""
+def submit_tasks(
+    run_id: str, submission: Submission, *, timeout_s: float | None = None, on_wait: OnWait | None = None
+) -> Call[tasks_pb2.SubmitTasksResponse, Submitted]:
+    """Add tasks and move the feeder's cursor, both or neither.
+
+    Raises PendingFull after `timeout_s`, CursorConflict, StaleEpoch, RunPaused, InvalidField.
+    """
     request = tasks_pb2.SubmitTasksRequest(
         epoch=submission.epoch,
         expected_cursor=submission.expected_cursor,
@@ -194,6 +179,8 @@ def submit_tasks(run_id: str, submission: Submission) -> Call[tasks_pb2.SubmitTa
         build,
         tasks_pb2.SubmitTasksResponse,
         lambda reply: Submitted(reply.cursor, tuple(reply.task_ids), reply.pending_tasks),
+        timeout_s,
+        on_wait,
     )
 
 
@@ -202,11 +189,15 @@ def publish(
     *,
     epoch: int,
     version: int,
-    manifest: "Manifest | None",
-    commit_through: int | None,
-    time_spent: TrainerTime | None,
+    manifest: "Manifest | None" = None,
+    commit_through: int | None = None,
+    time_spent: TrainerTime | None = None,
 ) -> Call[weights_pb2.PublishResponse, Published]:
-    """Publish."""
+    """Make (epoch, version) the published weights and commit through a step, in one decision.
+
+    `manifest` None: weights that need no loading. `time_spent`: what the trainer did since it resumed, for the
+    run's statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
+    """
     wire = manifest.to_wire() if manifest is not None else None
     return Call(
         "/rollout_buffer.v1.WeightService/Publish",
@@ -227,9 +218,12 @@ def publish(
 
 
 def plan_collective(
-    run_id: str, *, epoch: int, plan: "CollectivePlan"
+    run_id: str, *, epoch: int, plan: "CollectivePlan", timeout_s: float | None = None
 ) -> Call[weights_pb2.PlanCollectiveResponse, None]:
-    """PlanCollective."""
+    """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
+
+    `trainer_client.publish.CollectivePublisher` carries it out. Raises VersionConflict, StaleEpoch, InvalidField.
+    """
     wire = plan.to_wire()
     return Call(
         "/rollout_buffer.v1.WeightService/PlanCollective",
@@ -238,11 +232,12 @@ def plan_collective(
         lambda ref: weights_pb2.PlanCollectiveRequest(run=ref, epoch=epoch, plan=wire),
         weights_pb2.PlanCollectiveResponse,
         lambda _: None,
+        timeout_s,
     )
 
 
 def commit(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CommitResponse, int]:
-    """Commit; gives the steps committed so far."""
+    """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
     return Call(
         "/rollout_buffer.v1.BatchService/Commit",
         run_id,
@@ -254,7 +249,10 @@ def commit(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.Co
 
 
 def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CheckpointResponse, int]:
-    """Checkpoint; gives the steps freed so far."""
+    """Free replay data up to and including `through_step`; returns the steps freed so far.
+
+    Raises NotCommitted, StaleEpoch.
+    """
     return Call(
         "/rollout_buffer.v1.BatchService/Checkpoint",
         run_id,
@@ -266,9 +264,12 @@ def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb
 
 
 def resume(
-    run_id: str, *, next_step: int | None, mode: ResumeMode, allow_regenerate: bool
+    run_id: str, *, next_step: int | None = None, mode: ResumeMode = "replay", allow_regenerate: bool = False
 ) -> Call[batches_pb2.ResumeResponse, Resumed]:
-    """Resume. Raises InvalidField for a mode that there is not."""
+    """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit).
+
+    Raises StepAhead, ReplayGap unless `allow_regenerate`, and InvalidField for a mode that there is not.
+    """
     if mode not in _MODES:
         raise InvalidField("mode", mode, "one of " + ", ".join(_MODES))
     request_id = new_request_id()

@@ -17,18 +17,17 @@ import grpc
 from google.protobuf.message import Message
 
 from buffer_wire.access import TokenSource
-from buffer_wire.errors import Unauthenticated, UnknownEvaluation
+from buffer_wire.errors import Unauthenticated
 from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import evaluations_pb2 as pb
-from trainer_client.client import requests
+from trainer_client.client.call import Call, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.calls import EvaluationState, Reading
-from trainer_client.client.requests import Call
 from trainer_client.forks import CALLS
 from trainer_client.tasks import Task
-from trainer_client.waiting import OnWait, Waiting, WaitNotices
+from trainer_client.waiting import OnWait, WaitNotices
 
 if TYPE_CHECKING:
     from trainer_client.batch import Group
@@ -56,7 +55,7 @@ class _Client(Protocol):
     @property
     def _bulk(self) -> grpc.Channel: ...
 
-    def _call(self, call: Call[ReplyT, T], timeout_s: float | None = None, on_wait: OnWait | None = None) -> T: ...
+    def _call(self, call: Call[ReplyT, T]) -> T: ...
 
     def evaluation_state(self, run_id: str, eval_id: str) -> EvaluationState: ...
 
@@ -135,31 +134,13 @@ class EvaluationCalls:
 
     def evaluation(self: _Client, run_id: str, eval_id: str) -> Evaluation:
         """An evaluation that was submitted before. Raises UnknownEvaluation."""
-        return Evaluation(self, run_id, self._call(evaluations.get(run_id, eval_id)))
-
-    def evaluation_state(self: _Client, run_id: str, eval_id: str) -> EvaluationState:
-        """How far an evaluation is. Raises UnknownEvaluation."""
-        return self._call(evaluations.get(run_id, eval_id))
-
-    def evaluations(self: _Client, run_id: str) -> tuple[EvaluationState, ...]:
-        """All evaluations of a run, in order of submission."""
-        return self._call(evaluations.list_all(run_id))
-
-    def delete_evaluation(self: _Client, run_id: str, eval_id: str) -> None:
-        """End an evaluation and delete its results. Raises UnknownEvaluation."""
-        tries: list[Waiting] = []
-        try:
-            self._call(evaluations.delete(run_id, eval_id), on_wait=tries.append)
-        except UnknownEvaluation:
-            # Of a repeat, it says that the first try, whose answer was lost, has done it.
-            if not tries:
-                raise
+        return Evaluation(self, run_id, self._call(evaluations.evaluation_state(run_id, eval_id)))
 
     def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]":
         """The groups that a reading has not had yet, as they come. Raises EvaluationNotReady after `timeout_s`."""
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,
-            request_serializer=requests.serialize,
+            request_serializer=serialize,
             response_deserializer=pb.ReadEvaluationResponse.FromString,
         )
         deadline = Deadline.after(timeout_s)

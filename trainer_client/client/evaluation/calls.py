@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from buffer_wire.errors import EvaluationNotReady
+from buffer_wire.errors import EvaluationNotReady, UnknownEvaluation
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
-from trainer_client.client.requests import Call
+from trainer_client.client.call import Call
 from trainer_client.forks import CALLS
 from trainer_client.state import WeightVersion
 from trainer_client.tasks import Task, tasks_to_wire
@@ -120,8 +120,8 @@ def submit(
     )
 
 
-def get(run_id: str, eval_id: str) -> Call[pb.GetEvaluationResponse, EvaluationState]:
-    """GetEvaluation."""
+def evaluation_state(run_id: str, eval_id: str) -> Call[pb.GetEvaluationResponse, EvaluationState]:
+    """How far an evaluation is. Raises UnknownEvaluation."""
     return Call(
         f"{_SERVICE}/GetEvaluation",
         run_id,
@@ -132,8 +132,8 @@ def get(run_id: str, eval_id: str) -> Call[pb.GetEvaluationResponse, EvaluationS
     )
 
 
-def list_all(run_id: str) -> Call[pb.ListEvaluationsResponse, tuple[EvaluationState, ...]]:
-    """ListEvaluations."""
+def evaluations(run_id: str) -> Call[pb.ListEvaluationsResponse, tuple[EvaluationState, ...]]:
+    """All evaluations of a run, in order of submission."""
     return Call(
         f"{_SERVICE}/ListEvaluations",
         run_id,
@@ -144,8 +144,8 @@ def list_all(run_id: str) -> Call[pb.ListEvaluationsResponse, tuple[EvaluationSt
     )
 
 
-def delete(run_id: str, eval_id: str) -> Call[pb.DeleteEvaluationResponse, None]:
-    """DeleteEvaluation."""
+def delete_evaluation(run_id: str, eval_id: str) -> Call[pb.DeleteEvaluationResponse, None]:
+    """End an evaluation where it is and delete its results. Raises UnknownEvaluation."""
     return Call(
         f"{_SERVICE}/DeleteEvaluation",
         run_id,
@@ -153,6 +153,7 @@ def delete(run_id: str, eval_id: str) -> Call[pb.DeleteEvaluationResponse, None]
         lambda ref: pb.DeleteEvaluationRequest(run=ref, eval_id=eval_id),
         pb.DeleteEvaluationResponse,
         lambda _: None,
+        gone=UnknownEvaluation,
     )
 
 
