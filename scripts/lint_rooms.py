@@ -30,7 +30,6 @@ CROWDED = {
     "buffer_service/store",
     "buffer_wire",
     "rollout_workers",
-    "rollout_workers/engine",
     "rollout_workers/weights",
 }
 """Folders that have more modules, still."""
