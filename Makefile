@@ -248,8 +248,8 @@ metrics-reference: install ## rewrite docs/metrics.md from the metrics that the 
 
 # --- code ---------------------------------------------------------------------------------------------------
 
-.PHONY: lint ruff type imports rooms lua-lint proto-lint format
-lint: ruff type imports rooms lua-lint proto-lint ## every static check
+.PHONY: lint ruff type imports rooms lua-lint proto-lint prose format
+lint: ruff type imports rooms lua-lint proto-lint prose ## every static check
 
 ruff: $(TOOLS)
 	@echo "lint: ruff, rules"
@@ -283,6 +283,10 @@ proto-lint: $(TOOLS)
 	@echo "lint: buf, rules and format of the proto files"
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
+
+prose: install ## the sentences of the pages have at most 25 words
+	@echo "lint: sentences of the documentation"
+	@find README.md CHANGELOG.md docs examples deploy -name '*.md' -not -path '*/.*' | sort | xargs $(BIN)/python scripts/lint_prose.py
 
 format: $(TOOLS) ## rewrite Python and proto files in the house format
 	@$(BIN)/ruff check --fix-only --quiet

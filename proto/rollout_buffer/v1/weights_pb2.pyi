@@ -722,8 +722,8 @@ class ReportEngineRequest(google.protobuf.message.Message):
     WANTS_LOAD_FIELD_NUMBER: builtins.int
     wants_load: builtins.bool
     """Asks to take the engine out of service for a load: see RunPolicy.max_unavailable_engines. Repeat it, with the report,
-    at least every 20 s until the load is over, and every 2 s while it waits for its turn (after 5 s it stands at the end
-    of the line again); the first report without it gives the place back.
+    at least every 20 s until the load is over. While it waits for its turn, repeat it every 2 s: after 5 s without it the
+    engine goes to the end of the line. The first report without it gives the place back.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
