@@ -90,7 +90,7 @@ def _locals(texts: Mapping[str, str], libraries: Path) -> Iterator[str]:
         count = sum(len(names.split(", ")) for names in LOCALS.findall(text))
         if count >= MAX_LOCALS:
             yield f"{path}: {count} locals; fewer than {MAX_LOCALS} are allowed"
-    for library in sorted(libraries.glob("*.lua")):
+    for library in sorted(libraries.glob("*/*.lua")):
         names = LOCALS.findall(library.read_text())
         if library.stem not in SHARED and names != [library.stem.capitalize()]:
             yield f"{library}: has locals {', '.join(names)}; its table alone is allowed"

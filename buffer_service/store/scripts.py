@@ -29,7 +29,7 @@ RECORD = (
     *("samples", "tokens", "loss_tokens", "bytes", "spans"),
     *("environment", "priority", "mean", "responses"),
 )
-"""Fields of a group's record (lua/lib/record.lua), in order."""
+"""Fields of a group's record (lua/lib/groups/record.lua), in order."""
 
 PUSHED = (
     *("task_id", "generation", "lease_id", "payload", "head_epoch", "head", "tail_epoch", "tail"),
@@ -38,7 +38,7 @@ PUSHED = (
     *("response_lengths", "rewards", "response_tokens", "reward", "turns", "truncated_samples"),
     *("length_buckets", "version_tokens", "first_revision"),
 )
-"""Fields of a pushed group (lua/push.lua), in order."""
+"""Fields of a pushed group (lua/groups/push.lua), in order."""
 
 _NAME = re.compile(r"\b(?:[A-Z][a-z]\w*\.)?\w+")
 """A word, that of a library's field with the library's name before it."""
@@ -177,10 +177,10 @@ def prune(source: str) -> str:
 @cache
 def expanded() -> dict[str, str]:
     """Every script with its includes, by name."""
-    libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*.lua"))} | _virtual()
+    libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*/*.lua"))} | _virtual()
     return {
         path.stem: render(expand(path.read_text("utf-8"), libraries)).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
-        for path in sorted(LUA.glob("*.lua"))
+        for path in sorted(LUA.glob("*/*.lua"))
     }
 
 

@@ -57,7 +57,7 @@ def _calls(service: ServiceProcess) -> Iterator[RunCalls]:
 def _older(folder: Path) -> Path:
     """The code of another version with the same layout: all of its scripts are others to the store."""
     shutil.copytree(ROOT / "buffer_service", folder / "buffer_service", ignore=shutil.ignore_patterns("__pycache__"))
-    for script in (folder / "buffer_service/store/lua").glob("*.lua"):
+    for script in (folder / "buffer_service/store/lua").glob("*/*.lua"):
         script.write_text(script.read_text() + "\n-- As it was in the version before.\n")
     return folder
 
