@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, epoch, through_step}
--- Replies {'ok', revision, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
+-- Replies {'ok', revision, committed_steps, more}; more: 1 when freeing has to go on (batches/free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'step_ahead', ...}
 -- Complexity O(steps), and up to 256 groups beyond retention freed
 

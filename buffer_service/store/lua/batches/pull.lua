@@ -7,7 +7,7 @@
 --         evicts, or takes; again: 1 for a later call of the same try, after 'more'
 -- Replies {'batch', revision, step, round, final, train_version, groups, samples, tokens, loss_tokens, staleness_sum,
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
---         to this round; chunks are packed arrays of group records (lib/record.lua) whose heads and tails are still to
+--         to this round; chunks are packed arrays of group records (Record) whose heads and tails are still to
 --         be clamped by the forks ({epoch, version}) after their epoch
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
 --       | {'more'}: much was evicted, gathered for a large round, or put back; call again

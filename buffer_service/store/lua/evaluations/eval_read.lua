@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {eval_id, start, limit}
--- Replies {'results', revision, evaluation, results}: view_evaluation of lib/evaluations.lua, and for each result
+-- Replies {'results', revision, evaluation, results}: Evaluations.view, and for each result
 --         {index, task_id, attempts, error, payload key ('' where it failed)}
 --       | {'error', 'unknown_run' | 'unknown_evaluation', ...}
 -- Complexity O(limit)

@@ -3,7 +3,7 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, epoch, eval_id, version (-1: the published one), digest, tasks}; a task is {task_id,
 --         group_size, spec}
--- Replies {'submitted', revision, created (1 or 0), evaluation}: view_evaluation of lib/evaluations.lua
+-- Replies {'submitted', revision, created (1 or 0), evaluation}: Evaluations.view
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'evaluation_exists' |
 --         'evaluations_full' | 'evaluation_version', ...}
 -- Complexity O(tasks * log tasks)

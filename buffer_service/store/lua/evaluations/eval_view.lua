@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {eval_id ('' for all)}
--- Replies {'evaluations', revision, {evaluation, ...}} in order of submission: view_evaluation of lib/evaluations.lua,
+-- Replies {'evaluations', revision, {evaluation, ...}} in order of submission: Evaluations.view,
 --         with failures where one is named
 --       | {'error', 'unknown_run' | 'unknown_evaluation', ...}
 -- Complexity O(evaluations)

@@ -4,7 +4,7 @@
 -- ARGV[1] {step (-1: the queue), limit, is_filtered (1 or 0), environment, after}; after: {} for the first page, else
 --         `next` of the page before
 -- Replies {'groups', revision, now, state ('queued' | 'forming' | 'delivered' | 'trained'), groups, next ({} after the
---         last page)}; groups as describe_group of lib/inspecting.lua; next: of the queue {sequence}; of a step
+--         last page)}; groups as Inspecting.describe_group; next: of the queue {sequence}; of a step
 --         {epoch, round, ranks, rank, sequence (-1: before its first group)}
 --       | {'error', 'unknown_run' | 'replay_gap' | 'step_ahead' | 'page_of_other_shards', ...}
 -- Complexity O(classes * log queued + limit); of a step O(limit + 256 log groups)

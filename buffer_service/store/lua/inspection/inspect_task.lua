@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {task_id}
--- Replies {'task', revision, now, ttl_ms (of leases), task}; task as describe_task of lib/inspecting.lua
+-- Replies {'task', revision, now, ttl_ms (of leases), task}; task as Inspecting.describe_task
 --       | {'error', 'unknown_run' | 'unknown_task', ...}
 -- Complexity O(log tasks)
 

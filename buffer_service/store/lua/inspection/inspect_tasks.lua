@@ -3,8 +3,8 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {set ('pending' | 'leased' | 'ended'), limit, is_filtered (1 or 0), environment, worker_id ('' for all),
 --         after}; after: {} for the first page, else `next` of the page before
--- Replies {'tasks', revision, now, ttl_ms (of leases), tasks, next ({} after the last page)}; tasks as describe_task of
---         lib/inspecting.lua; next: pending {1 (due) or 0 (backing off), environment, score, sequence}; leased
+-- Replies {'tasks', revision, now, ttl_ms (of leases), tasks, next ({} after the last page)}; tasks as
+--         Inspecting.describe_task; next: pending {1 (due) or 0 (backing off), environment, score, sequence}; leased
 --         {cursor}; ended {number}
 --       | {'error', 'unknown_run'}
 -- Complexity O(environments + limit * log pending); leased: what SCAN looks at for `limit`

@@ -5,7 +5,7 @@
 -- ARGV[1] {limit}
 -- Replies {'waits', revision, now, policy, waiting, pushes, leased, leases, workers, asked, clock, needed}; waiting,
 --         leased and workers are counts; pushes: {payload key, ms of joining the line (0: a ticket from before tickets
---         were times), ms of the last try}; leases as describe_task of lib/inspecting.lua; asked: {worker_id,
+--         were times), ms of the last try}; leases as Inspecting.describe_task; asked: {worker_id,
 --         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
 --         next_step, published_steps, due, backing off}; needed: of the last pull that was short, 0: none
 --         has been

@@ -15,7 +15,7 @@ local VICTIMS = 256
 
 local DELETING, TRASH = key('deleting'), key('trash')
 
--- As in lib/run.lua, for a record under either name.
+-- As in Run, for a record under either name.
 local function check_layout(at)
   local layout = call('HGET', at, 'layout')
   if layout ~= '$SCHEMA_VERSION' then
@@ -86,7 +86,7 @@ local function empty_chunks()
   end
 end
 
--- Portions of a round (lib/gathering.lua): all fields but two.
+-- Portions of a round (Gathering): all fields but two.
 local function empty_gathered()
   local portion = call('HLEN', key('gathered')) - 2
   while left > 0 and portion > 0 do

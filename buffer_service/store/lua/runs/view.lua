@@ -9,9 +9,9 @@
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
---         totals an array (lib/totals.lua), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
+--         totals an array (Totals), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
 --         snapshots: how many are kept, of which first and last are packed ('' for none);
---         staleness and reloads: packed counts (lib/totals.lua), '' for none
+--         staleness and reloads: packed counts (Totals), '' for none
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 

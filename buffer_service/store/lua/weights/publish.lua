@@ -3,7 +3,8 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, epoch, version, manifest, commit_through (-1: none), trainer_busy_ms (-1: not said),
 --         trainer_wait_ms}
--- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on (free.lua)
+-- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on
+--         (batches/free.lua)
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict' |
 --         'step_ahead', ...}
 -- Complexity O(steps), and up to 256 groups beyond retention freed

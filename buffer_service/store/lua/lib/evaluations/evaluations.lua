@@ -3,7 +3,7 @@
 -- Keys: hash `evals` (by id: record), hash `eval_manifests` (by number: how to load the version), zset `eval_open`
 -- (score: number; ids of those with pending tasks), zset `eval_leases` (score: expiry; member: lease_member), hash
 -- `eval_workers` (by worker, while it holds leases: {instance, last request, what that was granted}), set
--- `eval_held:<worker>` (its lease members), set `eval_deleting` (numbers, lib/burial.lua); RUN field eval_bytes (stored
+-- `eval_held:<worker>` (its lease members), set `eval_deleting` (numbers, Burial); RUN field eval_bytes (stored
 -- for all of them). Of each evaluation, named by its number so that a deleted one is never taken for a later one of the
 -- same id: hash `eval_tasks:<n>` (by index: task), hash `eval_specs:<n>` (of those without a result), zset
 -- `eval_pending:<n>` (score: not_before, 0 for at once; member: index, fixed width), list `eval_ended:<n>` (indexes).

@@ -49,7 +49,7 @@ function Accepted.count(ctx)
   end
 end
 
--- What assembly needs of a pushed group: see lib/record.lua.
+-- What assembly needs of a pushed group: see Record.
 function Accepted.pack_responses(ctx, group)
   local packed = struct.pack(Record.RESPONSES, group[P_RESPONSE_TOKENS], group[P_MAX_RESPONSE_TOKENS],
     group[P_REWARD], group[P_TURNS], group[P_TRUNCATED_SAMPLES])

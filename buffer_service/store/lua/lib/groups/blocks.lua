@@ -1,4 +1,4 @@
--- Where the records of queued groups are (lib/queue.lua says why): hash `groups:<block>` has those of neighbouring
+-- Where the records of queued groups are (Queue says why): hash `groups:<block>` has those of neighbouring
 -- sequences, member → record. The block's name is what its members begin with.
 
 -- @include reply

@@ -1,5 +1,5 @@
 -- A round of more groups than one script takes on is gathered in portions, and closed with the last one
--- (lib/rounds.lua). Gathered groups are queued by every rule and count, and only cannot be found in the queue. Where
+-- (Rounds). Gathered groups are queued by every rule and count, and only cannot be found in the queue. Where
 -- the round is not to be any more, they go back there, the last portion first, and no environment has had a turn.
 --
 -- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.

@@ -1,4 +1,4 @@
--- What becomes of single groups: records (lib/record.lua), the queue's indexes (lib/queue.lua), the ledgers, the
+-- What becomes of single groups: records (Record), the queue's indexes (Queue), the ledgers, the
 -- payload and the task, all moved together.
 
 -- @include tasks

@@ -1,6 +1,6 @@
 -- The queued groups' records and the indexes over them.
 --
--- A group's member is its sequence in fixed width. Its record is under the member in a block (lib/blocks.lua). Groups
+-- A group's member is its sequence in fixed width. Its record is under the member in a block (Blocks). Groups
 -- that leave together mostly came together, so a pull reads and removes records in a few small hashes. One hash of all
 -- records would cost it two accesses a group to memory that no cache holds, and more while that hash grows or shrinks.
 --
@@ -64,7 +64,7 @@ function Queue.load_classes(ctx)
   return ctx.classes or {}
 end
 
--- Queued groups, counted from what exists, with those that are gathered for a round (lib/gathering.lua).
+-- Queued groups, counted from what exists, with those that are gathered for a round (Gathering).
 function Queue.count(ctx)
   local state = ctx.state
   if not ctx.queued then

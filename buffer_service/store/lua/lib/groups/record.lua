@@ -1,4 +1,4 @@
--- Group records: a msgpack array, the same in a block (lib/blocks.lua) while the group is queued and in the chunks of a
+-- Group records: a msgpack array, the same in a block (Blocks) while the group is queued and in the chunks of a
 -- step after. Head, tail and mean (of the versions of its tokens, in thousandths) are those of the present timeline as
 -- of G_EPOCH, the run's epoch when the record was written; Record.clamp brings them up to date.
 --

@@ -5,7 +5,7 @@
 
 local Inspecting = {}
 
--- Where a group of a task is: '' when its position was not noted, or it may be gathered (lib/gathering.lua).
+-- Where a group of a task is: '' when its position was not noted, or it may be gathered (Gathering).
 function Inspecting.place_of(ctx, task_id, task)
   if task.accepted < 0 then
     return ''
@@ -48,7 +48,7 @@ function Inspecting.describe_group(group, round, rank)
   }
 end
 
--- Rank of the first entry of a sorted set after (score, sequence), whose members are entries of lib/tasks.lua: those of
+-- Rank of the first entry of a sorted set after (score, sequence), whose members are entries of Tasks: those of
 -- equal scores are in order of their sequences. The entry itself may be gone.
 function Inspecting.rank_after(at, score, sequence)
   local low = call('ZCOUNT', at, '-inf', format('(%.17g', score))

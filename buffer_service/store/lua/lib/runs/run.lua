@@ -3,16 +3,16 @@
 --
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), lag (ms, see Run.read_clock),
 -- asked (ms, the last lease request), needed (queued groups that the last short pull waits for), feeder (bytes),
--- last_submit and last_resume (msgpack, their replies), queue_stride and lease_stride (msgpack, lib/picking.lua),
--- totals, trainer, staleness and reloads (lib/totals.lua), plan (bytes) and plan_version of the collective update that
+-- last_submit and last_resume (msgpack, their replies), queue_stride and lease_stride (msgpack, Picking),
+-- totals, trainer, staleness and reloads (Totals), plan (bytes) and plan_version of the collective update that
 -- is under way, above the published one; secret, of the proofs of revisions, which nothing shows.
 --
 -- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
 -- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
 -- (tombstones up to it may go), leaseless (true once a group was accepted without a lease, absent before), forgotten
--- (lib/remembered.lua), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
--- draining, resuming (lib/resuming.lua), gathered (lib/gathering.lua), seen (highest revision that a caller proved
+-- (Remembered), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
+-- draining, resuming (Resuming), gathered (Gathering), seen (highest revision that a caller proved
 -- while the store was behind it), last_error, forks ({{epoch, version}, ...}).
 
 -- Libraries are tables, named as their files with a capital; what one call knows is in `ctx`, which they pass along.

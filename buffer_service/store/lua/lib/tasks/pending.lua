@@ -1,5 +1,5 @@
 -- Pending tasks that are due. Each environment has a sorted set `pending:<environment>` (score: order of leasing, so
--- -2 * priority, less 1 for what came back; member: entry of lib/tasks.lua), named in hash `pending_environments` while
+-- -2 * priority, less 1 for what came back; member: entry of Tasks), named in hash `pending_environments` while
 -- it is not empty. Those that back off are in the sorted set `delayed` (score: not_before), whatever their environment.
 --
 -- ctx.pending_named: the named environments, once they were read; pending_left: those that an entry was taken out of.

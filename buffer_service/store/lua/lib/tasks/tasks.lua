@@ -8,7 +8,7 @@
 -- it, else absent), and of its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec
 -- is in hash `specs`.
 --
--- Indexes: lib/pending.lua holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
+-- Indexes: Pending holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
 -- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
 -- but `ended` are Tasks.entry: fixed-width sequence, then the task id, so that ties go by sequence.
 
