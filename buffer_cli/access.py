@@ -76,7 +76,7 @@ def with_access(command: CommandT) -> CommandT:
 
 
 def access() -> Access:
-    """What the options of the command say; outside of one, what the environment says."""
+    """Access by the options of the command that runs; outside of one, by the environment."""
     return _given.get(Access())
 
 

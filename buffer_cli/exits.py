@@ -1,4 +1,4 @@
-"""How commands end: an error with its notes on standard error, a line each, and an exit code."""
+"""Ends of commands: an error with its notes on standard error, a line each, and an exit code."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ EXIT_REFUSED, EXIT_OPTIONS = 1, 2
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """What the command returns, or 1 after an error of the service, 2 after one of the options."""
+    """Run the command and return its exit code: 1 after an error of the service, 2 after one of the options."""
     try:
         return command()
     except RolloutBufferError as error:

@@ -146,6 +146,6 @@ def changed(
 
 
 def applied(present: RunPolicy, preset: str, assignments: Sequence[str]) -> RunPolicy:
-    """What a change makes of a policy, as the service does it. Raises InvalidField, InvalidPolicy."""
+    """Policy after a change, as the service makes it. Raises InvalidField, InvalidPolicy."""
     message, names = changed(to_policy(present), preset, assignments)
     return effective_policy(merged(present, message, names) if names else message)

@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a policy comes to."""
+    """Result of a policy."""
 
     name: str
     engines: float
@@ -44,7 +44,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is to be compared. `steps`, `warmup` and `seed` as in a Simulation."""
+    """Question of a comparison. `steps`, `warmup` and `seed` as in a Simulation."""
 
     candidates: Sequence[Candidate]
     workload: Workload

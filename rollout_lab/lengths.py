@@ -167,7 +167,7 @@ class Empirical:
     """Lengths by group; single responses are groups of one."""
     _all: NDArray[np.int64] = field(init=False, repr=False, compare=False)
     _size: int = field(init=False, repr=False, compare=False)
-    """Of every group; 0 when they differ."""
+    """Size of every group; 0 when they differ."""
 
     def __post_init__(self) -> None:
         values = np.array([tokens for group in self.groups for tokens in group], dtype=np.int64)
@@ -179,7 +179,7 @@ class Empirical:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "Empirical":
-        """From single responses."""
+        """Lengths of single responses."""
         return cls(tuple((int(tokens),) for tokens in lengths))
 
     @property
@@ -193,7 +193,7 @@ class Empirical:
         return float(self._all.std() / self._all.mean())
 
     def tailness(self, group_size: int) -> float:
-        """Of whole groups the mean of their longest; of single responses E[max] of group_size draws."""
+        """Mean longest over mean: of whole groups as they are, of single responses E[max] of group_size draws."""
         whole = self._whole(group_size)
         if whole is not None:
             return float(whole.max(axis=1).mean() / whole.mean())

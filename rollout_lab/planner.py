@@ -22,7 +22,7 @@ DEFAULT_LOOKAHEAD = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What staleness depends on."""
+    """Setting of a loop: the numbers that staleness depends on."""
 
     concurrency: float
     """Slots; whole but where splits are compared as if GPUs were divisible."""
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def closed_form_is_rough(self) -> bool:
-        """Whether the simulator should be asked: near balance, and for the period under admission."""
+        """True where the simulator should be asked: near balance, and for the period under admission."""
         return closed_forms.is_rough(self.rho) or self.policy == AREAL
 
     @property
@@ -117,7 +117,7 @@ def simulation_of(setting: Setting, lengths: Lengths | None, *, steps: int, warm
 
 
 def levers(setting: Setting) -> list[tuple[str, Prediction]]:
-    """What each lever alone would make of it, by name; those that change nothing are left out."""
+    """Prediction with each lever alone, by name; levers that change nothing are left out."""
     n = setting.groups_per_batch
     changes = [
         ("rollout-bound, ρ 0.8", replace(setting, rho=0.8)),
@@ -173,7 +173,7 @@ class Choice:
     prediction: Prediction
     period_s: float
     simulated: bool = False
-    """Whether `prediction` was simulated, because the closed form is rough there."""
+    """True if `prediction` was simulated, because the closed form is rough there."""
 
     @property
     def noise_adjusted_s(self) -> float:
@@ -182,7 +182,7 @@ class Choice:
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether the closed form does not settle it."""
+        """True if the closed form does not settle it."""
         return self.setting.closed_form_is_rough and not self.simulated
 
 
@@ -208,7 +208,7 @@ def slots_per_gpu(budget: Budget, concurrency: int) -> float:
 
 
 def choices(budget: Budget, setting: Setting, batches: Sequence[int], slots: Sequence[Slots]) -> list[Choice]:
-    """Every split of the GPUs with every batch (groups) and concurrency; a GPU's throughputs are the same in all."""
+    """Choices: every split of the GPUs with every batch (groups) and concurrency, at the same throughputs of a GPU."""
     found = []
     for rollout_gpus in range(1, budget.gpus):
         train_gpus = budget.gpus - rollout_gpus
@@ -260,9 +260,9 @@ _RHO_STEPS = 200
 
 
 def train_bound_wins(budget: Budget, setting: Setting, slots: Slots) -> list[tuple[float, float]]:
-    """Where the train-bound split is predicted to be less stale than the rollout-bound one of the same ideal period.
+    """Intervals where the train-bound split is less stale than the rollout-bound one of the same ideal period.
 
-    Intervals of the latter's ρ, ends included, within 0.005 to 0.995 in steps of 0.005; GPUs are taken to be divisible.
+    They are of the latter's ρ, ends included, within 0.005 to 0.995 in steps of 0.005; GPUs are taken to be divisible.
     """
 
     def staleness(rho: float) -> float:
@@ -279,7 +279,7 @@ def train_bound_wins(budget: Budget, setting: Setting, slots: Slots) -> list[tup
 
 
 def side_in_words(wins: Sequence[tuple[float, float]], slots: Slots) -> str:
-    """Which side of balance is less stale, by `train_bound_wins`."""
+    """Sentence that says which side of balance is less stale, by `train_bound_wins`."""
     held = "per rollout GPU" if slots.per_gpu else "in all"
     same = f"of two splits of the same period with the same slots {held}"
     if not wins:

@@ -63,7 +63,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a contender comes to."""
+    """Result of a contender."""
 
     contender: Contender
     period: float
@@ -71,7 +71,7 @@ class Outcome:
     speed: float
     """Times as fast as the fastest synchronous contender."""
     slot_idle_share: float
-    """Of the wall time, reloads and switches included."""
+    """Share of the wall time, reloads and switches included."""
     useful_gpu_share: float | None
     """GPU time that generating and training the batch takes, over all that passes; None where no split is given."""
     result: SimulationResult
@@ -83,11 +83,11 @@ class Question:
 
     contenders: Sequence[Contender]
     workload: Workload
-    """Of the split."""
+    """Workload of the split."""
     split: Split | None = None
     """Needed where a contender shares GPUs."""
     switch_pause: float = 0.0
-    """Of shared GPUs, for each step, in token times."""
+    """Time of shared GPUs to change roles, there and back, for each step, in token times."""
     steps: int = 400
     warmup: int = 100
     seed: int = 0
@@ -96,7 +96,7 @@ class Question:
 def outcomes(
     question: Question, *, processes: int | None = None, done: Callable[[int], None] | None = None
 ) -> list[Outcome]:
-    """Of every contender, in their order. `processes` and `done` as of `simulate_all`.
+    """Outcome of every contender, in their order. `processes` and `done` as of `simulate_all`.
 
     Raises InvalidField where no contender is synchronous, or one shares GPUs that are not given, and for what is not
     simulated.

@@ -61,7 +61,7 @@ class Run:
         return small_batch_period(self.groups_per_batch, self.queue_factor, self.rho)
 
     def simulation(self, steps: int, seed: int = 0) -> Simulation:
-        """With lognormal lengths of that tailness, and C over N as C over B is."""
+        """Simulation with lognormal lengths of that tailness, and C over N as C over B is."""
         responses = self.groups_per_batch * GROUP_SIZE
         slots = round(self.concurrency * responses / self.batch_rollouts)
         lengths = Lognormal.with_tailness(self.tailness, GROUP_SIZE)
@@ -159,7 +159,7 @@ class Bias:
         return self.trained_mean / self.sampled_mean
 
     def simulation(self, steps: int, seed: int = 0) -> Simulation:
-        """In our setting."""
+        """Simulation in our setting."""
         factors: dict[str, int] = {"queue_factor" if self.policy == QUEUE_DROP else "max_staleness": self.factor}
         return Simulation(
             policy=queue_policy(self.policy, BIAS_GROUPS_PER_BATCH, **factors),

@@ -50,12 +50,12 @@ class Cell:
         )
 
     def closed_form(self) -> float:
-        """What the closed form says of it."""
+        """Staleness by the closed form."""
         tailness = LENGTHS.tailness(GROUP_SIZE)
         return queue_drop(self.concurrency_ratio, self.queue_factor, self.rho, tailness).staleness
 
     def refined(self) -> float:
-        """The same with the period of batches of so few groups."""
+        """Staleness by the closed form with the period of batches of so few groups."""
         tailness = LENGTHS.tailness(GROUP_SIZE)
         return queue_drop_of_small_batches(
             self.concurrency_ratio, self.queue_factor, self.rho, tailness, GROUPS_PER_BATCH

@@ -63,7 +63,7 @@ class Simulated:
     period_standard_error_s: float
     trainer_idle_share: float
     slot_idle_share: float
-    """Of the wall time, reloads included, as the live figure."""
+    """Share of the wall time, reloads included, as the live figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Comparison:
     live: Measured
     simulated: Simulated
     with_lag: Simulated
-    """With engines that learn of a publish as late as the live one did, on average."""
+    """Simulation whose engines learn of a publish as late as the live ones did, on average."""
 
     @property
     def difference(self) -> float:
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def difference_with_lag(self) -> float:
-        """The same to the simulation with the lag of the live run's publishes."""
+        """Live minus simulated staleness, with the lag of the live run's publishes."""
         return self.live.staleness - self.with_lag.staleness
 
     @property

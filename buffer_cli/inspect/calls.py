@@ -19,7 +19,7 @@ ItemT = TypeVar("ItemT", pb.TaskInfo, pb.GroupInfo, pb.StepInfo)
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[ItemT]):
-    """What was listed, without repeats; `next_page_token` is empty when that is all."""
+    """Items of a list, without repeats; `next_page_token` is empty when that is all."""
 
     items: list[ItemT]
     next_page_token: str
@@ -72,7 +72,7 @@ def _listed(
     name: str,
     identity: str,
 ) -> Listed[Any]:
-    """About `limit` items (0: all), in as many pages as it takes; of one that comes again, the later state."""
+    """List about `limit` items (0: all), in as many pages as it takes; of one that comes again, the later state."""
     found: dict[object, Any] = {}
     while True:
         request.page_size = min(PAGE, limit - len(found)) if limit else PAGE

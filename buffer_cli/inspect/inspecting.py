@@ -1,4 +1,4 @@
-"""What the `rollout-buffer inspect` commands do."""
+"""Actions of the `rollout-buffer inspect` commands."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ def batches(calls: InspectCalls, run_id: str, *, limit: int, token: str, as_json
 
 
 def waits(calls: InspectCalls, run_id: str, *, limit: int, as_json: bool) -> int:
-    """Who waits on whom."""
+    """Print who waits on whom."""
     reply = calls.runs.get(run_id)
     view = view_of(reply.run, reply.revision)
     found = calls.call(calls.stub.GetWaits, pb.GetWaitsRequest(run=run_ref(run_id), limit=limit))

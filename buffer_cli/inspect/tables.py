@@ -39,7 +39,7 @@ def place(value: int) -> str:
 
 
 def state(task: pb.TaskInfo) -> str:
-    """Where a task is."""
+    """State of a task, in words."""
     return pb.TaskState.Name(task.state).removeprefix("TASK_STATE_").lower()
 
 

@@ -1,4 +1,4 @@
-"""Who waits on whom, as people read it."""
+"""Waits of a run, as people read them: who waits on whom."""
 
 from collections.abc import Iterator, Sequence
 
@@ -46,7 +46,7 @@ def print_waits(console: Console, view: RunView, waits: pb.GetWaitsResponse) -> 
 
 
 def _trainer(view: RunView, standing: Standing) -> str:
-    """What the next pull needs."""
+    """Needs of the next pull."""
     has = f"step {view.next_step} needs {standing.needed} groups for a {standing.portion}, {standing.queued} queued"
     enough = standing.queued >= standing.needed or standing.ready
     return f"{has}: the next pull is answered at once" if enough and not view.paused else f"{has}: the next pull waits"
@@ -62,7 +62,7 @@ def _blocked(waits: pb.GetWaitsResponse) -> str:
 
 
 def _admission(view: RunView, waits: pb.GetWaitsResponse) -> str:
-    """Which rule decides what a lease request is answered now."""
+    """Rule that decides how a lease request is answered now."""
     admission = waits.admission
     if view.paused:
         return f"nothing is leased: the run is paused ({view.paused})"
@@ -85,7 +85,7 @@ def _admission(view: RunView, waits: pb.GetWaitsResponse) -> str:
 
 
 def _grantable(due: int, rooms: Sequence[pb.AdmissionRoom]) -> str:
-    """How many of the tasks that are due; `rooms` with the one that binds first."""
+    """Number of due tasks that may be leased; `rooms` with the one that binds first."""
     if rooms and rooms[0].groups < due:
         return f"{rooms[0].groups:,} of {due:,} due tasks"
     return "1 task" if due == 1 else f"{due:,} tasks"

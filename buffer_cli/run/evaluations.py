@@ -1,4 +1,4 @@
-"""What `rollout-buffer run evaluations` does."""
+"""Table of `rollout-buffer run evaluations`."""
 
 import json
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _table(found: Sequence[evaluations_pb2.Evaluation]) -> Table:
 
 
 def waits_on(evaluation: evaluations_pb2.Evaluation) -> str:
-    """On whom an evaluation waits; empty when it is done."""
+    """Name whom an evaluation waits on; empty when it is done."""
     if evaluation.leased:
         return "the workers"
     return f"a worker that evaluates, with weights {_label(evaluation)}" if evaluation.pending else ""

@@ -17,7 +17,7 @@ from rollout_buffer.v1 import runs_pb2
 
 ROWS_PER_FILE = 50_000
 BYTES_PER_FILE = 64 << 20
-"""Of messages; a portion is written when either is reached, or at the end of what is there."""
+"""Bytes of messages; files are written when either bound is reached, or at the end of the recording."""
 EVERY_S = 5.0
 
 
@@ -63,7 +63,7 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
 
 
 def _export(service: RunCalls, run_id: str, recording: Recording, *, whole: bool, stop: threading.Event) -> None:
-    """Everything that is there now; what was written until an error stays."""
+    """Write everything that is there now; what was written until an error stays."""
     portion, portion_bytes = list[runs_pb2.Record](), 0
     with service.export(run_id, recording.after, include_groups=whole) as messages:
         for message in messages:
@@ -86,7 +86,7 @@ def _remark(run: runs_pb2.Run) -> None:
 
 
 class _Comparison:
-    """Where the folder is not what the run's ledger says. Each difference is said when it has grown."""
+    """Differences of the folder from the run's ledger. Each one is said when it has grown."""
 
     def __init__(self) -> None:
         self._missing = self._extra = 0

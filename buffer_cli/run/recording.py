@@ -64,8 +64,8 @@ EVENTS = pa.schema(
         ("train_version", pa.uint64()),
     ]
 )
-"""What happened to groups after: kind `moved` (state says where to), `round` (they entered a step) and `trained` (every
-step below `step` is committed; group_ids is empty).
+"""Events of groups after they were accepted: kind `moved` (state says where to), `round` (they entered a step) and
+`trained` (every step below `step` is committed; group_ids is empty).
 """
 
 
@@ -79,7 +79,7 @@ class Recording:
         self.after = ""
         """Id of the last event in the folder, "" for none."""
         self._created_ms = 0
-        """Of the run; 0: not known yet."""
+        """Creation of the run; 0: not known yet."""
         self.groups = self.events = 0
         """Rows in the folder."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the `rollout-buffer run` commands do."""
+"""Actions of the `rollout-buffer run` commands."""
 
 import json
 import sys
@@ -70,7 +70,7 @@ def _run_table(views: Sequence[RunView]) -> Table:
 
 
 def show(runs: RunCalls, run_id: str, *, as_json: bool) -> int:
-    """Where a run stands, and its whole policy."""
+    """Print the state of a run, and its whole policy."""
     run, view = read(runs, run_id)
     if as_json:
         print(json.dumps(as_values(run, view), indent=2))

@@ -23,7 +23,7 @@ def run(given: dict[str, Any]) -> int:
 
 
 def selection(groups_per_batch: int) -> list[str]:
-    """What is compared where nobody says what."""
+    """Candidates where nobody names any."""
     micro = max(1, groups_per_batch // 8)
     return [
         "queue_drop",

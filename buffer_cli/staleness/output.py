@@ -1,4 +1,4 @@
-"""What `plan`, `simulate`, `lab` and `worth` share: how results are shown, progress, and errors that name an option."""
+"""Output of `plan`, `simulate`, `lab` and `worth`: results, progress, and errors that name an option."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ _OPTIONS = frozenset(
 
 
 def as_options(command: Callable[[], int]) -> int:
-    """What the command returns; a value that it refuses is named as the option that it came from."""
+    """Run the command and return its exit code; a value that it refuses is named as the option that it came from."""
     try:
         return command()
     except InvalidField as error:

@@ -1,4 +1,4 @@
-"""What a run did between two looks at it, per second: from totals that only grow."""
+"""Rates of a run between two snapshots of it: from totals that only grow."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _LOST = ("dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """Totals of a run at a moment of the watcher's own clock, in seconds. Nothing in `totals` shrinks while the run is
     the same one, but what a resume takes back.
     """
@@ -22,7 +22,7 @@ class Look:
 
     @classmethod
     def at(cls, view: RunView, at_s: float) -> Self:
-        """Of a run that was just read."""
+        """Snapshot of a run that was just read."""
         statistics = view.statistics
         return cls(
             at_s,
@@ -46,13 +46,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Between two looks."""
+    """Growth of a run's totals between two snapshots."""
 
     seconds: float
     grown: Mapping[str, int]
 
     @classmethod
-    def between(cls, before: Look, after: Look) -> Self | None:
+    def between(cls, before: Snapshot, after: Snapshot) -> Self | None:
         """None where nothing can be said: another run of the same name, or no time between them."""
         if before.created_ms != after.created_ms or after.at_s <= before.at_s:
             return None

@@ -1,4 +1,4 @@
-"""`rollout-buffer status`: one look at a run, for people or as JSON."""
+"""`rollout-buffer status`: the state of a run, for people or as JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Where a run stands, as people read it."""
+"""State of a run, as people read it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -38,7 +38,7 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
 
 
 def state(view: RunView) -> str:
-    """Empty, or that the run is paused or draining."""
+    """Remark that the run is paused or draining; empty where it is neither."""
     paused = f", paused: {view.paused}" if view.paused else ""
     return f"{paused}{', draining' if view.draining else ''}"
 

@@ -1,7 +1,7 @@
 """`rollout-buffer status --watch`: a run's standing again and again, with rates, until Ctrl-C or SIGTERM.
 
 On a terminal it is redrawn in place, on the alternate screen, which is left whatever ends the watch. Elsewhere each
-look appends a line. A service that does not answer is waited for once it has answered; other errors end the watch.
+snapshot appends a line. A service that does not answer is waited for once it has answered; other errors end the watch.
 """
 
 import io
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from buffer_cli.calls import RunCalls
-from buffer_cli.status.rates import Look, Rates, number
+from buffer_cli.status.rates import Rates, Snapshot, number
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
 from buffer_service.domain.ops import RunView
@@ -33,31 +33,31 @@ from rollout_buffer.v1 import runs_pb2
 
 @dataclass
 class Seen:
-    """What the watch knows: the newest look, the one before, the first one, and since when nothing was heard."""
+    """Memory of a watch: the newest snapshot, the one before, the first one, and since when nothing was heard."""
 
     run: runs_pb2.Run
     view: RunView
-    first: Look
-    last: Look
-    before: Look | None = None
+    first: Snapshot
+    last: Snapshot
+    before: Snapshot | None = None
     away_since_s: float | None = None
     notice: str = ""
 
     @classmethod
     def of(cls, run: runs_pb2.Run, view: RunView, at_s: float) -> "Seen":
-        """The first look."""
-        look = Look.at(view, at_s)
-        return cls(run, view, look, look)
+        """Memory after the first snapshot."""
+        snapshot = Snapshot.at(view, at_s)
+        return cls(run, view, snapshot, snapshot)
 
-    def look(self, run: runs_pb2.Run, view: RunView, at_s: float) -> None:
-        """Take a newer look."""
-        look = Look.at(view, at_s)
-        if look.created_ms != self.first.created_ms:
-            self.first, self.notice = look, "the run was deleted and created anew"
+    def update(self, run: runs_pb2.Run, view: RunView, at_s: float) -> None:
+        """Take a newer snapshot."""
+        snapshot = Snapshot.at(view, at_s)
+        if snapshot.created_ms != self.first.created_ms:
+            self.first, self.notice = snapshot, "the run was deleted and created anew"
         elif self.away_since_s is not None:
             away_s = at_s - self.away_since_s
             self.notice = f"the service was away for {away_s:.0f} s, and answers again since {_clock()}"
-        self.run, self.view, self.before, self.last, self.away_since_s = run, view, self.last, look, None
+        self.run, self.view, self.before, self.last, self.away_since_s = run, view, self.last, snapshot, None
 
     def miss(self, at_s: float, why: str) -> None:
         """The service did not answer."""
@@ -67,12 +67,12 @@ class Seen:
 
     @property
     def rates(self) -> Rates | None:
-        """Between the last two looks."""
+        """Rates between the last two snapshots."""
         return Rates.between(self.before, self.last) if self.before else None
 
     @property
     def all_rates(self) -> Rates | None:
-        """Since the first look."""
+        """Rates since the first snapshot."""
         return Rates.between(self.first, self.last)
 
 
@@ -82,7 +82,7 @@ class _Display(Protocol):
 
 
 def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> int:
-    """Show a run until Ctrl-C or SIGTERM; returns the exit code. Raises what the first look raises, and later what no
+    """Show a run until Ctrl-C or SIGTERM; returns the exit code. Raises what the first read raises, and later what no
     waiting changes.
     """
     console = Console(highlight=False)
@@ -107,7 +107,7 @@ def _go_on(runs: RunCalls, run_id: str, interval_s: float, seen: Seen, display: 
                 raise
             seen.miss(time.monotonic(), error.message)
         else:
-            seen.look(run, view, time.monotonic())
+            seen.update(run, view, time.monotonic())
 
 
 class _Signals:
@@ -172,7 +172,7 @@ class _JsonLines:
 
 
 class _Lines:
-    """A line for each look; one without figures while the service does not answer."""
+    """A line for each snapshot; one without figures while the service does not answer."""
 
     def __init__(self) -> None:
         self._told = ""
@@ -226,7 +226,7 @@ class _Screen:
         return Group(head, *notice, _rate_table(seen), self._standing(seen))
 
     def _standing(self, seen: Seen) -> Text:
-        """What `status` prints, for this terminal."""
+        """Text that `status` prints, for this terminal."""
         printed = Console(
             file=io.StringIO(),
             width=self._console.width,

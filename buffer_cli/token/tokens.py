@@ -1,4 +1,4 @@
-"""What the `rollout-buffer token` commands do."""
+"""Actions of the `rollout-buffer token` commands."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the simulation asks of a buffer; one run, one trainer of one rank, tasks without end."""
+"""Protocol of a simulated buffer; one run, one trainer of one rank, tasks without end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Losses:
     stale: int = 0
     recycled: int = 0
     tokens: int = 0
-    """Of all of them."""
+    """Tokens of all lost groups."""
 
     @property
     def dropped(self) -> int:
@@ -29,7 +29,7 @@ class Buffer(Protocol):
     """The buffer's side of the simulation. Every call happens at the simulation's present moment."""
 
     def lease(self, group: SimulatedGroup) -> bool:
-        """Whether the group may be started."""
+        """Ask to start the group; True if it may be."""
 
     def push(self, group: SimulatedGroup) -> bool:
         """A group is complete: whether it was queued; else it waits in line."""
@@ -44,7 +44,7 @@ class Buffer(Protocol):
         """A step is trained; `version` is published with it, None: nothing."""
 
     def losses(self) -> Losses:
-        """What was lost so far."""
+        """Losses so far."""
 
 
 def refuse_what_is_not_simulated(policy: RunPolicy) -> None:

@@ -43,7 +43,7 @@ class CompactBuffer:
         self._overflow = self._stale = self._recycled = self._lost_tokens = 0
 
     def lease(self, group: SimulatedGroup) -> bool:
-        """Whether the group may be started."""
+        """Ask to start the group; True if it may be."""
         policy = self._policy
         unpublished = self._next_step - self._published_steps
         train_version = next_train_version(self._published, unpublished, policy.batches_per_publish)
@@ -69,7 +69,7 @@ class CompactBuffer:
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
-        """Whether the complete group was queued."""
+        """Queue the complete group; False if it waits in line."""
         action = self._policy.overflow_action
         match action:
             case OverflowAction.BLOCK:
@@ -118,7 +118,7 @@ class CompactBuffer:
             self._published_steps = step + 1
 
     def losses(self) -> Losses:
-        """What was lost so far."""
+        """Losses so far."""
         return Losses(self._overflow, self._stale, self._recycled, self._lost_tokens)
 
     def _has_room(self) -> bool:

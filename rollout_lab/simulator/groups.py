@@ -28,26 +28,26 @@ class SimulatedGroup:
 
     def __init__(self, number: int, head: int, durations: list[float], tokens: int, longest: int) -> None:
         self.number = number
-        """In order of starts, from 0."""
+        """Number in the order of starts, from 0."""
         self.head = head
         self.tail = head
         self.mean_milli = head * 1_000
         self.pending = durations
-        """Of the responses that wait for a slot, last one first."""
+        """Durations of the responses that wait for a slot, last one first."""
         self.running = 0
         """Responses in slots."""
         self.tokens = tokens
-        """Of all responses."""
+        """Tokens of all responses."""
         self.longest = longest
         self.total_duration = sum(durations)
         self.version_time = 0.0
         """∫ version dt over its responses' times in slots."""
         self.sequence = 0
-        """In order of arrivals at the queue; set when it is queued."""
+        """Number in the order of arrivals at the queue; set when it is queued."""
         self.lease: object = None
         """The buffer's own."""
         self.generation = 0
-        """How often its task was started anew; set with the lease."""
+        """Number of times that its task was started anew; set with the lease."""
 
     def complete(self, version: int) -> None:
         """Its last response ended under that version."""

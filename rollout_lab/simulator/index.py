@@ -29,7 +29,7 @@ _Group = TypeVar("_Group", bound=Ranked)
 
 
 class First(StrEnum):
-    """Which group is first; ties by sequence."""
+    """Order of groups, the first one first; ties by sequence."""
 
     OLDEST = "oldest"
     NEWEST = "newest"

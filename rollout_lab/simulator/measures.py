@@ -1,4 +1,4 @@
-"""What is counted while a simulation runs. Nothing counts before the warm-up is over."""
+"""Counts of a simulation while it runs. Nothing counts before the warm-up is over."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Measures:
 
     def __init__(self) -> None:
         self.begun: Moment | None = None
-        """When the warm-up was over."""
+        """Moment at which the warm-up was over."""
         self.sampled_groups = self.sampled_tokens = self.sampled_longest = self.sampled_max = 0
         self.trained_groups = self.trained_tokens = self.trained_max = 0
         self.pqs = self.iqs = 0

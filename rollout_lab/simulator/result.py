@@ -1,4 +1,4 @@
-"""What a simulation measures, after its warm-up."""
+"""Result of a simulation, measured after its warm-up."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class SimulationResult:
     pqs: float
     iqs: float
     staleness: float
-    """By the head, versions."""
+    """Staleness by the head, in versions."""
     token_staleness: float
     """Mean over all trained tokens of the versions since each was made, with updates in flight."""
     staleness_p95: int
@@ -26,7 +26,7 @@ class SimulationResult:
     sampled_max_length: int
     trained_max_length: int
     dropped_groups: int
-    """By overflow or because they were too stale."""
+    """Groups dropped by overflow or because they were too stale."""
     recycled_groups: int
     wasted_token_share: float
     """Tokens of dropped and recycled groups over all that were generated."""

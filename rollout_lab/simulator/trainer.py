@@ -35,9 +35,9 @@ class Trainer:
         """The newest step of which a part was begun."""
         self._step = 0
         self._round = 0
-        """Of the next pull."""
+        """Round of the next pull."""
         self._ends_step = False
-        """Whether what it trains on now ends its step."""
+        """True if the groups that it trains on now end their step."""
         self.trained_steps = 0
         self.version = 0
         self.done_at = inf

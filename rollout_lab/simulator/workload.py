@@ -1,4 +1,4 @@
-"""What is simulated besides the policy: slots, groups, lengths, utilization, and what interrupts decoding.
+"""Workload of a simulation: slots, groups, lengths, utilization, and what interrupts decoding.
 
 The unit of time is a token time: what a slot needs to decode one token, 1/v = C/R. A train step's time follows from ρ.
 """
@@ -30,8 +30,8 @@ class Workload:
     reload_pause: float = 0.0
     """No slot decodes for so long after a publish, in token times."""
     publish_lag: float = 0.0
-    """From a publish to that pause engines go on with the weights they have, in token times; what is published
-    meanwhile is loaded next, the newest alone.
+    """Time from a publish to that pause, in token times: engines go on with the weights they have. Of versions that
+    are published meanwhile the newest alone is loaded next.
     """
     groups_in_flight: int = 0
     """Groups that are generated at once, a worker's groups_per_engine over all engines; 0: as many as the slots need.
@@ -54,7 +54,7 @@ class Workload:
             raise InvalidField("rho", self.rho, "above 0, below 1,000")
 
     def durations(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How long a slot is taken by responses of these lengths, in token times; same shape."""
+        """Times that responses of these lengths take a slot, in token times; same shape."""
         if not self.turn_tokens or not self.turn_latency:
             return tokens.astype(np.float64)
         return tokens + (tokens - 1) // self.turn_tokens * self.turn_latency

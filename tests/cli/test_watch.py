@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import pytest
 
-from buffer_cli.status.rates import Look, Rates, number
+from buffer_cli.status.rates import Rates, Snapshot, number
 from tests.support.commands import command
 from tests.support.fake_runs import FakeRuns
 from tests.support.views import make_view
@@ -89,7 +89,7 @@ def test_rates_are_growth_by_time() -> None:
         next_step=3,
         statistics={**view.statistics, "accepted_groups": 25, "trainer_busy_ms": 400, "trainer_wait_ms": 900},
     )
-    rates = Rates.between(Look.at(view, 5.0), Look.at(later, 10.0))
+    rates = Rates.between(Snapshot.at(view, 5.0), Snapshot.at(later, 10.0))
     assert rates is not None
     assert rates.per_second("accepted groups") == 3.0
     assert rates.trainer_waiting == 0.75
@@ -99,14 +99,14 @@ def test_rates_are_growth_by_time() -> None:
 
 def test_a_resume_that_sets_steps_back_makes_no_negative_rate() -> None:
     view = make_view(next_step=5)
-    rates = Rates.between(Look.at(view, 0.0), Look.at(replace(view, next_step=2), 1.0))
+    rates = Rates.between(Snapshot.at(view, 0.0), Snapshot.at(replace(view, next_step=2), 1.0))
     assert rates is not None
     assert rates.per_second("steps") == 0.0
 
 
 def test_there_are_no_rates_over_two_runs_of_a_name() -> None:
     view = make_view()
-    assert Rates.between(Look.at(view, 0.0), Look.at(replace(view, created_ms=9), 1.0)) is None
+    assert Rates.between(Snapshot.at(view, 0.0), Snapshot.at(replace(view, created_ms=9), 1.0)) is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Prediction:
 
 
 def is_rough(rho: float) -> bool:
-    """Whether only the simulator predicts at this utilization."""
+    """True if only the simulator predicts at this utilization."""
     return ROUGH_ABOVE < rho < ROUGH_BELOW
 
 
@@ -235,7 +235,7 @@ def train_bound_twin(rho: float, kappa: float) -> float:
 
 
 def train_bound_gain(rho: float, kappa: float, queue_factor: float) -> float:
-    """By how much staleness is lower at the train-bound twin of `rho`: PQS is the same, so IQS(ρ) - IQS(ρ₊)."""
+    """Difference of staleness between `rho` and its train-bound twin: PQS is the same, so IQS(ρ) - IQS(ρ₊)."""
     return in_queue(queue_factor, rho) - updates_over((queue_factor - 0.5) / train_bound_twin(rho, kappa))
 
 
