@@ -22,9 +22,9 @@ from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationOutcome
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
-from buffer_service.observability.filters import REASONS
 from buffer_service.observability.metrics import DIRECTIONS, REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
+from buffer_service.rules.filters import REASONS
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_service.rules.transitions import GroupState, TaskState

@@ -11,19 +11,14 @@ from buffer_service.domain.policy import UNSET
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
+from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.totals import RELOAD_PHASES
 
 _HELD = ("queued", "forming", "delivered")
 """What counts towards a quota."""
 
 _STATISTICS = {
-    "leases_granted": ("leases_granted", "Leases given to workers."),
-    "leases_expired": ("leases_expired", "Leases that ended without a word of their worker."),
-    "leases_returned": ("leases_returned", "Leases handed back unfinished."),
-    "leases_cancelled": ("leases_cancelled", "Leases taken back because their group could no longer be fresh."),
-    "pushes_duplicate": ("pushes_duplicate", "Pushed groups that had been accepted before."),
-    "pushes_closed": ("pushes_closed", "Pushed groups that were not needed any more."),
-    "pushes_rejected": ("pushes_rejected", "Pushed groups that met a full queue under overflow action reject."),
+    **{name: (each.metric, each.text) for name, each in STATISTICS.items() if each.metric},
     "staleness_sum": ("staleness_versions", "Train version minus head version, over assembled groups."),
     "pre_queue_staleness_sum": (
         "pre_queue_staleness_versions",
@@ -34,18 +29,6 @@ _STATISTICS = {
         "Train version minus tail version, over assembled groups.",
     ),
     "assembled_groups": ("assembled_groups", "Groups of assembled steps."),
-    "assembled_groups_spanning_versions": (
-        "assembled_groups_spanning_versions",
-        "Groups of assembled steps whose tokens came from more than one weight version.",
-    ),
-    "continuation_tokens_discarded": (
-        "continuation_discarded_tokens",
-        "Tokens of continuations that were given up because their head was too stale.",
-    ),
-    "continuations_beyond_spread": (
-        "continuations_beyond_spread",
-        "Continuations given up because the engine was too many versions ahead of them.",
-    ),
 }
 
 _PROGRESS = {

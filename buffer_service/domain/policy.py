@@ -8,15 +8,13 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from buffer_service.domain.liveness import refuse_what_cannot_progress
+from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_wire.errors import InvalidField
 
 UNSET = -1
 """Stands for "no bound" in the integer fields that may be unset."""
 
 GIB = 1 << 30
-
-NO_REWARD_BOUND = 10**12
-"""In milli-rewards: beyond any reward, so no bound."""
 
 MAX_SHARE = 10_000
 MAX_PRIORITY = 255

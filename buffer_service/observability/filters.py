@@ -1,9 +1,8 @@
 """What a run's filter lets through, and whether it starves the trainer."""
 
 from buffer_service.domain.ops import RunView
-from buffer_service.domain.policy import NO_REWARD_BOUND, RunPolicy
-
-REASONS = ("equal_rewards", "response_tokens", "mean_reward")
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.rules.filters import FILTERS, REASONS
 
 
 def filtered(view: RunView) -> dict[str, int]:
@@ -18,13 +17,7 @@ def recent_acceptance(view: RunView) -> float:
 
 def filters(policy: RunPolicy) -> bool:
     """True when the policy filters anything; the recent acceptance stands still where it does not."""
-    return (
-        policy.filter_equal_rewards
-        or policy.filter_min_response_tokens > 0
-        or policy.filter_max_response_tokens > 0
-        or policy.filter_min_mean_reward_milli > -NO_REWARD_BOUND
-        or policy.filter_max_mean_reward_milli < NO_REWARD_BOUND
-    )
+    return any(getattr(policy, each.field) != each.off for each in FILTERS)
 
 
 def starved(view: RunView) -> bool:

@@ -17,28 +17,15 @@ from pathlib import Path
 
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.ops import groups
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, NO_REWARD_BOUND, RunPolicy
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
+from buffer_service.rules.filters import FILTERS, Filter
+from buffer_service.rules.groups import PUSHED, RECORD
+from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.totals import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.store.keys import SCHEMA_VERSION
 
 LUA = Path(__file__).parent / "lua"
-
-RECORD = (
-    *("id", "task", "sequence", "payload", "head", "tail", "epoch"),
-    *("samples", "tokens", "loss_tokens", "bytes", "spans"),
-    *("environment", "priority", "mean", "responses"),
-)
-"""Fields of a group's record (lua/lib/groups/record.lua), in order."""
-
-PUSHED = (
-    *("task_id", "generation", "lease_id", "payload", "head_epoch", "head", "tail_epoch", "tail"),
-    *("samples", "tokens", "loss_tokens", "bytes", "spans", "environment", "mean"),
-    *("equal_rewards", "mean_reward", "min_response_tokens", "max_response_tokens"),
-    *("response_lengths", "rewards", "response_tokens", "reward", "turns", "truncated_samples"),
-    *("length_buckets", "version_tokens", "first_revision"),
-)
-"""Fields of a pushed group (lua/groups/push.lua), in order."""
 
 _NAME = re.compile(r"\b(?:[A-Z][a-z]\w*\.)?\w+")
 """A word, that of a library's field with the library's name before it."""
@@ -96,11 +83,34 @@ def render_defaults(name: str, policy: Mapping[str, object]) -> str:
     return _table(name, [f"{field} = {literal}" for field, literal in literals.items()])
 
 
+def render_filters(filters: Iterable[Filter]) -> str:
+    """The filters as a Lua library: whether a policy has any, and the statistic under which one ends a group."""
+    filters = list(filters)
+    are_set = [f"policy.{each.field} ~= {each.off}" for each in filters]
+    chain = [
+        f"  if {is_set} and group[P_{each.fact.upper()}] {each.comparison} policy.{each.field} then\n"
+        f"    return '{each.statistic}'\n"
+        "  end"
+        for each, is_set in zip(filters, are_set, strict=True)
+    ]
+    return "\n".join(
+        [
+            "local Filters = {}\n",
+            "function Filters.are_set(policy)",
+            "  return " + "\n    or ".join(are_set),
+            "end\n",
+            "function Filters.ended_by(policy, group)",
+            *chain,
+            "  return nil",
+            "end\n",
+        ]
+    )
+
+
 def constants() -> dict[str, int]:
     """Numbers that scripts name: bounds, and places from 1 in a group's record (G_) and in a pushed group (P_)."""
     return {
         "MAX_ENVIRONMENTS": MAX_ENVIRONMENTS,
-        "NO_REWARD_BOUND": NO_REWARD_BOUND,
         "MAX_EVALUATIONS": MAX_EVALUATIONS,
         "MAX_EVAL_BYTES": MAX_STORED_BYTES,
         "MAX_EVAL_ATTEMPTS": MAX_ATTEMPTS,
@@ -126,8 +136,11 @@ def _virtual() -> dict[str, str]:
         f"{_table('STALENESS_BOUNDS', map(str, STALENESS_BOUNDS))}\n"
     )
     defaults = f"-- From domain/policy.py.\n\n{render_defaults('POLICY_DEFAULTS', RunPolicy().to_store())}\n"
+    statistics = _table("STATISTICS", [f"{name} = {each.begins}" for name, each in STATISTICS.items()])
     return {
+        "filters": f"-- Rendered from rules/filters.py.\n\n{render_filters(FILTERS)}",
         "policy_defaults": defaults,
+        "statistics": f"-- Rendered from rules/statistics.py.\n\n{statistics}\n",
         "total_places": places,
         "transitions": origin + "\n\n".join(tables) + "\n",
         "states": origin + "\n".join(states) + "\n",

@@ -20,6 +20,7 @@ from buffer_service.domain.ops import (
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
+from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
 from buffer_wire.revision import NO_REVISION, Revision
@@ -31,7 +32,6 @@ from tests.oracle.pending import PendingTasks
 from tests.oracle.queue import GroupQueue
 from tests.oracle.records import Group, Payloads, PublishedAt, Task
 from tests.oracle.rules.failures import over_budget
-from tests.oracle.rules.filters import ALL_PASSED_PPM
 from tests.oracle.rules.identity import group_id
 from tests.oracle.rules.ledger import GroupLedger, TaskLedger, add
 from tests.oracle.rules.order import Mixture
@@ -47,24 +47,6 @@ FAILURES_SHOWN = 100
 SEQUENCES_A_SECOND = 100_000_000
 """A run's numbers begin at its first revision, which the service makes from the time in microseconds. So a run of a
 deleted one's name gives other ids to its tasks; late results for the former's are not taken for those of its own."""
-
-STATISTICS = (
-    "leases_granted",
-    "leases_expired",
-    "leases_returned",
-    "pushes_duplicate",
-    "pushes_closed",
-    "pushes_rejected",
-    "staleness_max",
-    "continuation_tokens_discarded",
-    "assembled_groups_spanning_versions",
-    "leases_cancelled",
-    "filtered_equal_rewards",
-    "filtered_response_tokens",
-    "filtered_mean_reward",
-    "recent_acceptance_ppm",
-    "continuations_beyond_spread",
-)
 
 LIVE = (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)
 """States of the groups that quotas bound."""
@@ -144,9 +126,7 @@ class RunState:
     environments: set[str] = field(default_factory=set)
     """Of all tasks and accepted groups so far."""
     task_ledger: TaskLedger = field(default_factory=TaskLedger)
-    statistics: dict[str, int] = field(
-        default_factory=lambda: {**dict.fromkeys(STATISTICS, 0), "recent_acceptance_ppm": ALL_PASSED_PPM}
-    )
+    statistics: dict[str, int] = field(default_factory=lambda: {name: each.begins for name, each in STATISTICS.items()})
     totals: Totals = field(default_factory=Totals)
     failures: deque[TaskFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_SHOWN))
     """The newest last."""

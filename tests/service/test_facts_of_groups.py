@@ -6,8 +6,8 @@ from struct import unpack
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import NO_REWARD_BOUND
 from buffer_service.rpc.convert.groups import new_group, to_ack
+from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.rules.totals import MOST_BEHIND
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import NO_REWARD_BOUND, OverflowAction, RunPolicy
+from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.store.keys import index_key
 from buffer_service.store.replies import text, unpack
 from tests.store.driver import Run

@@ -16,7 +16,7 @@ const WHY = {
   discarded: "by a resume",
   lost: "by the store",
 };
-const FILTERS = ["equal_rewards", "response_tokens", "mean_reward"];
+const FILTERED = "filtered_";
 
 export function showLedger(run, rate) {
   const { groups, tasks } = run;
@@ -82,8 +82,10 @@ function showDrops(run, rate) {
 }
 
 const filtered = (statistics) =>
-  FILTERS.filter((reason) => statistics[`filtered_${reason}`] > 0)
-    .map((reason) => `${count(statistics[`filtered_${reason}`])} for ${reason}`)
+  Object.keys(statistics)
+    .filter((name) => name.startsWith(FILTERED) && statistics[name] > 0)
+    .sort()
+    .map((name) => `${count(statistics[name])} for ${name.slice(FILTERED.length)}`)
     .join(", ");
 
 export function showEnvironments(run) {

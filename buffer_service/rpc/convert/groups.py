@@ -9,8 +9,8 @@ from struct import Struct
 from google.protobuf.message import DecodeError
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import NO_REWARD_BOUND
 from buffer_service.rpc.convert import fields
+from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.rules.totals import MOST, MOST_BEHIND
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group

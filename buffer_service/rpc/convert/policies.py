@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from buffer_service.domain.policy import ENUMS, NO_REWARD_BOUND, UNSET, EnvironmentRule, RunPolicy
+from buffer_service.domain.policy import ENUMS, UNSET, EnvironmentRule, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.rpc.convert import fields
+from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from rollout_buffer.v1 import runs_pb2 as pb

@@ -4,7 +4,8 @@ Decided from the statistics in a group's header alone, before it is looked at wh
 """
 
 from buffer_service.domain.ops import GroupFacts
-from buffer_service.domain.policy import NO_REWARD_BOUND, RunPolicy
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.rules.filters import NO_REWARD_BOUND
 
 EQUAL_REWARDS = "filtered_equal_rewards"
 RESPONSE_TOKENS = "filtered_response_tokens"

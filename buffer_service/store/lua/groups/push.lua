@@ -18,6 +18,7 @@
 -- Complexity O(classes + (groups + 128 dropped) * log queued)
 
 -- @include accepted
+-- @include filters
 -- @include groups
 -- @include gathering
 -- @include environments
@@ -101,26 +102,7 @@ local function check_group(group)
 end
 
 local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
-local filter_set = policy.filter_equal_rewards ~= 0
-  or policy.filter_min_response_tokens > 0 or policy.filter_max_response_tokens > 0
-  or policy.filter_min_mean_reward_milli > -NO_REWARD_BOUND or policy.filter_max_mean_reward_milli < NO_REWARD_BOUND
-
--- The statistic under which the run's filter ends a group, nil when the group passes.
-local function filtered_by(group)
-  if not filter_set then
-    return nil
-  end
-  local equal_rewards, mean_reward, shortest, longest = unpack(group, P_EQUAL_REWARDS, P_MAX_RESPONSE_TOKENS)
-  local most = policy.filter_max_response_tokens
-  if policy.filter_equal_rewards ~= 0 and equal_rewards == 1 then
-    return 'filtered_equal_rewards'
-  elseif shortest < policy.filter_min_response_tokens or most > 0 and longest > most then
-    return 'filtered_response_tokens'
-  elseif mean_reward < policy.filter_min_mean_reward_milli or mean_reward > policy.filter_max_mean_reward_milli then
-    return 'filtered_mean_reward'
-  end
-  return nil
-end
+local filter_set = Filters.are_set(policy)
 
 -- The group waits: in the line, or by its staging alone for a resume that goes on.
 local function block(group, task, attempt, is_in_line)
@@ -245,7 +227,7 @@ local function push(group)
   if not Environments.fits(ctx, group[P_ENVIRONMENT]) then
     return {'environment', group[P_ENVIRONMENT], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
-  local filter = filtered_by(group)
+  local filter = filter_set and Filters.ended_by(policy, group) or nil
   return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
 end
 

@@ -8,6 +8,7 @@
 
 -- @include ledger
 -- @include states
+-- @include statistics
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
@@ -21,21 +22,13 @@ end
 local revision
 ctx.policy, revision, ctx.secret = unpack(request, 1, 3)
 Run.read_clock(ctx)
-ctx.ledger = {groups = {}, tasks = {}, statistics = {}}
+ctx.ledger = {groups = {}, tasks = {}, statistics = STATISTICS}
 for name in string.gmatch('accepted ' .. GROUP_STATES, '%S+') do
   ctx.ledger.groups[name] = {0, 0, 0, 0}
 end
 for name in string.gmatch('submitted ' .. TASK_STATES, '%S+') do
   ctx.ledger.tasks[name] = 0
 end
-for _, name in ipairs({
-  'leases_granted', 'leases_expired', 'leases_returned', 'pushes_duplicate', 'pushes_closed', 'pushes_rejected',
-  'staleness_max', 'continuation_tokens_discarded', 'assembled_groups_spanning_versions', 'leases_cancelled',
-  'filtered_equal_rewards', 'filtered_response_tokens', 'filtered_mean_reward', 'continuations_beyond_spread',
-}) do
-  ctx.ledger.statistics[name] = 0
-end
-ctx.ledger.statistics.recent_acceptance_ppm = 1000000
 -- The first revision is the time in microseconds. By it a run of a deleted one's name gives other ids to its tasks, so
 -- that late results for the former's are not taken for those of its own.
 ctx.state = {
