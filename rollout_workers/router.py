@@ -15,7 +15,7 @@ import structlog
 
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineUnavailable, EngineUnfit
 from rollout_workers.engine.http import HttpConnection
-from rollout_workers.engines import RemoteHost
+from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.options import WorkerOptions
 from rollout_workers.service import WaitLog
 

@@ -21,9 +21,10 @@ from rollout_workers.breaker import Breaker
 from rollout_workers.counters import Counters
 from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.drivers import Driver, Together
+from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.engine_state import Event
-from rollout_workers.engines import EngineHost, RemoteHost, hosts_of, open_engines, open_slot
+from rollout_workers.engines import EngineHost, hosts_of, open_engines, open_slot
 from rollout_workers.evaluation_target import EvaluationTarget
 from rollout_workers.evaluator import Evaluator
 from rollout_workers.fleet import Fleet, Seat

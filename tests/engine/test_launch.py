@@ -18,8 +18,8 @@ import pytest
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineNotStarted
 from rollout_workers.engine.sglang import launch
+from rollout_workers.engine.sglang.hosts import LaunchedHost
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions, free_port
-from rollout_workers.engines import LaunchedHost
 from rollout_workers.options import LaunchOptions, WorkerOptions
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineError, EngineNotStarted, EngineUnfit
 from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang.versions import HABITS, LEAST, release_of, text
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engines import RemoteHost, open_slot
+from rollout_workers.engines import open_slot
 from tests.engine.against_fake import QUICK, request
 from tests.engine.fake_sglang import FakeSglang
 from tests.support.tiny_model import write_random_model

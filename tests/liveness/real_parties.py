@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from rollout_workers.engine.simulated.engine import SimulatedEngine
-from rollout_workers.engines import SimulatedHost
+from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.options import SimulatedOptions, WorkerOptions
 from rollout_workers.rewards import RewardInput
 from rollout_workers.worker import Worker

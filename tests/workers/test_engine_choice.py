@@ -16,8 +16,8 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers import breaker, dispatcher, loads
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.engine.types import EngineLoad, GeneratedSample, SampleRequest
-from rollout_workers.engines import SimulatedHost
 from rollout_workers.loads import LoadView
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.worker import Worker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_workers.engines import SimulatedHost
+from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.worker import Worker
 from tests.support.service import ServiceProcess

@@ -10,7 +10,7 @@ import pytest
 from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
-from rollout_workers.engines import SimulatedHost
+from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.rewards import RewardInput, Scorer, Scores
 from rollout_workers.samples import GroupProgress
 from rollout_workers.worker import Worker

@@ -9,7 +9,7 @@ from typing import Any
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.engine.simulated.engine import SimulatedEngine
-from rollout_workers.engines import SimulatedHost
+from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.functions import Rollout
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardFunction

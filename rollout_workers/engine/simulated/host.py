@@ -1,0 +1,46 @@
+"""Where simulated engines come from: the worker's own process."""
+
+from rollout_workers.engine.simulated.answers import AnswerOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.types import Engine
+from rollout_workers.options import WorkerOptions
+
+
+class SimulatedHost:
+    """A simulated engine."""
+
+    ended = False
+    why_ended = ""
+    base_model: str | None = None
+
+    def __init__(self, index: int, options: WorkerOptions) -> None:
+        simulated = options.simulated
+        if simulated is None:
+            raise TypeError("options.simulated is not set")
+        self.engine = SimulatedEngine(
+            SimulatedEngineOptions(
+                tokens_per_s=simulated.tokens_per_s,
+                slots=simulated.slots,
+                generate_timeout_s=options.generate_timeout_s,
+                answers=AnswerOptions(
+                    length_median=simulated.length_median,
+                    length_sigma=simulated.length_sigma,
+                    vocab_size=simulated.vocab_size,
+                    seed=simulated.seed + index,
+                ),
+            ),
+            address=f"simulated://{index}",
+        )
+
+    async def open(self) -> Engine:
+        """The engine."""
+        return self.engine
+
+    async def revive(self) -> Engine:
+        """The engine, if it lives. Raises EngineUnavailable."""
+        await self.engine.loaded_version()
+        return self.engine
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self.engine.close()
