@@ -284,7 +284,7 @@ proto-lint: $(TOOLS)
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
 
-prose: install ## the sentences of the pages have at most 25 words
+prose: $(TOOLS) ## the sentences of the pages have at most 25 words
 	@echo "lint: sentences of the documentation"
 	@find README.md CHANGELOG.md docs examples deploy -name '*.md' -not -path '*/.*' | sort | xargs $(BIN)/python scripts/lint_prose.py
 
