@@ -119,7 +119,6 @@ __all__ = [
     "UnprovenRevision",
     "VersionConflict",
     "WorldSizeMismatch",
-    "by_reason",
 ]
 
 
