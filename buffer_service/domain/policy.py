@@ -1,11 +1,12 @@
 """RunPolicy: the rules of a run, their defaults and bounds, and which combinations are refused.
 
 Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything else); its values are integers, names and
-the rules of environments; only the fields of `_MAY_BE_UNSET` may be unset (-1).
+the rules of environments; only the fields of `MAY_BE_UNSET` may be unset (-1).
 """
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Annotated, NamedTuple, get_type_hints
 
 from buffer_service.domain.liveness import refuse_what_cannot_progress
 from buffer_service.rules.filters import NO_REWARD_BOUND
@@ -65,99 +66,69 @@ class EnvironmentRule:
     """Replaces the priority of the environment's tasks and groups against others', 0 to 255."""
 
 
-_BOUNDS: dict[str, tuple[int, int]] = {
-    "batch_groups": (1, 65_536),
-    "max_queued_groups": (1, 10_000_000),
-    "max_generations": (0, 1_000),
-    "filter_min_response_tokens": (0, 1 << 31),
-    "filter_max_response_tokens": (0, 1 << 31),
-    "filter_min_mean_reward_milli": (-NO_REWARD_BOUND, NO_REWARD_BOUND),
-    "filter_max_mean_reward_milli": (-NO_REWARD_BOUND, NO_REWARD_BOUND),
-    "min_acceptance_milli": (0, 1_000),
-    "batch_tokens": (0, 1 << 50),
-    "micro_batch_groups": (0, 65_536),
-    "max_version_spread": (0, 1_000_000),
-    "quota_groups": (0, 100_000_000),
-    "quota_tokens": (0, 1 << 50),
-    "quota_bytes": (0, 1 << 50),
-    "max_retained_bytes": (0, 1 << 50),
-    "wait_replicas": (0, 16),
-    "wait_timeout_ms": (1, 60_000),
-    "max_unavailable_engines": (0, 1_000_000),
-    "max_queued_tokens": (0, 1 << 50),
-    "max_queued_bytes": (1 << 20, 1 << 50),
-    "max_staleness": (0, 1_000_000),
-    "max_inflight_groups": (0, 10_000_000),
-    "max_lookahead": (0, 1_000_000),
-    "lease_ttl_ms": (1_000, 3_600_000),
-    "max_attempts": (1, 1_000),
-    "retry_backoff_ms": (0, 600_000),
-    "failure_budget": (0, 10_000_000),
-    "max_pending_tasks": (1, 10_000_000),
-    "prefetch_batches": (0, 64),
-    "batches_per_publish": (1, 1_000),
-    "retained_steps": (1, 100_000),
-}
+class Between(NamedTuple):
+    """Bounds of an integer field; a field whose default is UNSET may be unset too."""
 
-_MAY_BE_UNSET = frozenset({"max_staleness", "max_lookahead", "failure_budget", "max_version_spread"})
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
     """The effective policy of a run; the wire's RunPolicy documents each field with its unit and bounds."""
 
-    batch_groups: int = 32
-    max_queued_groups: int = 0
+    batch_groups: Annotated[int, Between(1, 65_536)] = 32
+    max_queued_groups: Annotated[int, Between(1, 10_000_000)] = 0
     """0 in the constructor: batch_groups (queue factor q = 1)."""
-    max_queued_tokens: int = 0
-    max_queued_bytes: int = 8 * GIB
+    max_queued_tokens: Annotated[int, Between(0, 1 << 50)] = 0
+    max_queued_bytes: Annotated[int, Between(1 << 20, 1 << 50)] = 8 * GIB
     overflow_action: OverflowAction = OverflowAction.DROP_OLDEST
-    max_staleness: int = UNSET
+    max_staleness: Annotated[int, Between(0, 1_000_000)] = UNSET
     stale_action: StaleAction = StaleAction.DROP
-    max_inflight_groups: int = 0
+    max_inflight_groups: Annotated[int, Between(0, 10_000_000)] = 0
     reserve_queue_space: bool = False
-    max_lookahead: int = UNSET
-    lease_ttl_ms: int = 60_000
-    max_attempts: int = 5
-    retry_backoff_ms: int = 500
-    failure_budget: int = UNSET
-    max_pending_tasks: int = 10_000
-    prefetch_batches: int = 0
-    batches_per_publish: int = 1
-    retained_steps: int = 64
+    max_lookahead: Annotated[int, Between(0, 1_000_000)] = UNSET
+    lease_ttl_ms: Annotated[int, Between(1_000, 3_600_000)] = 60_000
+    max_attempts: Annotated[int, Between(1, 1_000)] = 5
+    retry_backoff_ms: Annotated[int, Between(0, 600_000)] = 500
+    failure_budget: Annotated[int, Between(0, 10_000_000)] = UNSET
+    max_pending_tasks: Annotated[int, Between(1, 10_000_000)] = 10_000
+    prefetch_batches: Annotated[int, Between(0, 64)] = 0
+    batches_per_publish: Annotated[int, Between(1, 1_000)] = 1
+    retained_steps: Annotated[int, Between(1, 100_000)] = 64
     preset: str = ""
     """The preset that the policy was made from, for people; it decides nothing."""
     order: Order = Order.FIFO
     environments: tuple[EnvironmentRule, ...] = ()
     """In order of name, each once."""
     staleness_measure: StalenessMeasure = StalenessMeasure.HEAD
-    max_generations: int = 0
+    max_generations: Annotated[int, Between(0, 1_000)] = 0
     cancel_stale_leases: bool = False
     filter_equal_rewards: bool = False
-    filter_min_response_tokens: int = 0
-    filter_max_response_tokens: int = 0
-    filter_min_mean_reward_milli: int = -NO_REWARD_BOUND
-    filter_max_mean_reward_milli: int = NO_REWARD_BOUND
-    min_acceptance_milli: int = 100
-    batch_tokens: int = 0
+    filter_min_response_tokens: Annotated[int, Between(0, 1 << 31)] = 0
+    filter_max_response_tokens: Annotated[int, Between(0, 1 << 31)] = 0
+    filter_min_mean_reward_milli: Annotated[int, Between(-NO_REWARD_BOUND, NO_REWARD_BOUND)] = -NO_REWARD_BOUND
+    filter_max_mean_reward_milli: Annotated[int, Between(-NO_REWARD_BOUND, NO_REWARD_BOUND)] = NO_REWARD_BOUND
+    min_acceptance_milli: Annotated[int, Between(0, 1_000)] = 100
+    batch_tokens: Annotated[int, Between(0, 1 << 50)] = 0
     equal_shards: bool = False
-    micro_batch_groups: int = 0
-    max_version_spread: int = UNSET
-    quota_groups: int = 0
-    quota_tokens: int = 0
-    quota_bytes: int = 0
-    max_retained_bytes: int = 0
+    micro_batch_groups: Annotated[int, Between(0, 65_536)] = 0
+    max_version_spread: Annotated[int, Between(0, 1_000_000)] = UNSET
+    quota_groups: Annotated[int, Between(0, 100_000_000)] = 0
+    quota_tokens: Annotated[int, Between(0, 1 << 50)] = 0
+    quota_bytes: Annotated[int, Between(0, 1 << 50)] = 0
+    max_retained_bytes: Annotated[int, Between(0, 1 << 50)] = 0
     record_groups: bool = False
-    wait_replicas: int = 0
-    wait_timeout_ms: int = 1_000
-    max_unavailable_engines: int = 0
+    wait_replicas: Annotated[int, Between(0, 16)] = 0
+    wait_timeout_ms: Annotated[int, Between(1, 60_000)] = 1_000
+    max_unavailable_engines: Annotated[int, Between(0, 1_000_000)] = 0
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:
             object.__setattr__(self, "max_queued_groups", self.batch_groups)
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
-            if value == UNSET and name in _MAY_BE_UNSET:
+            if value == UNSET and name in MAY_BE_UNSET:
                 continue
             if not low <= value <= high:
                 raise InvalidField(f"policy.{name}", value, f"between {low} and {high}")
@@ -242,3 +213,9 @@ ENUMS: dict[str, type[StrEnum]] = {
 }
 """The enum of each field that has one."""
 _FLAGS = frozenset(each.name for each in fields(RunPolicy) if isinstance(each.default, bool))
+_BOUNDS: dict[str, Between] = {
+    name: bounds
+    for name, hint in get_type_hints(RunPolicy, include_extras=True).items()
+    for bounds in getattr(hint, "__metadata__", ())
+}
+MAY_BE_UNSET = frozenset(each.name for each in fields(RunPolicy) if each.default == UNSET)

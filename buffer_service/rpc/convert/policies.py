@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from buffer_service.domain.policy import ENUMS, UNSET, EnvironmentRule, RunPolicy
+from buffer_service.domain.policy import ENUMS, MAY_BE_UNSET, UNSET, EnvironmentRule, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.rpc.convert import fields
-from buffer_service.rules.filters import NO_REWARD_BOUND
+from buffer_service.rules.filters import FILTERS, NO_REWARD_BOUND
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from rollout_buffer.v1 import runs_pb2 as pb
@@ -24,14 +24,8 @@ _TO_ENUMS = {field: {value: number for number, value in values.items()} for fiel
 _OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
 _CHANGEABLE = frozenset(pb.RunPolicy.DESCRIPTOR.fields_by_name) - {"preset"}
 """What can be changed by itself: a preset is the name of a whole policy."""
-_NO_BOUND = {
-    "max_staleness": UNSET,
-    "max_lookahead": UNSET,
-    "failure_budget": UNSET,
-    "max_version_spread": UNSET,
-    "filter_min_mean_reward_milli": -NO_REWARD_BOUND,
-    "filter_max_mean_reward_milli": NO_REWARD_BOUND,
-}
+_NO_BOUND = dict.fromkeys(MAY_BE_UNSET, UNSET)
+_NO_BOUND |= {each.field: each.off for each in FILTERS if abs(each.off) == NO_REWARD_BOUND}
 """Values that the wire leaves unset."""
 
 
