@@ -2,6 +2,7 @@
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -110,3 +111,36 @@ def test_every_engine_that_is_not_stopped_can_be_ready_again() -> None:
         found |= new
         todo.extend(new)
     assert set(STATES) - found == {state for state in STATES if state.fitness is Fitness.STOPPED}
+
+
+def pristine(state: EngineState) -> bool:
+    return state.weights in {Weights.OWN, Weights.BASE}
+
+
+def published_as(was: EngineState, now: EngineState) -> bool:
+    return was.is_published == now.is_published
+
+
+@pytest.mark.parametrize(
+    ("event", "holds"),
+    [
+        (Event.CONNECTED_OWN, lambda _, s: s.weights is Weights.OWN and s.fitness is not Fitness.UNFIT),
+        (Event.CONNECTED_OTHER, lambda _, s: s.weights is Weights.OTHER and s.fitness is not Fitness.UNFIT),
+        (Event.ANSWERED, lambda _, s: s.link is not Link.SUSPECT),
+        (Event.LOST, lambda was, s: s.link is Link.LOST and not s.is_published and pristine(s) == pristine(was)),
+        (Event.BACK, lambda _, s: (s.link, s.pause) == (Link.ANSWERS, Pause.RUNS)),
+        (Event.PAUSING, lambda _, s: s.pause is not Pause.RUNS),
+        (Event.RESUMED, lambda _, s: s.pause is not Pause.PAUSED),
+        (Event.SPOILED, lambda was, s: s.pause is Pause.SPOILED and not pristine(s) and published_as(was, s)),
+        (Event.OVERWRITTEN, lambda was, s: not pristine(s) and published_as(was, s)),
+        (Event.ADOPTED, lambda was, s: s.is_published and pristine(s) == pristine(was)),
+        (Event.DISOWNED, lambda was, s: not s.is_published and pristine(s) == pristine(was)),
+        (Event.BROADCAST_ONLY, lambda _, s: s.supply is Supply.BROADCAST_ONLY),
+        (Event.SUPPLIED, lambda _, s: s.supply is Supply.OPEN),
+        (Event.QUARANTINED, lambda _, s: s.trust is Trust.QUARANTINED),
+        (Event.REJOINED, lambda _, s: s.trust is Trust.TRUSTED),
+        (Event.STOPPED, lambda _, s: name(s, works=False) == "STOPPED"),
+    ],
+)
+def test_event_has_its_effect_in_every_state(event: Event, holds: Callable[[EngineState, EngineState], bool]) -> None:
+    assert all(holds(state, state.after(event)) for state in STATES)
