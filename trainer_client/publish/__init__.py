@@ -1,9 +1,32 @@
-"""How a trainer's weights get to the engines: as files, as tensors by value, or broadcast to them."""
+"""How a trainer's weights get to the engines: as files, as tensors by value, or broadcast to them.
 
-from trainer_client.publish.collective.publisher import CollectivePublisher
-from trainer_client.publish.files import FilesPublisher
-from trainer_client.publish.ranks import PublishFailed
-from trainer_client.publish.sharded import ShardedWeights
-from trainer_client.publish.tensors import TensorsPublisher
+A session brings what publishers have in common; each publisher is imported when it is first asked for (PEP 562).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer_client.publish.collective.publisher import CollectivePublisher
+    from trainer_client.publish.files import FilesPublisher
+    from trainer_client.publish.ranks import PublishFailed
+    from trainer_client.publish.sharded import ShardedWeights
+    from trainer_client.publish.tensors import TensorsPublisher
 
 __all__ = ["CollectivePublisher", "FilesPublisher", "PublishFailed", "ShardedWeights", "TensorsPublisher"]
+
+_HOMES = {
+    "CollectivePublisher": "trainer_client.publish.collective.publisher",
+    "FilesPublisher": "trainer_client.publish.files",
+    "PublishFailed": "trainer_client.publish.ranks",
+    "ShardedWeights": "trainer_client.publish.sharded",
+    "TensorsPublisher": "trainer_client.publish.tensors",
+}
+
+if not TYPE_CHECKING:  # A type checker would take every name for one that there is.
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value

@@ -1,8 +1,8 @@
 """Rounds of steps, pulled in the trainer's own thread when it asks for them. A whole batch is one round.
 
 Invariants: the pull of a step's first round states the version that will train on the step, later ones leave it at
-that; a trainer that waits hears on whom at least
-every two seconds, and of what else went wrong in the background as soon.
+that; a trainer that waits hears on whom at least every two seconds, and of what else went wrong in the background as
+soon.
 """
 
 import logging
