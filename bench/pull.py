@@ -31,7 +31,7 @@ from bench.roles import Handler, Role
 from buffer_wire.channel import client_options
 from trainer_client import BufferClient
 from trainer_client.client.call import serialize
-from trainer_client.client.requests import PULL_METHOD, PullSpec
+from trainer_client.client.pulling import PULL_METHOD, PullSpec
 from trainer_client.policy import Policy
 
 _RESULTS = Path(__file__).parent / "results" / "pull.json"

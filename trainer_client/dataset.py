@@ -30,7 +30,7 @@ from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client.blocking import BufferClient
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline
-from trainer_client.client.requests import PullSpec
+from trainer_client.client.pulling import PullSpec
 from trainer_client.rounds import Place, Rounds
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.puller import Puller, PullSource

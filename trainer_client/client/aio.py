@@ -25,8 +25,7 @@ from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
-from trainer_client.client.pulling import PullLoop
-from trainer_client.client.requests import PullSpec
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS, Holder
 from trainer_client.policy import Policy, changed
 from trainer_client.rounds import Rounds
@@ -68,9 +67,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """The token that calls carry, as it is now."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
-        self._pull = self._bulk.unary_stream(
-            requests.PULL_METHOD, request_serializer=serialize, response_deserializer=None
-        )
+        self._pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""

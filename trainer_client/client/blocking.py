@@ -24,8 +24,7 @@ from trainer_client.client.connections import Connections
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.blocking import EvaluationCalls
-from trainer_client.client.pulling import PullLoop
-from trainer_client.client.requests import PullSpec
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS
 from trainer_client.policy import Policy, changed
 from trainer_client.rounds import Rounds
@@ -227,7 +226,7 @@ class BufferClient(EvaluationCalls):
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s)
-        pull = self._bulk.unary_stream(requests.PULL_METHOD, request_serializer=serialize, response_deserializer=None)
+        pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
             stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
             call.cancel = stream.cancel

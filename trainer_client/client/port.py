@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from trainer_client.client.driver import Deadline
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
-from trainer_client.client.pulling import PullLoop
-from trainer_client.client.requests import PullSpec, ResumeMode, Submission
+from trainer_client.client.pulling import PullLoop, PullSpec
+from trainer_client.client.requests import ResumeMode, Submission
 from trainer_client.policy import Policy
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task

@@ -17,7 +17,6 @@ from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weig
 from trainer_client.client import replies
 from trainer_client.client.call import Call
 from trainer_client.policy import Policy
-from trainer_client.rounds import Place
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task, tasks_to_wire
 from trainer_client.waiting import OnWait
@@ -35,8 +34,6 @@ _MODES = {
     "requeue": batches_pb2.RESUME_MODE_REQUEUE,
     "discard": batches_pb2.RESUME_MODE_DISCARD,
 }
-
-PULL_METHOD = "/rollout_buffer.v1.BatchService/PullBatch"
 
 
 def new_request_id() -> str:
@@ -287,42 +284,3 @@ def resume(
         batches_pb2.ResumeResponse,
         replies.resumed,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullSpec:
-    """Which shard of which round of which step."""
-
-    epoch: int
-    step: int
-    """The next unassembled one, or any earlier one that is still retained."""
-    rank: int = 0
-    world_size: int = 1
-    """Fixed for an epoch by its first pull."""
-    train_version: int | None = None
-    """The version whose weights will train on the batch; None: that of the step's earlier rounds, or the published."""
-    round: int = 0
-    """From 0: any closed one, or the next."""
-    batch_groups: int | None = None
-    """N of this step; None: the policy's. Whoever closes the first round decides."""
-
-    def following(self) -> "PullSpec":
-        """The step's next round."""
-        return replace(self, round=self.round + 1, train_version=None, batch_groups=None)
-
-    def __str__(self) -> str:
-        return str(Place(self.step, self.round))
-
-    def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
-        """The request of one attempt that waits up to `wait_s` at the service."""
-        return batches_pb2.PullBatchRequest(
-            run=ref,
-            epoch=self.epoch,
-            step=self.step,
-            rank=self.rank,
-            world_size=self.world_size,
-            train_version=self.train_version,
-            wait_ms=round(wait_s * 1000),
-            round=self.round,
-            batch_groups=self.batch_groups,
-        )

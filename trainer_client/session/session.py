@@ -38,7 +38,7 @@ from trainer_client.client.driver import Deadline
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.client.port import SessionClient
-from trainer_client.client.requests import PullSpec
+from trainer_client.client.pulling import PullSpec
 from trainer_client.forks import Holder
 from trainer_client.policy import Policy
 from trainer_client.progress import ProgressBar
