@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from buffer_conformance.rules import Outcome, Verdict
+from buffer_conformance.rules.rule import Outcome, Verdict
 
 _WIDTH = 118
 _SHOWN = 3

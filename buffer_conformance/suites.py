@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from buffer_conformance.record import Record
-from buffer_conformance.rules import Rule
+from buffer_conformance.rules.rule import Rule
+from buffer_conformance.rules.trainer import TRAINER_RULES
+from buffer_conformance.rules.worker import WORKER_RULES
+from buffer_conformance.scenarios.trainer import TRAINER_SCENARIOS, run_trainer_suite
+from buffer_conformance.scenarios.worker import WORKER_SCENARIOS, run_worker_suite
 from buffer_conformance.stage import SuiteOptions
-from buffer_conformance.trainer_rules import TRAINER_RULES
-from buffer_conformance.trainer_suite import TRAINER_SCENARIOS, run_trainer_suite
-from buffer_conformance.worker_rules import WORKER_RULES
-from buffer_conformance.worker_suite import WORKER_SCENARIOS, run_worker_suite
 
 
 @dataclass(frozen=True, slots=True)

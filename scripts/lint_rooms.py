@@ -24,7 +24,6 @@ CORE = ("google", "grpc", "numpy", "rollout_buffer")
 """What every install has, beside the product and the standard library."""
 
 CROWDED = {
-    "buffer_conformance",
     "buffer_service/admin",
     "buffer_service/rpc",
     "buffer_service/store",

@@ -11,7 +11,7 @@ from buffer_cli.exits import EXIT_OPTIONS, EXIT_REFUSED, exit_code
 from buffer_conformance.child import DidNotStart
 from buffer_conformance.record import Record
 from buffer_conformance.report import as_json, as_text, has_failed
-from buffer_conformance.rules import judged
+from buffer_conformance.rules.rule import judged
 from buffer_conformance.stage import SuiteOptions
 from buffer_conformance.suites import SUITES
 from buffer_wire.errors import InvalidField, RolloutBufferError

@@ -4,19 +4,23 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from google.protobuf.message import Message
+
 from buffer_wire.errors import StaleEpoch
+from rollout_buffer.v1.common_pb2 import RunRef
 from tests.conformance.our_trainer import main, train
 from trainer_client.client import requests
 from trainer_client.client.blocking import BufferClient
 
 
 def resumes_anew() -> None:
-    resume = requests.resume
+    def resume(client: BufferClient, run_id: str, **fields: Any) -> Any:
+        def build(ref: RunRef) -> Message:
+            return requests.resume(run_id, **fields).build(ref)
 
-    def anew(run_id: str, **fields: Any) -> Any:
-        return replace(resume(run_id, **fields), build=lambda ref: resume(run_id, **fields).build(ref))
+        return client._call(replace(requests.resume(run_id, **fields), build=build))
 
-    requests.resume = anew
+    BufferClient.resume = resume
 
 
 def fights() -> None:

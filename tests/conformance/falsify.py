@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.views import PUSHES
+from buffer_conformance.rules.views import PUSHES
 from rollout_buffer.v1 import groups_pb2
 
 

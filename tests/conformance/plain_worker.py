@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from buffer_conformance.made_groups import made_group
+from buffer_conformance.played.groups import made_group
 from rollout_buffer.v1 import common_pb2, groups_pb2, groups_pb2_grpc, tasks_pb2, tasks_pb2_grpc, weights_pb2
 from rollout_buffer.v1 import weights_pb2_grpc as weights_grpc
 

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from buffer_conformance.rules import judged
+from buffer_conformance.rules.rule import judged
+from buffer_conformance.rules.worker import WORKER_RULES
 from buffer_conformance.stage import SuiteOptions
-from buffer_conformance.worker_rules import WORKER_RULES
 from tests.conformance.conftest import recorded
 
 

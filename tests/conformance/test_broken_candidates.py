@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_conformance.rules import Outcome, judged
+from buffer_conformance.rules.rule import Outcome, judged
 from buffer_conformance.stage import SuiteOptions
 from buffer_conformance.suites import SUITES
 from tests.conformance.conftest import OUR_TRAINER, OUR_WORKER, recorded

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from buffer_conformance.worker_rules import WORKER_RULES
+from buffer_conformance.rules.worker import WORKER_RULES
 from tests.conformance.conftest import OUR_WORKER
 
 

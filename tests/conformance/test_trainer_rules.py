@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.rules import Outcome, judged
-from buffer_conformance.trainer_rules import TRAINER_RULES
+from buffer_conformance.rules.rule import Outcome, judged
+from buffer_conformance.rules.trainer import TRAINER_RULES
 from rollout_buffer.v1 import common_pb2
 from tests.conformance.falsify import after, calls, change, remember
 

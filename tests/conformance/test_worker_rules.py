@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from buffer_conformance.record import Exchange, Mark, Record
-from buffer_conformance.rules import Outcome, judged
-from buffer_conformance.views import Push, leases, pushes
-from buffer_conformance.worker_rules import WORKER_RULES
+from buffer_conformance.rules.rule import Outcome, judged
+from buffer_conformance.rules.views import Push, leases, pushes
+from buffer_conformance.rules.worker import WORKER_RULES
 from rollout_buffer.v1 import common_pb2, groups_pb2, tasks_pb2, weights_pb2
 from tests.conformance.falsify import after, calls, change, change_groups, remember
 

@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from buffer_conformance.group_rules import GROUP_RULES
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.rules import Finding, Rule
-from buffer_conformance.shared_rules import (
+from buffer_conformance.rules.groups import GROUP_RULES
+from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.shared import (
     SETTLING_S,
     asked_again,
     goes_on,
@@ -14,7 +14,7 @@ from buffer_conformance.shared_rules import (
     seen_revision,
     well_formed,
 )
-from buffer_conformance.views import disturbed, leases, pushes, reports, stamp, without_run
+from buffer_conformance.rules.views import disturbed, leases, pushes, reports, stamp, without_run
 from rollout_buffer.v1 import weights_pb2
 
 REPORT_SETTLING_S = 3.0

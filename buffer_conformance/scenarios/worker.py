@@ -8,14 +8,14 @@ from uuid import uuid4
 
 from buffer_conformance.child import service_at
 from buffer_conformance.direct import Direct
-from buffer_conformance.group_rules import PUSHED_AGAIN_S
-from buffer_conformance.kit_trainer import KitTrainer
-from buffer_conformance.made_groups import made_group
+from buffer_conformance.played.groups import made_group
+from buffer_conformance.played.trainer import KitTrainer
 from buffer_conformance.proxy import Proxy
 from buffer_conformance.record import Record
+from buffer_conformance.rules.groups import PUSHED_AGAIN_S
+from buffer_conformance.rules.views import PUSHES, HeldLease, leases, reports
+from buffer_conformance.rules.worker import EXIT_WITHIN_S, LOADED_WITHIN_S
 from buffer_conformance.stage import Stage, Stuck, SuiteOptions
-from buffer_conformance.views import PUSHES, HeldLease, leases, reports
-from buffer_conformance.worker_rules import EXIT_WITHIN_S, LOADED_WITHIN_S
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import common_pb2, tasks_pb2
 

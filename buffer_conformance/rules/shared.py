@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
 
 from buffer_conformance.record import OPEN, Entry, Exchange, Record
-from buffer_conformance.rules import Finding
-from buffer_conformance.views import ends_within
+from buffer_conformance.rules.rule import Finding
+from buffer_conformance.rules.views import ends_within
 
 SETTLING_S = 0.5
 """A reply may be on its way to the candidate, or not be looked at yet, for so long."""

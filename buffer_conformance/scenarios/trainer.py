@@ -8,11 +8,11 @@ from uuid import uuid4
 from buffer_conformance.child import service_at
 from buffer_conformance.direct import Direct
 from buffer_conformance.faults import When, always
-from buffer_conformance.kit_worker import KitWorker
+from buffer_conformance.played.worker import KitWorker
 from buffer_conformance.proxy import Proxy
 from buffer_conformance.record import Record
+from buffer_conformance.rules.trainer import EXIT_WITHIN_S
 from buffer_conformance.stage import Stage, SuiteOptions
-from buffer_conformance.trainer_rules import EXIT_WITHIN_S
 from buffer_wire.errors import RolloutBufferError
 
 _WORKERS = 2

@@ -5,7 +5,7 @@ import uuid
 from typing import Any
 
 from buffer_conformance.direct import Direct
-from buffer_conformance.made_groups import made_group
+from buffer_conformance.played.groups import made_group
 from buffer_wire.errors import RolloutBufferError, RunPaused, UnknownRun
 from rollout_buffer.v1 import common_pb2, weights_pb2
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from buffer_conformance.record import Record
-from buffer_conformance.rules import Finding, Rule
-from buffer_conformance.views import HeldLease, Push, ends_within, leases, pushes, reports, stamp
+from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.views import HeldLease, Push, ends_within, leases, pushes, reports, stamp
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
 from buffer_wire.validate import check_group

@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.rules import Finding, Rule
-from buffer_conformance.shared_rules import asked_again, goes_on, grouped, paced, seen_revision, well_formed
-from buffer_conformance.views import process_ends, without_run
+from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.shared import asked_again, goes_on, grouped, paced, seen_revision, well_formed
+from buffer_conformance.rules.views import process_ends, without_run
 
 EXIT_WITHIN_S = 30.0
 GIVES_WAY_S = 2.0

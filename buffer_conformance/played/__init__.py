@@ -1,0 +1,1 @@
+"""Workers and trainers that the kit plays, and the groups that they make up."""

@@ -1,0 +1,1 @@
+"""Rules of the protocol, and verdicts of a record by them."""

@@ -1,0 +1,1 @@
+"""Scenarios of the suites: what the kit does to a candidate."""
