@@ -21,7 +21,16 @@ from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
 from buffer_service.rules.filters import FILTERS, Filter
 from buffer_service.rules.groups import PUSHED, RECORD
 from buffer_service.rules.statistics import STATISTICS
-from buffer_service.rules.totals import OF_ENVIRONMENT, STALENESS_BOUNDS, TOTALS, WINDOW_VERSIONS
+from buffer_service.rules.totals import (
+    ACCEPTED,
+    ENGINES,
+    GENERATION,
+    OF_ENVIRONMENT,
+    STALENESS_BOUNDS,
+    TOTALS,
+    TRAINER,
+    WINDOW_VERSIONS,
+)
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.store.keys import SCHEMA_VERSION
 
@@ -136,12 +145,16 @@ def _virtual() -> dict[str, str]:
         f"{_table('STALENESS_BOUNDS', map(str, STALENESS_BOUNDS))}\n"
     )
     defaults = f"-- From domain/policy.py.\n\n{render_defaults('POLICY_DEFAULTS', RunPolicy().to_store())}\n"
+    lists = {"accepted": (*ACCEPTED, *GENERATION), "engines": ENGINES, "trainer": TRAINER}
+    words = {name: ",\n    ".join(map(repr, names)) for name, names in lists.items()}
+    totals_of = _table("TOTALS_OF", [f"{name} = {{\n    {names}}}" for name, names in words.items()])
     statistics = _table("STATISTICS", [f"{name} = {each.begins}" for name, each in STATISTICS.items()])
     return {
         "filters": f"-- Rendered from rules/filters.py.\n\n{render_filters(FILTERS)}",
         "policy_defaults": defaults,
         "statistics": f"-- Rendered from rules/statistics.py.\n\n{statistics}\n",
         "total_places": places,
+        "totals_of": f"-- From rules/totals.py.\n\n{totals_of}\n",
         "transitions": origin + "\n\n".join(tables) + "\n",
         "states": origin + "\n".join(states) + "\n",
     }

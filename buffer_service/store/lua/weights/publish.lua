@@ -11,6 +11,7 @@
 
 -- @include commit
 -- @include totals
+-- @include totals_of
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
@@ -37,7 +38,7 @@ if commit_through >= 0 then
 end
 if busy_ms >= 0 then
   local said, clock = call('HGET', RUN, 'trainer'), {busy_ms, wait_ms}
-  Totals.grow(ctx, {'trainer_busy_ms', 'trainer_wait_ms'}, said and unpack_msg(said), clock)
+  Totals.grow(ctx, TOTALS_OF.trainer, said and unpack_msg(said), clock)
   call('HSET', RUN, 'trainer', pack(clock))
 end
 if not is_repeat then

@@ -11,6 +11,7 @@
 
 -- @include places
 -- @include totals
+-- @include totals_of
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
@@ -34,7 +35,7 @@ if said ~= packed then
   call('HSET', key('engine_counters'), engine_id, packed)
   -- What an engine did before the run heard of it, in a deleted run of this name perhaps, is none of this run's.
   local before = said and unpack_msg(said) or counters
-  Totals.grow(ctx, {'decoded_tokens', 'decode_busy_ms', 'decode_request_ms'}, before, counters)
+  Totals.grow(ctx, TOTALS_OF.engines, before, counters)
 end
 
 if #request[9] > 0 then

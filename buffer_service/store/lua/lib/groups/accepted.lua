@@ -1,16 +1,14 @@
 -- What a push accepts: the totals that it adds to, and what assembly needs of each group.
 --
--- ctx.accepted, once a group was accepted: sums in the order of Accepted.TOTALS; response_tokens: by environment;
+-- ctx.accepted, once a group was accepted: sums in the order of TOTALS_OF.accepted; response_tokens: by environment;
 -- by_length: samples by bucket of lengths.
 
 -- @include ledger
 -- @include record
 -- @include totals
+-- @include totals_of
 
 local Accepted = {}
-
-Accepted.TOTALS = {'accepted_groups', 'accepted_samples', 'accepted_response_tokens', 'accepted_longest_tokens',
-  'accepted_reward_milli', 'accepted_turns', 'accepted_truncated_samples', 'generated_groups', 'generation_ms'}
 
 -- Adds a group that is being accepted; a lease counts when it is the task's last one, whose beginning is known.
 function Accepted.add(ctx, group, task, attempt)
@@ -38,7 +36,7 @@ function Accepted.count(ctx)
   if not ctx.accepted then
     return
   end
-  for place, name in ipairs(Accepted.TOTALS) do
+  for place, name in ipairs(TOTALS_OF.accepted) do
     Totals.count(ctx, name, ctx.accepted[place])
   end
   for environment, tokens in pairs(ctx.response_tokens) do
