@@ -29,6 +29,7 @@ import redis
 import uvloop
 
 from bench.measure import cpu_s, median
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction, RunPolicy
 from buffer_service.store.embedded import Durability, EmbeddedStore
@@ -127,12 +128,12 @@ class Deep:
     async def turn(self, body: bytes) -> None:
         """Push a batch, pull a batch, commit and free it."""
         await self.push(BATCH, body, PUSH_CALL)
-        result = await self.store.pull(self.run_id, ops.Pull(1, self.step, 0, 1, None))
+        result = await self.store.call(commands.pull(self.run_id, ops.Pull(1, self.step, 0, 1, None)))
         if not isinstance(result, ops.Batch) or len(result.shard) != BATCH:
             raise RuntimeError(f"no batch: {result}")
         await self.store.fetch(self.run_id, [group.payload_key for group in result.shard])
-        await self.store.commit(self.run_id, 1, self.step)
-        await self.store.checkpoint(self.run_id, 1, self.step)
+        await self.store.call(commands.commit(self.run_id, 1, self.step))
+        await self.store.call(commands.checkpoint(self.run_id, 1, self.step))
         self.step += 1
 
     def cpu(self) -> float:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from buffer_service import commands
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.page_files import PageFiles
@@ -109,13 +110,15 @@ class AdminPage:
 
     async def runs(self, _: Request) -> Response:
         """All runs that can be read, in short."""
-        runs = await self._reader.read(self._store.view, asyncio.get_running_loop().time() + LOOK_S)
+        runs = await self._reader.read(
+            lambda run_id: self._store.call(commands.view(run_id)), asyncio.get_running_loop().time() + LOOK_S
+        )
         return JSONResponse([in_short(view) for view in runs.found])
 
     async def run(self, request: Request) -> Response:
         """One run, whole."""
-        view = await self._store.view(_run_id(request.path_params["run_id"]))
-        _, evaluations = await self._store.evaluations(view.run_id, acknowledges=False)
+        view = await self._store.call(commands.view(_run_id(request.path_params["run_id"])))
+        _, evaluations = await self._store.call(commands.evaluations(view.run_id, acknowledges=False))
         return JSONResponse(whole(view, evaluations))
 
     async def events(self, request: Request) -> EventStream:

@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from buffer_service import commands
 from buffer_service.admin.evaluation_metrics import EvaluationCollector
 from buffer_service.admin.reading import LOOK_S, RunReader
 from buffer_service.admin.run_metrics import RunCollector
@@ -72,8 +73,8 @@ async def scrape(store: RunStore, reader: RunReader, written: SharedMetrics, col
 
 async def _look(store: RunStore, reader: RunReader) -> Look:
     async def one(run_id: str) -> tuple[RunView, Sequence[EvaluationView]]:
-        view = await store.view(run_id)
-        _, evaluations = await store.evaluations(run_id, acknowledges=False)
+        view = await store.call(commands.view(run_id))
+        _, evaluations = await store.call(commands.evaluations(run_id, acknowledges=False))
         return view, evaluations
 
     deadline = asyncio.get_running_loop().time() + LOOK_S

@@ -8,10 +8,9 @@ has to offer for them.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
-from buffer_service.domain.ops import Buffer, Extended, LeaseWait, WeightVersion
-from buffer_wire.revision import NO_REVISION, Revision
+from buffer_service.domain.ops import Buffer, LeaseWait, WeightVersion
+from buffer_wire.revision import Revision
 
 MAX_EVALUATIONS = 64
 """Of a run, ended ones included, until they are deleted."""
@@ -191,66 +190,3 @@ class EvaluationResults:
     revision: Revision
     evaluation: EvaluationView
     results: Sequence[EvaluationResult]
-
-
-class EvaluationStore(Protocol):
-    """Evaluations of runs.
-
-    As in `ports.RunStore`, each method is one try, and all may raise UnknownRun, StoreFault and, where they take
-    `seen_revision`, StoreRolledBack.
-    """
-
-    async def submit_evaluation(
-        self, run_id: str, submit: SubmitEvaluation, *, seen_revision: Revision = NO_REVISION
-    ) -> EvaluationSubmitted:
-        """Add an evaluation, or find it.
-
-        Raises StaleEpoch, EvaluationExists, EvaluationsFull, RunPaused, InvalidField (version).
-        """
-        ...
-
-    async def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[Revision, Sequence[EvaluationView]]:
-        """Revision, and all evaluations in order of submission, without their failures. Unless it `acknowledges`, it
-        waits for no replicas, and the revision is not to be sent back.
-        """
-        ...
-
-    async def evaluation(self, run_id: str, eval_id: str) -> tuple[Revision, EvaluationView]:
-        """Revision, and one evaluation. Raises UnknownEvaluation."""
-        ...
-
-    async def evaluation_results(self, run_id: str, eval_id: str, start: int, limit: int) -> EvaluationResults:
-        """Up to `limit` ended tasks after the first `start`; `fetch` has their bodies. Raises UnknownEvaluation."""
-        ...
-
-    async def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: Revision = NO_REVISION) -> Revision:
-        """End an evaluation and delete its results; returns the revision. Raises UnknownEvaluation."""
-        ...
-
-    async def lease_evaluation(
-        self, run_id: str, ask: EvaluationAsk, *, seen_revision: Revision = NO_REVISION
-    ) -> EvaluationLeased:
-        """Lease tasks; an empty grant list comes with the reason."""
-        ...
-
-    async def extend_evaluation(
-        self,
-        run_id: str,
-        worker_id: str,
-        instance_id: str,
-        lease_ids: Sequence[str],
-        *,
-        seen_revision: Revision = NO_REVISION,
-    ) -> Extended:
-        """Prolong leases that are live."""
-        ...
-
-    async def finish_evaluation(
-        self, run_id: str, finish: FinishEvaluation, *, seen_revision: Revision = NO_REVISION
-    ) -> tuple[Revision, EvaluationOutcome]:
-        """End a lease; the revision, and what became of the task.
-
-        Raises UnknownLease, EvaluationsFull, StoreOutOfMemory, InvalidField (a group that is not of this task, or has
-        tokens of other weights).
-        """
-        ...

@@ -8,7 +8,7 @@ proto/rollout_buffer/v1/inspect.proto. Times are milliseconds on the run's clock
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from buffer_service.domain.policy import RunPolicy
 
@@ -186,35 +186,3 @@ class Waits:
     clock: AdmissionClock
     needed_groups: int
     """Queued groups that the last short pull waits for; 0: none has been short."""
-
-
-class InspectStore(Protocol):
-    """Looks into a run. All raise UnknownRun and StoreFault."""
-
-    async def list_tasks(
-        self, run_id: str, which: TaskSet, after: Position, limit: int, *, environment: str | None, worker_id: str
-    ) -> Page[TaskFacts]:
-        """Tasks of a set; `worker_id` "" is any, and else for LEASED alone."""
-        ...
-
-    async def task(self, run_id: str, task_id: str) -> tuple[int, int, TaskFacts]:
-        """Revision, time and one task. Raises UnknownTask."""
-        ...
-
-    async def list_groups(
-        self, run_id: str, step: int | None, after: Position, limit: int, *, environment: str | None
-    ) -> tuple[Place, Page[GroupView]]:
-        """Groups of the queue, or of a step. Raises ReplayGap, StepAhead, InvalidField (page_token)."""
-        ...
-
-    async def list_steps(self, run_id: str, after: Position, limit: int) -> Page[StepView]:
-        """Steps that are stored, newest first."""
-        ...
-
-    async def waits(self, run_id: str, limit: int) -> Waits:
-        """Who waits on whom."""
-        ...
-
-    async def read_payload(self, key: str, first: int, size: int) -> bytes:
-        """Bytes [first, first + size) of a stored body, as far as it goes; empty when it is gone."""
-        ...

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 
+from buffer_service import commands
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
@@ -46,12 +47,14 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         """Add one."""
         run_id, seen = fields.run_ref(request.run)
         submit = convert.submit(request)
-        return convert.to_submitted(await self.store.submit_evaluation(run_id, submit, seen_revision=seen))
+        return convert.to_submitted(
+            await self.store.call(commands.submit_evaluation(run_id, submit, seen_revision=seen))
+        )
 
     async def GetEvaluation(self, request: pb.GetEvaluationRequest, _: Context) -> pb.GetEvaluationResponse:
         """How far it is."""
         run_id = fields.run_id(request.run.run_id)
-        revision, view = await self.store.evaluation(run_id, convert.eval_id(request.eval_id))
+        revision, view = await self.store.call(commands.evaluation(run_id, convert.eval_id(request.eval_id)))
         return pb.GetEvaluationResponse(
             revision=revision, revision_proof=revision.proof, evaluation=convert.to_evaluation(view)
         )
@@ -70,7 +73,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
 
     async def ListEvaluations(self, request: pb.ListEvaluationsRequest, _: Context) -> pb.ListEvaluationsResponse:
         """All of a run."""
-        revision, views = await self.store.evaluations(fields.run_id(request.run.run_id))
+        revision, views = await self.store.call(commands.evaluations(fields.run_id(request.run.run_id)))
         return pb.ListEvaluationsResponse(
             revision=revision,
             revision_proof=revision.proof,
@@ -80,7 +83,9 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
     async def DeleteEvaluation(self, request: pb.DeleteEvaluationRequest, _: Context) -> pb.DeleteEvaluationResponse:
         """Delete one."""
         run_id, seen = fields.run_ref(request.run)
-        revision = await self.store.delete_evaluation(run_id, convert.eval_id(request.eval_id), seen_revision=seen)
+        revision = await self.store.call(
+            commands.delete_evaluation(run_id, convert.eval_id(request.eval_id), seen_revision=seen)
+        )
         return pb.DeleteEvaluationResponse(revision=revision, revision_proof=revision.proof)
 
     async def LeaseEvaluation(self, request: pb.LeaseEvaluationRequest, _: Context) -> pb.LeaseEvaluationResponse:
@@ -96,7 +101,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         deadline = loop.time() + wait_s
         while True:
             ticket = self.lines.ticket(run_id, Topic.EVALUATIONS)
-            leased = await self.store.lease_evaluation(run_id, ask, seen_revision=seen)
+            leased = await self.store.call(commands.lease_evaluation(run_id, ask, seen_revision=seen))
             told = leased.grants or leased.wanted or leased.wait is None or leased.wait in _POINTLESS
             if told or loop.time() >= deadline:
                 return leased
@@ -107,13 +112,13 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         """Heartbeat."""
         run_id, seen = fields.run_ref(request.run)
         return convert.to_extended(
-            await self.store.extend_evaluation(run_id, *convert.extend(request), seen_revision=seen)
+            await self.store.call(commands.extend_evaluation(run_id, *convert.extend(request), seen_revision=seen))
         )
 
     async def FinishEvaluation(self, request: pb.FinishEvaluationRequest, _: Context) -> pb.FinishEvaluationResponse:
         """End a lease."""
         run_id, seen = fields.run_ref(request.run)
         finish = convert.finish(request, self.max_payload_bytes)
-        revision, outcome = await self.store.finish_evaluation(run_id, finish, seen_revision=seen)
+        revision, outcome = await self.store.call(commands.finish_evaluation(run_id, finish, seen_revision=seen))
         self.metrics.evaluated(outcome)
         return convert.to_finished(revision, outcome)

@@ -6,6 +6,7 @@ Every message says how far the evaluation is, and there is at least one.
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
+from buffer_service import commands
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
@@ -25,7 +26,7 @@ async def results(
     deadline = loop.time() + wait_s
     while True:
         ticket = lines.ticket(run_id, Topic.RESULTS)
-        portion = await store.evaluation_results(run_id, eval_id, seen, PORTION_RESULTS)
+        portion = await store.call(commands.evaluation_results(run_id, eval_id, seen, PORTION_RESULTS))
         if portion.results:
             seen += len(portion.results)
             for message in _messages(portion, await _bodies(store, run_id, portion.results)):

@@ -7,6 +7,7 @@ no more than a few megabytes for it.
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
+from buffer_service import commands
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert.records import Event, event
 from buffer_wire.errors import InvalidField
@@ -33,7 +34,7 @@ async def exported(
 ) -> AsyncGenerator[pb.ExportRecordsResponse]:
     """Messages of an export. Raises UnknownRun."""
     # A run that is not there has no records either; that must not look the same.
-    await store.weights(run_id)
+    await store.call(commands.weights(run_id))
     while records := await store.records(run_id, last_id, PORTION_RECORDS):
         last_id = records[-1].event_id
         events = [event(record) for record in records]

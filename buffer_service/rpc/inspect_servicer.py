@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc.aio
 
+from buffer_service import commands
 from buffer_service.domain.inspection import Position, TaskSet
 from buffer_service.domain.ops import payload_size
 from buffer_service.domain.ports import RunStore
@@ -42,7 +43,9 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         worker_id, limit = convert.worker_id(request.worker_id), convert.page_size(request.page_size)
         scope: Position = ("tasks", which.value, worker_id, *_filter(environment))
         after = position(request.page_token, scope, _TASK_POSITIONS[which])
-        page = await self.store.list_tasks(run_id, which, after, limit, environment=environment, worker_id=worker_id)
+        page = await self.store.call(
+            commands.list_tasks(run_id, which, after, limit, environment=environment, worker_id=worker_id)
+        )
         return pb.ListTasksResponse(
             revision=page.revision,
             now_ms=page.now_ms,
@@ -53,7 +56,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
     async def GetTask(self, request: pb.GetTaskRequest, _: Context) -> pb.GetTaskResponse:
         """One task."""
         run_id, task_id = fields.run_id(request.run.run_id), convert.task_id(request.task_id)
-        revision, now_ms, task = await self.store.task(run_id, task_id)
+        revision, now_ms, task = await self.store.call(commands.task(run_id, task_id))
         return pb.GetTaskResponse(revision=revision, now_ms=now_ms, task=convert.to_task(task))
 
     async def ListGroups(self, request: pb.ListGroupsRequest, _: Context) -> pb.ListGroupsResponse:
@@ -63,7 +66,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         limit = convert.page_size(request.page_size)
         scope: Position = ("groups", -1 if step is None else step, *_filter(environment))
         after = position(request.page_token, scope, _IN_ORDER if step is None else _IN_STEP)
-        place, page = await self.store.list_groups(run_id, step, after, limit, environment=environment)
+        place, page = await self.store.call(commands.list_groups(run_id, step, after, limit, environment=environment))
         return pb.ListGroupsResponse(
             revision=page.revision,
             now_ms=page.now_ms,
@@ -76,7 +79,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         run_id, (task_id, generation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
         count = convert.max_tokens(request.max_tokens)
         try:
-            revision, now_ms, task = await self.store.task(run_id, task_id)
+            revision, now_ms, task = await self.store.call(commands.task(run_id, task_id))
         except UnknownTask:
             raise UnknownGroup(run_id, request.group_id) from None
         accepted = task.accepted_attempt >= 0 and task.generation == generation
@@ -99,7 +102,9 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
     async def ListBatches(self, request: pb.ListBatchesRequest, _: Context) -> pb.ListBatchesResponse:
         """A page of steps."""
         run_id, limit = fields.run_id(request.run.run_id), convert.page_size(request.page_size)
-        page = await self.store.list_steps(run_id, position(request.page_token, ("steps",), _IN_ORDER), limit)
+        page = await self.store.call(
+            commands.list_steps(run_id, position(request.page_token, ("steps",), _IN_ORDER), limit)
+        )
         return pb.ListBatchesResponse(
             revision=page.revision,
             now_ms=page.now_ms,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from buffer_service import commands
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.room import Room
 from buffer_wire.errors import StoreFault, UnknownRun
@@ -40,7 +41,7 @@ class Janitor:
         while (item := await self._abandoned.get()) is not None:
             run_id, keys = item
             try:
-                await self._store.abandon_push(run_id, keys)
+                await self._store.call(commands.abandon_push(run_id, keys))
             except StoreFault as error:
                 # The sweep finds them later, as stale staging.
                 log.warning("abandoned payloads stay for the sweep", run=run_id, payloads=len(keys), why=error.message)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Self, TypeAlias
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
@@ -63,7 +64,7 @@ class PullStream:
         with self._metrics.pulling(run_id) as wait:
 
             async def attempt() -> ops.Batch | ops.Short:
-                result = await self._store.pull(run_id, pull, seen_revision=seen)
+                result = await self._store.call(commands.pull(run_id, pull, seen_revision=seen))
                 if isinstance(result, ops.Short):
                     wait()
                 return result
@@ -73,7 +74,7 @@ class PullStream:
             )
         if isinstance(result, ops.Batch):
             return result
-        view = await self._store.view(run_id)
+        view = await self._store.call(commands.view(run_id))
         raise BatchNotReady(
             step=result.step,
             queued_groups=result.queued,
@@ -128,7 +129,7 @@ class PullStream:
         """The groups with their bodies, or None after those without one were reported lost."""
         lost = [group.payload_key for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
-            await self._store.report_lost(run_id, epoch, batch.step, lost)
+            await self._store.call(commands.report_lost(run_id, epoch, batch.step, lost))
             reported.update(lost)
             return None
         return deque(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
@@ -216,7 +217,7 @@ async def push_entries(
     if groups:
         result = await parts.pushes.push(run_id, groups, seen, stored)
     else:
-        view = await parts.store.weights(run_id)
+        view = await parts.store.call(commands.weights(run_id))
         result = ops.PushResult(view.revision, [], view.published)
     parts.metrics.pushed(result.outcomes)
     acks = (convert.to_ack(pushed, fact) for pushed, fact in zip(result.outcomes, facts, strict=True))

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import grpc.aio
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
@@ -74,7 +75,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
 
     async def GetRun(self, request: runs_pb2.GetRunRequest, _: Context) -> runs_pb2.GetRunResponse:
         """The whole state."""
-        view = await self.store.view(fields.run_id(request.run.run_id))
+        view = await self.store.call(commands.view(fields.run_id(request.run.run_id)))
         return runs_pb2.GetRunResponse(revision=view.revision, run=runs.to_run(view))
 
     async def ListRuns(self, _request: runs_pb2.ListRunsRequest, _: Context) -> runs_pb2.ListRunsResponse:
@@ -88,7 +89,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
             revision, policy = await self._change_policy(run_id, request, seen)
         else:
             policy = policies.policy(request.policy, self.bounds)
-            revision = await self.store.update_policy(run_id, policy, seen_revision=seen)
+            revision = await self.store.call(commands.update_policy(run_id, policy, seen_revision=seen))
         return runs_pb2.UpdatePolicyResponse(
             revision=revision, revision_proof=revision.proof, policy=policies.to_policy(policy)
         )
@@ -98,28 +99,30 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
     ) -> tuple[Revision, RunPolicy]:
         tries_left = POLICY_TRIES
         while True:
-            present = (await self.store.view(run_id)).policy
+            present = (await self.store.call(commands.view(run_id))).policy
             policy = policies.policy(policies.merged(present, request.policy, request.fields), self.bounds)
             tries_left -= 1
             try:
-                return await self.store.update_policy(run_id, policy, present, seen_revision=seen), policy
+                return await self.store.call(
+                    commands.update_policy(run_id, policy, present, seen_revision=seen)
+                ), policy
             except PolicyChanged:
                 if not tries_left:
                     raise
 
     async def PauseRun(self, request: runs_pb2.PauseRunRequest, _: Context) -> runs_pb2.PauseRunResponse:
         """Hold a run."""
-        revision = await self.store.pause_run(fields.run_id(request.run.run_id))
+        revision = await self.store.call(commands.pause_run(fields.run_id(request.run.run_id)))
         return runs_pb2.PauseRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def DrainRun(self, request: runs_pb2.DrainRunRequest, _: Context) -> runs_pb2.DrainRunResponse:
         """Let a run end."""
-        revision = await self.store.drain_run(fields.run_id(request.run.run_id))
+        revision = await self.store.call(commands.drain_run(fields.run_id(request.run.run_id)))
         return runs_pb2.DrainRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def ContinueRun(self, request: runs_pb2.ContinueRunRequest, _: Context) -> runs_pb2.ContinueRunResponse:
         """Let a run go on."""
-        revision = await self.store.continue_run(fields.run_id(request.run.run_id))
+        revision = await self.store.call(commands.continue_run(fields.run_id(request.run.run_id)))
         return runs_pb2.ContinueRunResponse(revision=revision, revision_proof=revision.proof)
 
     async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, _: Context) -> runs_pb2.DeleteRunResponse:
@@ -152,7 +155,9 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
         """Add tasks."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_submitted(await self.store.submit(run_id, tasks.submit(request), seen_revision=seen))
+        return tasks.to_submitted(
+            await self.store.call(commands.submit(run_id, tasks.submit(request), seen_revision=seen))
+        )
 
     async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, _: Context) -> tasks_pb2.LeaseTasksResponse:
         """Lease tasks, waiting for the first."""
@@ -179,12 +184,16 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, _: Context) -> tasks_pb2.ExtendLeasesResponse:
         """Heartbeat."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_extended(await self.store.extend(run_id, *tasks.extend(request), seen_revision=seen))
+        return tasks.to_extended(
+            await self.store.call(commands.extend(run_id, *tasks.extend(request), seen_revision=seen))
+        )
 
     async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
         """Hand tasks back."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_returned(await self.store.give_back(run_id, *tasks.give_back(request), seen_revision=seen))
+        return tasks.to_returned(
+            await self.store.call(commands.give_back(run_id, *tasks.give_back(request), seen_revision=seen))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,16 +266,16 @@ class BatchServicer:
     async def Commit(self, request: batches_pb2.CommitRequest, _: Context) -> batches_pb2.CommitResponse:
         """Trained through a step."""
         run_id, seen = fields.run_ref(request.run)
-        revision, steps = await self.store.commit(
-            run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
+        revision, steps = await self.store.call(
+            commands.commit(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
         )
         return batches_pb2.CommitResponse(revision=revision, revision_proof=revision.proof, committed_steps=steps)
 
     async def Checkpoint(self, request: batches_pb2.CheckpointRequest, _: Context) -> batches_pb2.CheckpointResponse:
         """Saved through a step."""
         run_id, seen = fields.run_ref(request.run)
-        revision, steps = await self.store.checkpoint(
-            run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen
+        revision, steps = await self.store.call(
+            commands.checkpoint(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
         )
         return batches_pb2.CheckpointResponse(
             revision=revision, revision_proof=revision.proof, checkpointed_steps=steps
@@ -275,7 +284,7 @@ class BatchServicer:
     async def Resume(self, request: batches_pb2.ResumeRequest, _: Context) -> batches_pb2.ResumeResponse:
         """Take a run over."""
         run_id = fields.run_id(request.run.run_id)
-        return batches.to_resumed(await self.store.resume(run_id, batches.resume(request)))
+        return batches.to_resumed(await self.store.call(commands.resume(run_id, batches.resume(request))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +297,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     async def Publish(self, request: weights_pb2.PublishRequest, _: Context) -> weights_pb2.PublishResponse:
         """Publish and commit."""
         run_id, seen = fields.run_ref(request.run)
-        result = await self.store.publish(run_id, weights.publish(request), seen_revision=seen)
+        result = await self.store.call(commands.publish(run_id, weights.publish(request), seen_revision=seen))
         return weights_pb2.PublishResponse(
             revision=result.revision,
             revision_proof=result.revision.proof,
@@ -310,7 +319,9 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     ) -> weights_pb2.PlanCollectiveResponse:
         """Announce a collective update."""
         run_id, seen = fields.run_ref(request.run)
-        revision = await self.store.plan_collective(run_id, plans.plan_collective(request), seen_revision=seen)
+        revision = await self.store.call(
+            commands.plan_collective(run_id, plans.plan_collective(request), seen_revision=seen)
+        )
         return weights_pb2.PlanCollectiveResponse(revision=revision, revision_proof=revision.proof)
 
     async def ReportEngine(
@@ -318,7 +329,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     ) -> weights_pb2.ReportEngineResponse:
         """What an engine has loaded."""
         run_id, seen = fields.run_ref(request.run)
-        result = await self.store.report_engine(run_id, weights.report(request), seen_revision=seen)
+        result = await self.store.call(commands.report_engine(run_id, weights.report(request), seen_revision=seen))
         return weights_pb2.ReportEngineResponse(
             revision=result.revision,
             revision_proof=result.revision.proof,

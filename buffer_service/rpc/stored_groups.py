@@ -5,8 +5,8 @@ from struct import iter_unpack
 
 from google.protobuf.message import DecodeError
 
-from buffer_service.domain.inspection import InspectStore
 from buffer_service.domain.ops import payload_size
+from buffer_service.domain.ports import RunStore
 from buffer_wire.codec import MalformedMessage, read_varint, split_group
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.limits import MAX_HEADER_BYTES
@@ -27,7 +27,7 @@ class StoredGroup:
     payload_at: int
     payload: memoryview | None = None
 
-    async def token_ids(self, store: InspectStore, sample: int, first: int, count: int) -> list[int]:
+    async def token_ids(self, store: RunStore, sample: int, first: int, count: int) -> list[int]:
         """Up to `count` token ids of a sample from its token `first` on. Raises InvalidField (tokens_of_sample)."""
         samples = self.header.samples
         if sample >= len(samples):
@@ -44,7 +44,7 @@ class StoredGroup:
         return [number for (number,) in iter_unpack("<i", raw[: len(raw) // 4 * 4])]
 
 
-async def read_group(store: InspectStore, key: str) -> StoredGroup | None:
+async def read_group(store: RunStore, key: str) -> StoredGroup | None:
     """The header of a stored group; None when its body is gone."""
     body = await store.read_payload(key, 0, _FIRST_BYTES)
     if not body:
@@ -55,7 +55,7 @@ async def read_group(store: InspectStore, key: str) -> StoredGroup | None:
         raise RolloutBufferError(f"the stored group under {key} is no Group ({error})") from error
 
 
-async def _read_usual(store: InspectStore, key: str, body: bytes) -> StoredGroup | None:
+async def _read_usual(store: RunStore, key: str, body: bytes) -> StoredGroup | None:
     """A body as it is nearly always written: header, payload, and nothing else. None for another."""
     if body[0] != _HEADER_TAG:
         return None
@@ -69,7 +69,7 @@ async def _read_usual(store: InspectStore, key: str, body: bytes) -> StoredGroup
     return StoredGroup(key, groups_pb2.GroupHeader.FromString(body[at:stop]), payload_at)
 
 
-async def _read_whole(store: InspectStore, key: str) -> StoredGroup | None:
+async def _read_whole(store: RunStore, key: str) -> StoredGroup | None:
     body = await store.read_payload(key, 0, payload_size(key))
     if not body:
         # Deleted since its beginning was read.

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.waiting import Lines
@@ -61,7 +62,7 @@ class WeightsFeed:
         async with reading.lock:
             ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
             if reading.view is None or reading.ticket != ticket or time.monotonic() - reading.taken_s > FRESH_S:
-                reading.view = await self._store.weights(run_id)
+                reading.view = await self._store.call(commands.weights(run_id))
                 reading.ticket = ticket
                 reading.taken_s = time.monotonic()
             return reading.view

@@ -6,37 +6,36 @@ finds it, and it stays in the set of runs until nothing is left of it, so every 
 
 from collections.abc import Sequence
 
-from buffer_service.domain import ops
+from buffer_service.commands import runs
+from buffer_service.commands.replies import text
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
-from buffer_service.store.base import StoreBase
+from buffer_service.store.calls import Calls
 from buffer_service.store.keys import RUNS, index_key
-from buffer_service.store.replies import pack, text
-from buffer_service.store.suitability import fields_of
+from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import LayoutChanged, UnknownRun
 
 
-class Housekeeping(StoreBase):
+class Housekeeping:
     """List, sweep, delete."""
 
+    def __init__(self, connection: StoreConnection, calls: Calls) -> None:
+        self._connection = connection
+        self._calls = calls
+
     async def list_runs(self) -> Sequence[str]:
-        """See domain.ports.RunStore.list_runs."""
+        """Ids of all runs that exist, sorted."""
         named = await self._named_runs()
         keys = [index_key(run_id, "run") for run_id in named]
         if not keys or await self._connection.command("EXISTS", *keys) == len(keys):
             return named
         return [run_id for run_id in named if await self._exists(run_id)]
 
-    async def facts(self) -> ops.StoreFacts:
-        """See domain.ports.RunStore.facts."""
-        info = fields_of(await self._connection.command("INFO"))
-        return ops.StoreFacts(int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]))
-
     async def delete_run(self, run_id: str) -> None:
-        """See domain.ports.RunStore.delete_run. Also goes on with a deletion that somebody else began."""
-        await self._delete(run_id, begin=1)
+        """Delete a run, or go on with a deletion that somebody else began."""
+        await self._delete(run_id, begin=True)
 
     async def sweep(self) -> int:
-        """See domain.ports.RunStore.sweep."""
+        """Sweep every run; returns how many things were done."""
         done = 0
         another_layout: LayoutChanged | None = None
         for run_id in await self._named_runs():
@@ -53,22 +52,22 @@ class Housekeeping(StoreBase):
         done, more = 0, 1
         while more:
             try:
-                _, (swept, more) = await self._call("sweep", run_id, pack(STAGING_AGE_MS))
+                swept, more = await self._calls.call(runs.sweep_portion(run_id, STAGING_AGE_MS))
             except UnknownRun:
                 done += await self._bury(run_id)
                 break
             done += swept
-        return done + await self.delete_trash(run_id)
+        return done + await self._calls.delete_trash(run_id)
 
-    async def _delete(self, run_id: str, begin: int) -> int:
+    async def _delete(self, run_id: str, *, begin: bool) -> int:
         """Delete until nothing is left; returns how many payloads went."""
         deleted = 0
-        tag, _ = await self._call("delete_run", run_id, pack(begin))
-        self._known.discard(run_id)
-        while tag == "more":
-            deleted += await self.delete_trash(run_id)
+        more = await self._calls.call(runs.delete_portion(run_id, begin=begin))
+        self._calls.forget(run_id)
+        while more:
+            deleted += await self._calls.delete_trash(run_id)
             try:
-                tag, _ = await self._call("delete_run", run_id, pack(0))
+                more = await self._calls.call(runs.delete_portion(run_id, begin=False))
             except UnknownRun:
                 # Somebody else, who went on with it too, did the rest.
                 break
@@ -78,7 +77,7 @@ class Housekeeping(StoreBase):
     async def _bury(self, run_id: str) -> int:
         """Go on with the deletion of a run that nobody finds, if it is one; take its name off the list."""
         try:
-            return await self._delete(run_id, begin=0)
+            return await self._delete(run_id, begin=False)
         except UnknownRun:
             await self._forget(run_id)
             return 0

@@ -1,7 +1,7 @@
 """Names of keys on the store.
 
-Invariants: all index keys of a run share one hash tag and so one slot; payload keys have none and spread over the
-slots. A payload key ends in the payload's size, so that replies can be portioned before they are asked for.
+Invariant: all index keys of a run share one hash tag and so one slot; payload keys (commands/payload_keys.py) have none
+and spread over the slots.
 """
 
 import secrets
@@ -34,11 +34,6 @@ def index_key(run_id: str, name: str) -> str:
 def run_of_index_key(key: str) -> str:
     """The run id inside an index key."""
     return key[key.index("{") + 1 : key.rindex("}")]
-
-
-def new_payload_key(run_id: str, size_bytes: int) -> str:
-    """A key of its own for one payload: 128 random bits."""
-    return f"rb:p:{run_id}:{secrets.token_hex(16)}:{size_bytes}"
 
 
 def new_secret() -> str:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.suitability import fields_of, refuse_eviction
-from buffer_service.store.transport.resp import Command, ConnectionLost, ReplyError, RespConnection
+from buffer_service.store.transport.resp import ConnectionLost, Parts, ReplyError, RespConnection
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 CONNECT_TIMEOUT_S = 5.0
@@ -179,7 +179,7 @@ async def _open(
 
 async def _introduce(connection: RespConnection, address: Address) -> str:
     sections = ("server", "replication", "memory", "persistence")
-    questions: list[Command] = [*(("INFO", section) for section in sections), ("ROLE",)]
+    questions: list[Parts] = [*(("INFO", section) for section in sections), ("ROLE",)]
     *_, server, replication, memory, persistence, role = replies = await connection.request(
         [*address.greeting(), *questions]
     )

@@ -2,32 +2,52 @@
 
 import asyncio
 import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
-from buffer_service.store.batch_ops import BatchOps
-from buffer_service.store.control_ops import ControlOps
-from buffer_service.store.eval_ops import EvaluationOps
+from buffer_service.commands import inspection, runs, tasks, view
+from buffer_service.commands.replies import text
+from buffer_service.domain import inspection as ins
+from buffer_service.domain import ops
+from buffer_service.domain.command import Command
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.store.calls import Calls
 from buffer_service.store.housekeeping import Housekeeping
-from buffer_service.store.inspect_ops import InspectOps
+from buffer_service.store.keys import RUNS, index_key, new_secret
 from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.pushing import Pushing
 from buffer_service.store.recent import RecentPayloads
-from buffer_service.store.suitability import check_layout, check_suitable
-from buffer_service.store.task_ops import TaskOps
+from buffer_service.store.suitability import check_layout, check_suitable, fields_of
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.transport.meter import CallMeter
+from buffer_wire.errors import InvalidField, RunExists, UnknownRun
+from buffer_wire.revision import NO_REVISION, Revision
+
+T = TypeVar("T")
+
+HEAD_BYTES = 16 << 10
+"""Of a blocked push, read to say whose it is."""
+
+_EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
-class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Housekeeping):
-    """Runs, tasks, groups, batches and weights on one store.
+class RedisRunStore:
+    """Runs, tasks, groups, batches and weights on one store; see domain.ports.RunStore for each method.
 
     Use `connect`; `close` ends its tasks and connections. Every decision is one script on the store (lua/), so any
     number of replicas may work on the same run.
     """
 
     def __init__(self, connection: StoreConnection, recent: RecentPayloads) -> None:
-        super().__init__(connection, recent)
         self.notifications = StoreNotifications(connection.primary)
+        self._connection = connection
+        self._recent = recent
+        self._calls = Calls(connection)
+        self._pushing = Pushing(self._calls, recent)
+        self._housekeeping = Housekeeping(connection, self._calls)
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -66,9 +86,98 @@ class RedisRunStore(TaskOps, BatchOps, InspectOps, ControlOps, EvaluationOps, Ho
         await check_layout(self._connection)
 
     async def close(self) -> None:
-        """See domain.ports.RunStore.close."""
+        """Close connections."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._connection.close()
+
+    async def call(self, command: Command[T]) -> T:
+        """Carry out a command."""
+        return await self._calls.call(command)
+
+    async def create_run(
+        self, run_id: str, policy: RunPolicy, *, revision: int = 1, secret: str = ""
+    ) -> tuple[ops.RunView, bool]:
+        """Create a run, or find it."""
+        # The script sees the layout of the run alone, which is ours.
+        await check_layout(self._connection)
+        await self._connection.command("SADD", RUNS, run_id)
+        created, differs = await self.call(runs.create_run(run_id, policy, revision, secret or new_secret()))
+        # A sweep may have taken a run of that name off the list before this one was there.
+        await self._connection.command("SADD", RUNS, run_id)
+        self._calls.note(run_id)
+        if differs:
+            raise RunExists(run_id, ",".join(differs))
+        return await self.call(view(run_id)), created
+
+    async def list_runs(self) -> Sequence[str]:
+        """Ids of all runs, sorted."""
+        return await self._housekeeping.list_runs()
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run with all its keys."""
+        await self._housekeeping.delete_run(run_id)
+
+    async def sweep(self) -> int:
+        """Tidy up every run."""
+        return await self._housekeeping.sweep()
+
+    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION) -> ops.Leased:
+        """Lease tasks with their continuations; of one that is gone the attempt starts anew."""
+        leased, keys = await self.call(tasks.lease(run_id, ask, seen_revision=seen_revision))
+        if not any(keys):
+            return leased
+        found = iter(await self._connection.fetch([key for key in keys if key]))
+        bodies = [bytes(next(found) or b"") if key else b"" for key in keys]
+        grants = [replace(grant, continuation=body) for grant, body in zip(leased.grants, bodies, strict=True)]
+        return replace(leased, grants=grants)
+
+    async def push(
+        self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
+    ) -> ops.PushResult:
+        """Store payloads and index them."""
+        return await self._pushing.push(run_id, groups, seen_revision)
+
+    async def retry_push(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
+        """Try blocked groups again."""
+        return await self._pushing.retry(run_id, groups)
+
+    async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
+        """Stored bodies, None where one is gone."""
+        del run_id  # the keys say it
+        found = self._recent.take(payload_keys)
+        missing = [key for key, body in zip(payload_keys, found, strict=True) if body is None]
+        if missing:
+            stored = iter(await self._connection.fetch(missing))
+            found = [next(stored) if body is None else body for body in found]
+        return found
+
+    async def read_payload(self, key: str, first: int, size: int) -> bytes:
+        """A part of a stored body."""
+        return bytes(await self._connection.fetch_part(key, first, size))
+
+    async def waits(self, run_id: str, limit: int) -> ins.Waits:
+        """Who waits on whom."""
+        found, keys = await self.call(inspection.waits(run_id, limit))
+        heads = await asyncio.gather(*(self.read_payload(key, 0, HEAD_BYTES) for key in keys))
+        pushes = [replace(push, head=head) for push, head in zip(found.pushes, heads, strict=True)]
+        return replace(found, pushes=pushes)
+
+    async def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:
+        """Events of the run's recording. Raises InvalidField for what is no event id."""
+        if after and not _EVENT_ID.fullmatch(after):
+            raise InvalidField("after", after, "an event id, or empty")
+        if limit < 1:
+            raise InvalidField("limit", limit, "at least 1")
+        first = f"({after}" if after else "-"
+        events = await self._connection.command("XRANGE", index_key(run_id, "record"), first, "+", "COUNT", limit)
+        if not await self._connection.command("EXISTS", index_key(run_id, "run")):
+            raise UnknownRun(run_id)
+        return [ops.Record(text(event_id), text(kind), bytes(data)) for event_id, (_, kind, _, data) in events]
+
+    async def facts(self) -> ops.StoreFacts:
+        """What the store's server says of itself."""
+        info = fields_of(await self._connection.command("INFO"))
+        return ops.StoreFacts(int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]))

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
+from buffer_service.commands.replies import text
 from buffer_service.store.keys import RUNS, SCHEMA, SCHEMA_VERSION
-from buffer_service.store.replies import text
 from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
 OLDEST = (6, 2)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import uvloop
 
+from buffer_service import commands
 from buffer_service.domain.ops import PORTION
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
@@ -66,8 +67,6 @@ class StoreSubject:
     def __init__(self, url: str) -> None:
         self._loop = uvloop.new_event_loop()  # As rpc processes have it.
         self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in PORTIONS]
-        for replica, portion in zip(self._replicas, PORTIONS, strict=True):
-            replica.portion = portion
 
     def call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
@@ -75,7 +74,7 @@ class StoreSubject:
         return self._loop.run_until_complete(self._call(operation, run_id, args, kwargs, replica))
 
     def view(self, run_id: str) -> Any:
-        return self._loop.run_until_complete(_attempt(self._replicas[0].view(run_id)))
+        return self._loop.run_until_complete(_attempt(self._replicas[0].call(commands.view(run_id))))
 
     def set_time(self, run_id: str, now_ms: int) -> None:
         self._command("SET", index_key(run_id, "test_now"), now_ms)
@@ -105,9 +104,15 @@ class StoreSubject:
     async def _call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
     ) -> tuple[Any, Any]:
-        reply = await _attempt(getattr(self._replicas[replica], operation)(run_id, *args, **kwargs))
+        store = self._replicas[replica]
+        if operation == "pull":
+            kwargs = {"portion": PORTIONS[replica], **kwargs}
+        if hasattr(commands, operation):
+            reply = await _attempt(_call(store, operation, run_id, *args, **kwargs))
+        else:
+            reply = await _attempt(getattr(store, operation)(run_id, *args, **kwargs))
         # Another replica's view: whatever one keeps in memory must not matter.
-        return reply, await _attempt(self._replicas[replica - 1].view(run_id))
+        return reply, await _attempt(self._replicas[replica - 1].call(commands.view(run_id)))
 
     async def _tickets(self, run_id: str) -> dict[Topic, int]:
         notifications = self._replicas[0].notifications
@@ -158,6 +163,10 @@ class ModelSubject:
 
     def forget(self) -> None:
         self._model = self._kind(lambda: self._now)
+
+
+async def _call(store: RedisRunStore, operation: str, *args: Any, **kwargs: Any) -> Any:
+    return await store.call(getattr(commands, operation)(*args, **kwargs))
 
 
 async def _attempt(operation: Any) -> Any:

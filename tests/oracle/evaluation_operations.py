@@ -1,4 +1,4 @@
-"""The model's operations on evaluations, in the shape of EvaluationStore."""
+"""The model's operations on evaluations, in the shape of commands.evaluating."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tests.oracle.state import RunState
 
 
 class EvaluationOperations(ABC):
-    """A part of the model; methods mirror EvaluationStore."""
+    """A part of the model; methods mirror commands.evaluating."""
 
     @abstractmethod
     def _known(self, run_id: str) -> RunState:

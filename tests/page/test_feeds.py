@@ -12,6 +12,7 @@ import pytest
 from buffer_service.admin import event_stream, feeds
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds, Told
+from buffer_service.domain.command import Command
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.security.gate import Anybody
 from buffer_wire.errors import NotReady, StoreUnavailable, Unauthenticated, UnknownRun
@@ -32,15 +33,15 @@ class Shelf:
         self.looks = 0
         self._looked = asyncio.Event()
 
-    async def view(self, _: str) -> Any:
+    async def call(self, command: Command[Any]) -> Any:
+        if command.script == "eval_view":
+            return 1, []
+        assert command.script == "view"
         self.looks += 1
         self._looked.set()
         if self.error is not None:
             raise self.error
         return self.kept
-
-    async def evaluations(self, _: str, *, acknowledges: bool) -> tuple[int, list[Any]]:
-        return 1, []
 
     def change(self) -> None:
         self.kept = replace(self.kept, next_step=self.kept.next_step + 1)

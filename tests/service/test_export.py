@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.rpc import export_stream
 from buffer_service.rpc.export_stream import MESSAGE_BYTES, PORTION_RECORDS, READ_BYTES, exported
 from buffer_wire.errors import InvalidField, UnknownRun
@@ -52,9 +53,10 @@ class Shelf:
         self.limits: list[int] = []
         self.reads: list[list[str]] = []
 
-    async def weights(self, run_id: str) -> ops.WeightsView:
-        if run_id != "r":
-            raise UnknownRun(run_id)
+    async def call(self, command: Command[ops.WeightsView]) -> ops.WeightsView:
+        assert command.script == "weights"
+        if command.run_id != "r":
+            raise UnknownRun(command.run_id)
         return ops.WeightsView(Revision(1), ops.WeightVersion(1), b"", paused=False)
 
     async def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.drain import Drain
@@ -89,7 +90,8 @@ class SlowStore:
             Revision(1), [ops.Pushed(ops.PushKind.QUEUED, f"{name}/0") for name in names], ops.WeightVersion(1)
         )
 
-    async def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION) -> ops.Batch:
+    async def call(self, command: Command[ops.Batch]) -> ops.Batch:
+        assert command.script == "pull"
         shard = [ops.ShardGroup(f"g{i}/0", f"rb:p:r:{i:032x}:{MESSAGE_BYTES}", i, 0, 0) for i in range(12)]
         totals: dict[str, Any] = {"total_groups": 12, "total_samples": 12, "total_tokens": 12, "total_loss_tokens": 12}
         rest: dict[str, Any] = {

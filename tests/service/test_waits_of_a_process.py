@@ -8,7 +8,9 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget, StreamSlots
@@ -251,7 +253,9 @@ class FullStore:
         await self.gate.wait()
         return self._judge([key for _, key in groups])
 
-    async def abandon_push(self, run_id: str, payload_keys: list[str]) -> None:
+    async def call(self, command: Command[None]) -> None:
+        assert command.script == "abandon"
+        payload_keys = [text(key) for key in unpack(command.arguments)[0]]
         self.abandoned += payload_keys
         self.line = [name for name in self.line if name not in payload_keys]
 

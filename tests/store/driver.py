@@ -5,11 +5,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from buffer_service import commands
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.replies import text, unpack
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from buffer_wire.revision import Revision
 from tests.oracle.rules.proofs import prove
@@ -35,6 +36,8 @@ class Run:
         self.run_id = run_id
         self.epoch = 1
         self.now = 1_000_000
+        self.portion = ops.PORTION
+        """Groups that one call of a pull takes at most."""
         self._ids = itertools.count(1)
         self._announced = (0, 0)
 
@@ -63,7 +66,7 @@ class Run:
         request = ops.Submit(
             self.epoch, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
         )
-        return await self.store.submit(self.run_id, request, seen_revision=claim(seen))
+        return await self.store.call(commands.submit(self.run_id, request, seen_revision=claim(seen)))
 
     async def lease(
         self,
@@ -97,7 +100,7 @@ class Run:
         instance: str = "i",
     ) -> list[str]:
         returns = [ops.LeaseReturn(g.lease_id, kind, error, continuation, head, tokens) for g in leases]
-        returned = await self.store.give_back(self.run_id, worker, instance, returns)
+        returned = await self.store.call(commands.give_back(self.run_id, worker, instance, returns))
         return [outcome.value for outcome in returned.outcomes]
 
     def group(
@@ -162,7 +165,9 @@ class Run:
         view = await self.view()
         newest = max((made.version for made in made_by if made.epoch == view.epoch), default=0)
         if newest > view.published.version and (view.epoch, newest) > self._announced:
-            await self.store.plan_collective(self.run_id, ops.PlanCollective(view.epoch, newest, b"plan-%d" % newest))
+            await self.store.call(
+                commands.plan_collective(self.run_id, ops.PlanCollective(view.epoch, newest, b"plan-%d" % newest))
+            )
             self._announced = view.epoch, newest
 
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
@@ -190,7 +195,9 @@ class Run:
         seen: int = 0,
     ) -> ops.Batch | ops.Short:
         request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
-        return await self.store.pull(self.run_id, request, seen_revision=claim(seen))
+        return await self.store.call(
+            commands.pull(self.run_id, request, seen_revision=claim(seen), portion=self.portion)
+        )
 
     async def batch(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Batch:
         batch = await self.pull(step, round_, **kwargs)
@@ -218,13 +225,15 @@ class Run:
         for field, packed in (await self.hash("chunks")).items():
             if field.startswith(f"{step}/"):
                 keys |= {text(group[0]): text(group[3]) for group in unpack(packed)}
-        await self.store.report_lost(self.run_id, self.epoch, step, [keys.get(name, "") for name in names])
+        await self.store.call(
+            commands.report_lost(self.run_id, self.epoch, step, [keys.get(name, "") for name in names])
+        )
 
     async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.commit(self.run_id, self.epoch, through, seen_revision=claim(seen))
+        return await self.store.call(commands.commit(self.run_id, self.epoch, through, seen_revision=claim(seen)))
 
     async def checkpoint(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.checkpoint(self.run_id, self.epoch, through, seen_revision=claim(seen))
+        return await self.store.call(commands.checkpoint(self.run_id, self.epoch, through, seen_revision=claim(seen)))
 
     async def publish(
         self,
@@ -238,7 +247,7 @@ class Run:
         manifest = f"manifest-{version}".encode() if manifest is None else manifest
         said = ops.TrainerClock(*clock) if clock else None
         request = ops.Publish(self.epoch, version, manifest, commit_through, said)
-        return await self.store.publish(self.run_id, request, seen_revision=claim(seen))
+        return await self.store.call(commands.publish(self.run_id, request, seen_revision=claim(seen)))
 
     async def resume(
         self,
@@ -249,12 +258,12 @@ class Run:
         allow_regenerate: bool = False,
     ) -> ops.Resumed:
         request = ops.Resume(next_step, mode, request_id or f"resume-{next(self._ids)}", allow_regenerate)
-        resumed = await self.store.resume(self.run_id, request)
+        resumed = await self.store.call(commands.resume(self.run_id, request))
         self.epoch = resumed.epoch
         return resumed
 
     async def view(self) -> ops.RunView:
-        return await self.store.view(self.run_id)
+        return await self.store.call(commands.view(self.run_id))
 
     async def ledger(self) -> dict[str, int]:
         """Groups by state, without the states that are empty."""

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from buffer_service.commands.replies import pack
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.domain.policy import EnvironmentRule
-from buffer_service.store.replies import pack
 from buffer_wire.revision import NO_REVISION
 from tests.store.driver import Run
 
@@ -26,8 +27,7 @@ async def portion(
 ) -> str:
     """One call of a pull's script, of a process that dies after it."""
     request = (NO_REVISION, run.epoch, step, rank, world_size, train_version, round_, batch_groups, groups, int(again))
-    tag, _ = await run.store._call("pull", run.run_id, pack(*request))
-    return tag
+    return await run.store.call(Command(run.run_id, "pull", pack(*request), lambda tag, _: tag))
 
 
 async def gather(run: Run, portions: int, groups: int = 2, **kwargs: Any) -> None:

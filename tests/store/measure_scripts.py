@@ -67,7 +67,7 @@ async def main(size: int, bundle: int, batches: int) -> None:
             await costs.of("fetch", run.bodies(batch))
             await costs.of("publish", run.publish(step + 1, commit_through=step))
             await costs.of("checkpoint", run.checkpoint(step))
-            await costs.of("delete", store.delete_trash(run.run_id))
+            await costs.of("delete", store._calls.delete_trash(run.run_id))
         await store.close()
     groups = bundle * batches
     print(f"{server.binary}: {groups} groups of {size} bytes, {bundle} in a bundle and a batch")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import text, unpack
 from tests.store.driver import Run
 
 SHARES = (EnvironmentRule(environment="even", share=1), EnvironmentRule(environment="odd", share=3))

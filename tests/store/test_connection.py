@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.domain import ops
-from buffer_service.store.keys import index_key, new_payload_key
+from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.transport.connection import REPLY_BYTES, StoreConnection, portions
 from buffer_service.store.transport.resp import READ_BYTES
@@ -166,7 +168,9 @@ async def test_near_maxmemory_nothing_is_indexed_whose_payload_failed() -> None:
         assert await run.payload_keys() == await run.living_keys()
         assert await run.command("EXISTS", index_key(run.run_id, "staging")) == 0
         # Whatever frees memory goes on: leases, batches, progress, the sweep.
-        assert (await store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [ops.LeaseState.LIVE]
+        assert (await store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [
+            ops.LeaseState.LIVE
+        ]
         assert await run.give_back(lease) == ["pending"]
         assert (await run.one_lease()).attempt == 2
         await run.batch(0)

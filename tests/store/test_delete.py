@@ -1,15 +1,18 @@
 """Deleting a run leaves nothing of it, whoever finishes it."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import text
+from buffer_service.commands.runs import delete_portion
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.replies import pack, text
 from buffer_wire.errors import NotReady, StoreUnavailable, UnknownRun
 from tests.store.driver import Run, weights
 
@@ -31,15 +34,17 @@ async def a_run_with_everything(run: Run) -> None:
     leases = {grant.task_id: grant for grant in (await run.lease(3)).grants}
     await run.give_back(leases["continued"], continuation=b"half", head=weights(0), tokens=3)
     await run.give_back(leases["failed"], kind=ops.ReturnKind.FAILED)
-    await run.store.update_policy(
-        run.run_id,
-        RunPolicy(
-            batch_groups=3,
-            micro_batch_groups=1,
-            max_queued_groups=6,
-            overflow_action=OverflowAction.BLOCK,
-            record_groups=True,
-        ),
+    await run.store.call(
+        commands.update_policy(
+            run.run_id,
+            RunPolicy(
+                batch_groups=3,
+                micro_batch_groups=1,
+                max_queued_groups=6,
+                overflow_action=OverflowAction.BLOCK,
+                record_groups=True,
+            ),
+        )
     )
     (again,) = (await run.lease(1, worker="other")).grants
     await run.give_back(again, kind=ops.ReturnKind.FAILED, worker="other")
@@ -54,7 +59,7 @@ async def a_run_with_everything(run: Run) -> None:
     (blocked,) = await run.push(run.group("k"))
     assert blocked.kind is ops.PushKind.BLOCKED
     report = ops.EngineReport("e", "w", "ready", weights(0), 0, 0, "", 0, decoded_tokens=5, reload_counters=[1] * 12)
-    await run.store.report_engine(run.run_id, report)
+    await run.store.call(commands.report_engine(run.run_id, report))
 
 
 async def keys(run: Run) -> set[str]:
@@ -106,7 +111,7 @@ async def test_a_deleted_run_is_unknown_and_its_name_is_free(run: Run) -> None:
 
 async def test_nobody_finds_a_run_from_the_first_moment_of_its_deletion(run: Run) -> None:
     await a_run_with_everything(run)
-    await run.store._call("delete_run", run.run_id, pack(1))
+    await run.store.call(delete_portion(run.run_id, begin=True))
     assert list(await run.store.list_runs()) == []
     for attempt in (
         run.view(),
@@ -143,17 +148,17 @@ async def test_the_sweep_finishes_a_deletion_whose_process_died(
 ) -> None:
     await large(run)
     calls = 0
-    real: Callable[..., Awaitable[object]] = run.store._call
+    real: Callable[..., Awaitable[object]] = run.store._calls.call
 
-    async def dying(script: str, run_id: str, arguments: bytes) -> object:
+    async def dying(command: Command[Any]) -> object:
         nonlocal calls
         if calls > lives:
             raise Crash
         calls += 1
-        return await real(script, run_id, arguments)
+        return await real(command)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run.store, "_call", dying)
+        patched.setattr(run.store._calls, "call", dying)
         try:
             await run.store.delete_run(run.run_id)
         except Crash:
@@ -196,7 +201,7 @@ async def test_a_lost_store_stops_a_deletion_and_the_next_call_goes_on(
         raise StoreUnavailable("here", "gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(run.store, "delete_trash", unavailable)
+        patched.setattr(run.store._calls, "delete_trash", unavailable)
         with pytest.raises(StoreUnavailable):
             await run.store.delete_run(run.run_id)
     assert await run.command("EXISTS", index_key(run.run_id, "deleting")) == 1

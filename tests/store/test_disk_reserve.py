@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.store.embedded import Durability, EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor import disk
@@ -69,7 +70,9 @@ async def test_writes_are_refused_by_name_and_batches_that_are_there_are_given(
     await embedded.stop()
     await embedded.start()
     other = await RedisRunStore.connect(embedded.url, embedded=True)
-    assert (await other.view(run.run_id)).paused == "", "a new life refuses too, and is looked at all the same"
+    assert (await other.call(commands.view(run.run_id))).paused == "", (
+        "a new life refuses too, and is looked at all the same"
+    )
     with pytest.raises(StoreOutOfDisk):
         await other.push(run.run_id, [run.group("e")])
     room.enough = True

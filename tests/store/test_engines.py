@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
@@ -21,7 +22,7 @@ def report(engine_id: str, state: str = "ready", **fields: Any) -> ops.EngineRep
 
 async def tell(run: Run, engine_id: str, state: str = "ready", **fields: Any) -> bool:
     """Whether the engine may load."""
-    return (await run.store.report_engine(run.run_id, report(engine_id, state, **fields))).may_load
+    return (await run.store.call(commands.report_engine(run.run_id, report(engine_id, state, **fields)))).may_load
 
 
 async def ask(run: Run, engine_id: str, state: str = "ready") -> bool:
@@ -30,7 +31,7 @@ async def ask(run: Run, engine_id: str, state: str = "ready") -> bool:
 
 async def limit(run: Run, engines: int) -> None:
     policy = replace((await run.view()).policy, max_unavailable_engines=engines)
-    await run.store.update_policy(run.run_id, policy)
+    await run.store.call(commands.update_policy(run.run_id, policy))
 
 
 async def known(run: Run) -> list[str]:
@@ -43,7 +44,7 @@ async def known(run: Run) -> list[str]:
 async def test_a_view_says_how_long_each_engine_has_been_silent(run: Run) -> None:
     await run.create()
     given = report("a", membership=(1 << 64) - 1, prepared=weights(7, 3), weights_url="http://w:1")
-    await run.store.report_engine(run.run_id, given)
+    await run.store.call(commands.report_engine(run.run_id, given))
     await run.pass_ms(5_000)
     await tell(run, "b")
     await run.pass_ms(20)
@@ -102,9 +103,9 @@ async def test_a_place_lapses_when_its_engine_says_nothing_for_a_minute(run: Run
     assert await ask(run, "a", "loading")
     await run.pass_ms(PLACE_MS)
     assert not await ask(run, "b")
-    assert not (await run.store.weights(run.run_id)).may_load
+    assert not (await run.store.call(commands.weights(run.run_id))).may_load
     await run.pass_ms(1)
-    assert (await run.store.weights(run.run_id)).may_load
+    assert (await run.store.call(commands.weights(run.run_id))).may_load
     assert await ask(run, "b")
     assert not await ask(run, "a", "loading")
 
@@ -187,7 +188,7 @@ async def test_a_worker_that_asks_for_nothing_for_an_hour_is_forgotten_unless_it
     await run.pass_ms(HOUR_MS)
     await run.store.sweep()
     assert await run.record("workers", "idle") is not None
-    await run.store.extend(run.run_id, "busy", "i", [held.lease_id])
+    await run.store.call(commands.extend(run.run_id, "busy", "i", [held.lease_id]))
     await run.pass_ms(1)
     await run.store.sweep()
     assert await run.record("workers", "idle") is None
@@ -199,12 +200,12 @@ async def test_a_worker_that_asks_for_nothing_for_an_hour_is_forgotten_unless_it
 
 
 async def planned(run: Run) -> bytes:
-    return (await run.store.weights(run.run_id)).plan
+    return (await run.store.call(commands.weights(run.run_id))).plan
 
 
 async def announce(run: Run, version: int, plan: bytes = b"plan", epoch: int | None = None, seen: int = 0) -> int:
     request = ops.PlanCollective(run.epoch if epoch is None else epoch, version, plan)
-    return await run.store.plan_collective(run.run_id, request, seen_revision=claim(seen))
+    return await run.store.call(commands.plan_collective(run.run_id, request, seen_revision=claim(seen)))
 
 
 async def test_a_plan_is_watched_until_its_version_is_published(run: Run) -> None:
@@ -261,7 +262,7 @@ async def test_a_plan_is_announced_while_an_operator_holds_the_run_but_not_on_a_
     run: Run,
 ) -> None:
     await run.create()
-    await run.store.pause_run(run.run_id)
+    await run.store.call(commands.pause_run(run.run_id))
     revision = await announce(run, 1)
     with pytest.raises(StoreRolledBack):
         await announce(run, 1, b"next phase", seen=revision + 1)

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import text, unpack
 from tests.store.driver import Run
 
 EQUAL, LENGTH, REWARD = "filtered_equal_rewards", "filtered_response_tokens", "filtered_mean_reward"
@@ -92,8 +93,10 @@ async def test_a_filter_may_catch_a_group_that_waited(run: Run) -> None:
     await run.fill("a", "b")
     group = run.group("c", rewards=[1, 1])
     (blocked,) = await run.push(group)
-    await run.store.update_policy(
-        run.run_id, RunPolicy(batch_groups=2, overflow_action=OverflowAction.BLOCK, filter_equal_rewards=True)
+    await run.store.call(
+        commands.update_policy(
+            run.run_id, RunPolicy(batch_groups=2, overflow_action=OverflowAction.BLOCK, filter_equal_rewards=True)
+        )
     )
     for _ in range(2):
         result = await run.store.retry_push(run.run_id, [(group.facts, blocked.payload_key)])
@@ -128,7 +131,7 @@ async def test_recent_acceptance_follows_what_the_filter_lets_through(run: Run) 
 async def test_without_a_filter_acceptance_is_not_followed(run: Run, policy: RunPolicy) -> None:
     await run.create(max_queued_groups=9, filter_equal_rewards=True)
     await run.push(run.group("a", rewards=[1, 1]))
-    await run.store.update_policy(run.run_id, policy)
+    await run.store.call(commands.update_policy(run.run_id, policy))
     await run.fill("b", rewards=[1, 1])
     assert (await run.view()).statistics["recent_acceptance_ppm"] == 984_375
 

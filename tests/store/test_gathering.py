@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain.policy import Order, OverflowAction
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import text, unpack
 from tests.store.driver import RUN, Run
 from tests.store.gathering import SHARES, fill, gather, ids, portion
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 async def two_steps(run: Run, size: int, policy: dict[str, Any]) -> dict[str, Any]:
     """All that two ranks get in two steps, in portions of this size, and how the run stands afterwards."""
     other = Run(run.store, f"{RUN}.{size}")
-    run.store.portion = size
+    other.portion = size
     await other.create(**({"batch_groups": 16, "max_queued_groups": 100} | policy))
     for i in range(20):
         sizes: dict[str, Any] = {"tokens": i % 7 + 1, "lengths": (i, 3)}
@@ -162,7 +162,7 @@ async def test_gathered_groups_are_deleted_with_their_run(run: Run) -> None:
 async def test_a_recording_has_the_groups_in_order_of_pick(run: Run) -> None:
     await run.create(batch_groups=5, max_queued_groups=20, order=Order.LIFO, record_groups=True)
     await fill(run, 5)
-    run.store.portion = 2
+    run.portion = 2
     await run.batch(0)
     events = await run.command("XRANGE", index_key(run.run_id, "record"), "-", "+")
     rounds = [unpack(fields[3]) for _, fields in events if fields[1] == b"round"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction
 from buffer_wire.errors import WorldSizeMismatch
@@ -23,7 +24,7 @@ def policy(*changes: dict[str, Any]) -> Act:
     async def act(run: Run) -> None:
         for fields in changes:
             present = (await run.view()).policy
-            await run.store.update_policy(run.run_id, replace(present, **fields))
+            await run.store.call(commands.update_policy(run.run_id, replace(present, **fields)))
 
     return act
 
@@ -129,7 +130,9 @@ async def test_a_pull_that_has_to_wait_after_all_holds_nothing(run: Run) -> None
     await fill(run, 4)
     await fill(run, 3, first=4, head=4)
     await gather(run, 1)
-    await run.store.update_policy(run.run_id, type(view.policy)(batch_groups=6, max_queued_groups=20, max_staleness=2))
+    await run.store.call(
+        commands.update_policy(run.run_id, type(view.policy)(batch_groups=6, max_queued_groups=20, max_staleness=2))
+    )
     short = await run.short(0)
     assert (short.queued, short.needed) == (3, 6)
     assert await run.ledger() == {"accepted": 7, "dropped_stale": 4, "queued": 3}
@@ -177,7 +180,7 @@ async def test_a_round_of_a_step_that_began_before_a_publish_is_gathered_to_its_
     await run.batch(0)
     await gather(run, 1, step=0, round_=1)
     await run.publish(1)
-    run.store.portion = 2
+    run.portion = 2
     async with asyncio.timeout(20):
         batch = await run.batch(0, 1)
     assert (batch.train_version, ids(batch)) == (0, [f"g{i}" for i in range(6, 12)])
@@ -222,7 +225,7 @@ async def test_whoever_begins_decides_for_all_ranks(run: Run, first: dict[str, i
     await run.create(batch_groups=12, max_queued_groups=40)
     await fill(run, 30)
     await gather(run, 1, world_size=2, **first)
-    run.store.portion = 2
+    run.portion = 2
     theirs = await run.batch(0, rank=1, world_size=2, **second)
     mine = await run.batch(0, rank=0, world_size=2, **first)
     assert mine.total_groups == first.get("batch_groups", 12)
@@ -242,7 +245,7 @@ async def test_whoever_begins_decides_for_all_ranks(run: Run, first: dict[str, i
 async def test_callers_that_want_different_things_come_to_an_end(run: Run, asks: list[dict[str, int]]) -> None:
     await run.create(batch_groups=128, max_queued_groups=400)
     await run.push(*(run.group(f"g{i}") for i in range(200)))
-    run.store.portion = 4
+    run.portion = 4
     async with asyncio.timeout(20):
         tries = [run.pull(0, **ask) for ask in asks * 2]
         answers = await asyncio.gather(*tries, return_exceptions=True)
@@ -255,7 +258,7 @@ async def test_callers_that_want_different_things_come_to_an_end(run: Run, asks:
 
 
 async def place(run: Run, task_id: str) -> str:
-    _, _, task = await run.store.task(run.run_id, task_id)
+    _, _, task = await run.store.call(commands.task(run.run_id, task_id))
     return str(task.place.value)
 
 

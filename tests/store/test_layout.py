@@ -4,8 +4,8 @@ import re
 
 from redis.crc import key_slot
 
+from buffer_service.commands.replies import text
 from buffer_service.store.keys import RUNS, SCHEMA, index_key
-from buffer_service.store.replies import text
 from buffer_service.store.scripts import load_scripts
 from tests.store.driver import Run
 

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import pack, text, unpack
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.replies import pack, text, unpack
 from buffer_wire.errors import LayoutChanged
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer
@@ -35,10 +36,10 @@ async def test_a_run_of_another_layout_is_read_and_changed_by_nobody_who_does_no
         lambda: run.push(run.group(grant, b"a payload that is stored in the same transaction")),
         lambda: run.give_back(grant, continuation=b"so far"),
         lambda: run.short(0),
-        lambda: run.store.update_policy(run.run_id, RunPolicy()),
+        lambda: run.store.call(commands.update_policy(run.run_id, RunPolicy())),
         lambda: run.store.delete_run(run.run_id),
         run.store.sweep,
-        lambda: run.store.evaluations(run.run_id),
+        lambda: run.store.call(commands.evaluations(run.run_id)),
     ]
     for call in calls:
         with pytest.raises(LayoutChanged) as refusal:

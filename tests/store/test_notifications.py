@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.ports import Topic
 from tests.store.driver import Run
@@ -46,7 +47,9 @@ async def test_operations_raise_the_tickets_of_those_who_wait_for_them(run: Run)
     assert "weights" in await raised_by(run, run.publish(1))
     assert await raised_by(run, run.resume()) == {"groups", "tasks", "space", "weights"}
     changed = RunPolicy(batch_groups=2, overflow_action=OverflowAction.BLOCK)
-    assert {"groups", "tasks", "space"} <= await raised_by(run, run.store.update_policy(run.run_id, changed))
+    assert {"groups", "tasks", "space"} <= await raised_by(
+        run, run.store.call(commands.update_policy(run.run_id, changed))
+    )
     await run.pass_ms(60_001)
     await run.lease()
     await run.pass_ms(60_001)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.store.keys import index_key
@@ -194,12 +195,12 @@ async def test_order_and_shares_may_change_while_groups_are_queued(run: Run) -> 
         await run.fill(f"b{index}", environment="b", head=6 - index)
     stride = ("HEXISTS", index_key(run.run_id, "run"), "queue_stride")
     assert await assemble(run, 2) == ["a0", "a1"]
-    await run.store.update_policy(run.run_id, policy(LIFO))
+    await run.store.call(commands.update_policy(run.run_id, policy(LIFO)))
     assert await assemble(run, 2, first=2) == ["b5", "b4"]
-    await run.store.update_policy(run.run_id, policy(STALEST, shares(a=1, b=1)))
+    await run.store.call(commands.update_policy(run.run_id, policy(STALEST, shares(a=1, b=1))))
     assert await assemble(run, 3, first=4) == ["a5", "b3", "a4"]
     assert await run.command(*stride) == 1
-    await run.store.update_policy(run.run_id, policy(FIFO))
+    await run.store.call(commands.update_policy(run.run_id, policy(FIFO)))
     assert await run.command(*stride) == 0
     assert await assemble(run, 1, first=7) == ["a2"]
     await run.check()
@@ -257,7 +258,7 @@ async def test_the_257th_environment_is_refused(run: Run) -> None:
     before = await run.view()
     tasks = [ops.NewTask(name, 4, 0, environment, b"") for name, environment in (("x", "e9"), ("y", "e999"))]
     with pytest.raises(InvalidField) as refusal:
-        await run.store.submit(run.run_id, ops.Submit(1, "another", before.cursor, 9, b"", tasks))
+        await run.store.call(commands.submit(run.run_id, ops.Submit(1, "another", before.cursor, 9, b"", tasks)))
     assert refusal.value.attributes["field"] == "tasks[1].environment"
     after = await run.view()
     assert (after.tasks, after.revision, after.cursor) == (before.tasks, before.revision, before.cursor)
@@ -272,9 +273,9 @@ async def test_a_run_takes_all_its_environments_in_one_submit_and_no_more(run: R
         return ops.Submit(1, f"submit-{count}", 0, 1, b"", tasks)
 
     with pytest.raises(InvalidField) as refusal:
-        await run.store.submit(run.run_id, request(514))
+        await run.store.call(commands.submit(run.run_id, request(514)))
     assert refusal.value.attributes["field"] == "tasks[512].environment"
-    assert (await run.store.submit(run.run_id, request(512))).pending == 512
+    assert (await run.store.call(commands.submit(run.run_id, request(512)))).pending == 512
     assert await run.command("ZCARD", index_key(run.run_id, "environments")) == 256
     await run.check()
 

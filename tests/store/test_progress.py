@@ -1,7 +1,10 @@
 """Commit, publish, checkpoint, retention, resume."""
 
+from dataclasses import replace
+
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import NotCommitted, ReplayGap, StaleEpoch, StepAhead, VersionConflict
@@ -36,7 +39,7 @@ async def test_publish_commits_in_the_same_decision(run: Run) -> None:
     await steps(run, 2)
     published = await run.publish(1, commit_through=1)
     assert (published.published, published.committed_steps) == (weights(1), 2)
-    view = await run.store.weights(run.run_id)
+    view = await run.store.call(commands.weights(run.run_id))
     assert (view.published, view.manifest, view.paused) == (weights(1), b"manifest-1", False)
 
 
@@ -135,23 +138,18 @@ async def test_thousands_of_groups_are_freed_by_one_checkpoint(run: Run) -> None
     assert await run.payload_keys() == set()
 
 
-async def test_the_sweep_goes_on_with_what_a_crashed_checkpoint_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sweep_goes_on_with_what_a_crashed_checkpoint_left(run: Run) -> None:
     await run.create(batch_groups=700)
     for step in range(2):
         await run.push(*(run.group(f"t{step}-{i}") for i in range(700)))
         await run.batch(step)
     await run.commit(1)
     # The replica dies after the first portion.
-    monkeypatch.setattr(run.store, "_free", _die)
-    await run.checkpoint(1)
+    await run.store.call(replace(commands.checkpoint(run.run_id, run.epoch, 1), rest=None))
     assert await run.command("HLEN", index_key(run.run_id, "tasks")) > 0
     await run.check()
     assert await run.command("HLEN", index_key(run.run_id, "tasks")) == 0
     assert await run.payload_keys() == set()
-
-
-async def _die(_run_id: str, more: int) -> None:
-    assert more == 1
 
 
 async def test_resume_replays_what_was_not_committed(run: Run) -> None:
@@ -166,7 +164,7 @@ async def test_resume_replays_what_was_not_committed(run: Run) -> None:
     assert await run.bodies(await run.batch(1)) == [b"body-s1a", b"body-s1b"]
     zombie = ops.Pull(1, 1, 0, 1, None)
     with pytest.raises(StaleEpoch):
-        await run.store.pull(run.run_id, zombie)
+        await run.store.call(commands.pull(run.run_id, zombie))
 
 
 async def test_resume_takes_trained_steps_back(run: Run) -> None:
@@ -177,7 +175,7 @@ async def test_resume_takes_trained_steps_back(run: Run) -> None:
     resumed = await run.resume(1)
     assert (resumed.next_step, resumed.next_unassembled_step, resumed.version) == (1, 3, 1)
     assert await run.ledger() == {"accepted": 6, "trained": 2, "delivered": 4}
-    assert (await run.store.weights(run.run_id)).manifest == b"manifest-1"
+    assert (await run.store.call(commands.weights(run.run_id))).manifest == b"manifest-1"
     assert [(await run.batch(step)).shard for step in (1, 2)] == [b.shard for b in batches[1:]]
     assert (await run.publish(2, commit_through=1)).committed_steps == 2
     await run.check()
@@ -281,7 +279,7 @@ async def test_manifests_are_kept_as_far_back_as_a_resume_can_go(run: Run) -> No
     await run.checkpoint(2)
     assert sorted(await run.command("HKEYS", index_key(run.run_id, "manifests"))) == [b"3", b"4"]
     await run.resume(3)
-    assert (await run.store.weights(run.run_id)).manifest == b"manifest-3"
+    assert (await run.store.call(commands.weights(run.run_id))).manifest == b"manifest-3"
     assert await run.command("HKEYS", index_key(run.run_id, "manifests")) == [b"3"]
 
 

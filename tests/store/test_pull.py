@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import StaleAction
 from buffer_wire.errors import InvalidField, ReplayGap, StaleEpoch, StepAhead, WorldSizeMismatch
@@ -197,7 +198,7 @@ async def test_a_trainer_that_was_superseded_reports_nothing_lost(run: Run) -> N
     before = run.epoch
     await run.resume(0)
     with pytest.raises(StaleEpoch):
-        await run.store.report_lost(run.run_id, before, 0, read)
+        await run.store.call(commands.report_lost(run.run_id, before, 0, read))
     assert [group.group_id for group in (await run.batch(0)).shard] == ["a/0", "b/0"]
     await run.check()
 
@@ -212,7 +213,7 @@ async def test_what_a_deleted_run_has_lost_is_not_lost_to_the_next_one_of_its_na
             await run.store.delete_run(run.run_id)
     # The same step, epoch, groups and bodies; keys of payloads never come again.
     assert set(read[0]).isdisjoint(read[1])
-    await run.store.report_lost(run.run_id, run.epoch, 0, read[0])
+    await run.store.call(commands.report_lost(run.run_id, run.epoch, 0, read[0]))
     assert await run.ledger() == {"accepted": 2, "delivered": 2}
     await run.lose(0, "a/0")
     assert await run.ledger() == {"accepted": 2, "delivered": 1, "lost": 1}

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.payload_keys import new_payload_key
+from buffer_service.commands.replies import text
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction, RunPolicy
-from buffer_service.store.keys import index_key, new_payload_key
-from buffer_service.store.replies import text
+from buffer_service.store.keys import index_key
 from tests.store.driver import Run, weights
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
@@ -201,7 +204,7 @@ async def test_an_abandoned_push_leaves_nothing_behind(run: Run) -> None:
     await run.create(overflow_action=BLOCK)
     await run.fill("x", "y")
     (blocked,) = await run.push(run.group("z"))
-    await run.store.abandon_push(run.run_id, [blocked.payload_key])
+    await run.store.call(commands.abandon_push(run.run_id, [blocked.payload_key]))
     await run.check()
     assert len(await run.payload_keys()) == 2
     assert await run.members("staging") == []
@@ -217,7 +220,7 @@ async def test_a_retry_whose_first_reply_got_lost_keeps_the_payload(run: Run) ->
     for _ in range(2):
         result = await run.store.retry_push(run.run_id, waiting)
         assert [o.kind.value for o in result.outcomes] == ["queued"]
-    await run.store.abandon_push(run.run_id, [blocked.payload_key])
+    await run.store.call(commands.abandon_push(run.run_id, [blocked.payload_key]))
     await run.check()
     await run.fill("w")
     assert await run.bodies(await run.batch(1)) == [b"precious", b"body-w"]
@@ -297,7 +300,9 @@ async def test_a_live_policy_change_applies_to_the_next_push(run: Run) -> None:
     await run.create(overflow_action=REJECT)
     await run.fill("a", "b")
     assert await run.push_kinds(run.group("c")) == ["rejected_full"]
-    await run.store.update_policy(run.run_id, RunPolicy(batch_groups=2, max_queued_groups=3, overflow_action=REJECT))
+    await run.store.call(
+        commands.update_policy(run.run_id, RunPolicy(batch_groups=2, max_queued_groups=3, overflow_action=REJECT))
+    )
     assert await run.push_kinds(run.group("c")) == ["queued"]
 
 
@@ -307,16 +312,16 @@ async def test_what_must_be_dropped_for_a_group_is_dropped_in_portions_within_on
     await run.create(batch_groups=1, max_queued_groups=1_000, overflow_action=DROP)
     for first in range(0, 1_000, 250):
         await run.push(*(run.group(f"t{index}") for index in range(first, first + 250)))
-    revision = await run.store.update_policy(run.run_id, RunPolicy(batch_groups=1, max_queued_groups=2))
+    revision = await run.store.call(commands.update_policy(run.run_id, RunPolicy(batch_groups=1, max_queued_groups=2)))
     await run.command("CONFIG", "RESETSTAT")
-    call, between = run.store._call, []
+    call, between = run.store._calls.call, []
 
-    async def observed(script: str, run_id: str, arguments: bytes, **kwargs: Any) -> Any:
-        if script == "push":
+    async def observed(command: Command[Any]) -> Any:
+        if command.script == "push" and not command.payloads:
             between.append((await run.view()).revision)
-        return await call(script, run_id, arguments, **kwargs)
+        return await call(command)
 
-    monkeypatch.setattr(run.store, "_call", observed)
+    monkeypatch.setattr(run.store._calls, "call", observed)
     pushed = await run.store.push(run.run_id, [run.group("a"), run.group("t999"), run.group("b"), run.group("c")])
     monkeypatch.undo()
     # Only the last call of a push is acknowledged: a store that has lost it must be behind.

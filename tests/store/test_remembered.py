@@ -20,7 +20,7 @@ def few_are_remembered(run: Run) -> Iterator[None]:
         patched.setattr(groups, "REMEMBERED_TASKS", KEPT)
         expanded.cache_clear()
         load_scripts.cache_clear()
-        run.store._scripts = load_scripts()
+        run.store._connection._scripts = load_scripts()
         yield
     expanded.cache_clear()
     load_scripts.cache_clear()

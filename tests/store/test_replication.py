@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain.inspection import TaskSet
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.redis_store import RedisRunStore
@@ -63,15 +64,15 @@ Operation = Callable[[Run], Awaitable[object]]
     [
         pytest.param(lambda run: run.submit("x", request_id="same"), id="submit"),
         pytest.param(lambda run: run.lease(request_id="same"), id="lease"),
-        pytest.param(lambda run: run.store.extend(run.run_id, "w", "i", []), id="extend"),
-        pytest.param(lambda run: run.store.give_back(run.run_id, "w", "i", []), id="give_back"),
+        pytest.param(lambda run: run.store.call(commands.extend(run.run_id, "w", "i", [])), id="extend"),
+        pytest.param(lambda run: run.store.call(commands.give_back(run.run_id, "w", "i", [])), id="give_back"),
         pytest.param(lambda run: run.push(run.group("x")), id="push"),
         pytest.param(lambda run: run.pull(0), id="pull"),
         pytest.param(lambda run: run.commit(0), id="commit"),
         pytest.param(lambda run: run.publish(1), id="publish"),
         pytest.param(lambda run: run.checkpoint(-1), id="checkpoint"),
         pytest.param(lambda run: run.resume(0, request_id="same"), id="resume"),
-        pytest.param(lambda run: run.store.weights(run.run_id), id="weights"),
+        pytest.param(lambda run: run.store.call(commands.weights(run.run_id)), id="weights"),
         pytest.param(waited, id="create_run"),
     ],
 )
@@ -133,13 +134,20 @@ async def test_a_refusal_acknowledges_nothing_and_waits_for_nobody(run: Run, hal
     "look",
     [
         pytest.param(lambda run: run.view(), id="view"),
-        pytest.param(lambda run: run.store.evaluations(run.run_id, acknowledges=False), id="evaluations"),
-        pytest.param(lambda run: run.store.waits(run.run_id, 10), id="waits"),
-        pytest.param(lambda run: run.store.task(run.run_id, "a"), id="task"),
-        pytest.param(lambda run: run.store.list_steps(run.run_id, (), 10), id="list_steps"),
-        pytest.param(lambda run: run.store.list_groups(run.run_id, None, (), 10, environment=None), id="list_groups"),
         pytest.param(
-            lambda run: run.store.list_tasks(run.run_id, TaskSet.ENDED, (), 10, environment=None, worker_id=""),
+            lambda run: run.store.call(commands.evaluations(run.run_id, acknowledges=False)), id="evaluations"
+        ),
+        pytest.param(lambda run: run.store.waits(run.run_id, 10), id="waits"),
+        pytest.param(lambda run: run.store.call(commands.task(run.run_id, "a")), id="task"),
+        pytest.param(lambda run: run.store.call(commands.list_steps(run.run_id, (), 10)), id="list_steps"),
+        pytest.param(
+            lambda run: run.store.call(commands.list_groups(run.run_id, None, (), 10, environment=None)),
+            id="list_groups",
+        ),
+        pytest.param(
+            lambda run: run.store.call(
+                commands.list_tasks(run.run_id, TaskSet.ENDED, (), 10, environment=None, worker_id="")
+            ),
             id="list_tasks",
         ),
     ],
@@ -177,16 +185,16 @@ async def test_a_changed_policy_is_noticed_by_other_processes_within_a_second(
 ) -> None:
     await run.create()
     other = await RedisRunStore.connect(servers.primary.url, timeout_s=10)
-    await other.extend(run.run_id, "w", "i", [])
+    await other.call(commands.extend(run.run_id, "w", "i", []))
     policy = RunPolicy(batch_groups=2, wait_replicas=1, wait_timeout_ms=TIMEOUT_MS)
-    await run.store.update_policy(run.run_id, policy)
+    await run.store.call(commands.update_policy(run.run_id, policy))
     changed = time.monotonic()
     halted()
-    await not_replicated(run.store.extend(run.run_id, "w", "i", []))
+    await not_replicated(run.store.call(commands.extend(run.run_id, "w", "i", [])))
     while True:
         asked = time.monotonic()
         try:
-            await other.extend(run.run_id, "w", "i", [])
+            await other.call(commands.extend(run.run_id, "w", "i", []))
             assert asked - changed < 1
         except NotReplicated:
             break

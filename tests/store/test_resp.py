@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from buffer_service.store.replies import pack
-from buffer_service.store.scripts import load_scripts
+from buffer_service.commands.replies import pack
+from buffer_service.domain.command import Command
 from buffer_service.store.transport import exchange as exchange_module
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.transport.resp import READ_BYTES, ReplyError, RespConnection, encode
@@ -170,10 +170,10 @@ async def test_requests_wait_while_the_store_loads(tmp_path: Path, monkeypatch: 
             return bulk(pack("claimed")) if command[0] == b"EVAL" else b"$-1\r\n"
         return b"+QUEUED\r\n"
 
-    script = load_scripts()["push"]
+    push = Command("r", "push", b"\x90", lambda _tag, fields: fields, [("rb:p:r:x:4", b"body")])
     async with scripted(tmp_path / "s", loading(5, then)) as url:
         store = StoreConnection(url)
-        assert await store.store_and_run([("rb:p:r:x:4", b"body")], script, "r", b"\x90") == pack("done", 7)
+        assert await store.store_and_run(push) == pack("done", 7)
         await store.close()
     async with scripted(tmp_path / "t", loading(5, lambda _: b"+PONG\r\n")) as url:
         store = StoreConnection(url)

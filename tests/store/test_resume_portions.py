@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import pack
 from buffer_service.domain import ops
+from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction
-from buffer_service.store.replies import pack
 from buffer_wire.errors import RunPaused, StaleEpoch, StepAhead, StoreRolledBack
 from tests.store.driver import Run, weights
 
@@ -30,8 +32,8 @@ async def assembled(run: Run, steps: int, groups: int, **policy: Any) -> None:
 
 async def portion(run: Run, step: int, mode: ops.ResumeMode, request_id: str = "first") -> str:
     """One call of the script; the process dies after it."""
-    tag, _ = await run.store._call("resume", run.run_id, pack(step, mode.value, request_id, 0))
-    return tag
+    arguments = pack(step, mode.value, request_id, 0)
+    return await run.store.call(Command(run.run_id, "resume", arguments, lambda tag, _: tag))
 
 
 @pytest.mark.parametrize("mode", [REQUEUE, DISCARD])
@@ -98,7 +100,7 @@ async def test_nobody_trains_while_a_resume_is_under_way(run: Run) -> None:
     ):
         with pytest.raises(RunPaused, match="resuming"):
             await attempt
-    assert (await run.store.weights(run.run_id)).paused
+    assert (await run.store.call(commands.weights(run.run_id))).paused
     assert (await run.lease()).wait is ops.LeaseWait.PAUSED
     ledger = await run.ledger()
     await run.lose(1, "t1-0/0")
@@ -129,7 +131,7 @@ async def test_pushes_that_find_no_room_wait_for_the_end_of_a_resume(
     retried = await run.store.retry_push(run.run_id, [(late[1].facts, blocked.payload_key)])
     assert [outcome.kind for outcome in retried.outcomes] == [afterwards]
     assert (await run.queue())[-1] == ("late/0" if afterwards is ops.PushKind.QUEUED else "fits/0")
-    await run.store.abandon_push(run.run_id, [blocked.payload_key])
+    await run.store.call(commands.abandon_push(run.run_id, [blocked.payload_key]))
     await run.check()
 
 
@@ -141,7 +143,7 @@ async def test_leases_end_as_usual_while_a_resume_is_under_way(run: Run) -> None
         await push_many(run, [f"t{step}-{index}" for index in range(1100)])
         await run.batch(step)
     assert await portion(run, 0, DISCARD) == "more"
-    extended = await run.store.extend(run.run_id, "w", "i", [leases[0].lease_id])
+    extended = await run.store.call(commands.extend(run.run_id, "w", "i", [leases[0].lease_id]))
     assert list(extended.states) == [ops.LeaseState.LIVE]
     assert await run.give_back(leases[1]) == ["pending"]
     await run.pass_ms(60_001)
@@ -172,7 +174,7 @@ async def test_caps_are_held_again_in_portions(run: Run) -> None:
     await assembled(run, 3, 1000)
     policy = (await run.view()).policy
     smaller = type(policy)(batch_groups=10, max_queued_groups=100)
-    await run.store.update_policy(run.run_id, smaller)
+    await run.store.call(commands.update_policy(run.run_id, smaller))
     await run.resume(0, REQUEUE)
     assert await run.ledger() == {"accepted": 3000, "queued": 100, "dropped_overflow": 2900}
     assert (await run.queue())[0] == "t2-900/0"
@@ -211,7 +213,7 @@ async def test_a_roll_back_that_shows_in_between_is_forgiven_at_the_end(run: Run
 async def test_an_operators_pause_outlasts_a_resume(run: Run) -> None:
     await assembled(run, 2, 1100)
     assert await portion(run, 0, DISCARD) == "more"
-    await run.store.pause_run(run.run_id)
+    await run.store.call(commands.pause_run(run.run_id))
     assert (await run.view()).paused == "resuming"
     await run.resume(0, DISCARD, request_id="first")
     assert (await run.view()).paused == "operator"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
@@ -37,7 +38,7 @@ async def test_a_caller_who_has_seen_more_pauses_the_run(run: Run) -> None:
     await run.check()
     assert await run.payload_keys() == set()
     # Leases go on and may come back; nothing new is accepted.
-    assert (await run.store.extend(run.run_id, "w", "i", [a.lease_id])).states == [ops.LeaseState.LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [a.lease_id]))).states == [ops.LeaseState.LIVE]
     assert await run.give_back(b) == ["pending"]
     assert (await run.lease()).wait is ops.LeaseWait.PAUSED
 
@@ -87,9 +88,12 @@ async def test_nothing_is_decided_until_a_resume(run: Run, operation: Operation)
     [
         pytest.param(lambda run: run.submit("x", seen=99), id="submit"),
         pytest.param(lambda run: run.lease(seen=99), id="lease"),
-        pytest.param(lambda run: run.store.extend(run.run_id, "w", "i", [], seen_revision=claim(99)), id="extend"),
         pytest.param(
-            lambda run: run.store.give_back(run.run_id, "w", "i", [], seen_revision=claim(99)), id="give_back"
+            lambda run: run.store.call(commands.extend(run.run_id, "w", "i", [], seen_revision=claim(99))), id="extend"
+        ),
+        pytest.param(
+            lambda run: run.store.call(commands.give_back(run.run_id, "w", "i", [], seen_revision=claim(99))),
+            id="give_back",
         ),
         pytest.param(lambda run: run.push(run.group("x"), seen=99), id="push"),
         pytest.param(lambda run: run.pull(0, seen=99), id="pull"),
@@ -97,7 +101,8 @@ async def test_nothing_is_decided_until_a_resume(run: Run, operation: Operation)
         pytest.param(lambda run: run.publish(1, seen=99), id="publish"),
         pytest.param(lambda run: run.checkpoint(0, seen=99), id="checkpoint"),
         pytest.param(
-            lambda run: run.store.update_policy(run.run_id, RunPolicy(), seen_revision=claim(99)), id="update_policy"
+            lambda run: run.store.call(commands.update_policy(run.run_id, RunPolicy(), seen_revision=claim(99))),
+            id="update_policy",
         ),
     ],
 )
@@ -134,14 +139,14 @@ async def test_every_reply_that_acknowledges_proves_its_revision(run: Run) -> No
     await run.create()
     submitted = await run.submit("a")
     leased = await run.lease()
-    watched = await run.store.weights(run.run_id)
-    listed, _ = await run.store.evaluations(run.run_id)
+    watched = await run.store.call(commands.weights(run.run_id))
+    listed, _ = await run.store.call(commands.evaluations(run.run_id))
     for revision in (
         submitted.revision,
         leased.revision,
         watched.revision,
         listed,
-        await run.store.pause_run(run.run_id),
+        await run.store.call(commands.pause_run(run.run_id)),
     ):
         assert revision.proof == claim(revision).proof
     assert SECRET.encode() not in repr(await run.view()).encode()
@@ -152,11 +157,11 @@ async def test_a_run_of_an_older_service_gets_a_secret(run: Run, server: StoreSe
     await run.create()
     await run.command("HDEL", index_key(run.run_id, "run"), "secret")
     younger = await RedisRunStore.connect(server.url)
-    revision = await younger.pause_run(run.run_id)
+    revision = await younger.call(commands.pause_run(run.run_id))
     assert len(revision.proof) == 16
     with pytest.raises(UnprovenRevision):
         await run.lease(seen=99)
-    assert (await run.store.pause_run(run.run_id)).proof == revision.proof
+    assert (await run.store.call(commands.pause_run(run.run_id))).proof == revision.proof
     await younger.close()
 
 
@@ -208,7 +213,7 @@ async def test_whoever_looks_at_a_run_whose_tail_is_lost_sees_it_paused() -> Non
         server.save()
         await run.fill("lost")
         await restarted(server, run)
-        await store.evaluations(run.run_id, acknowledges=False)
+        await store.call(commands.evaluations(run.run_id, acknowledges=False))
         assert (await run.view()).paused == "store_rolled_back"
         await store.close()
 

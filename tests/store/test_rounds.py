@@ -5,6 +5,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import InvalidField, RunPaused, StepAhead
@@ -138,7 +139,7 @@ async def test_an_open_step_keeps_its_mode_whatever_the_policy_becomes(run: Run)
     await run.batch(0)
     policy = (await run.view()).policy
     changed = type(policy)(batch_groups=3, micro_batch_groups=0, max_queued_groups=6)
-    await run.store.update_policy(run.run_id, changed)
+    await run.store.call(commands.update_policy(run.run_id, changed))
     assert [(await run.batch(0, round_)).final for round_ in (1, 2)] == [False, False]
     await fill(run, 3, 3)
     assert [(await run.batch(0, round_)).final for round_ in (3, 4, 5)] == [False, False, True]
@@ -233,11 +234,11 @@ async def test_rounds_are_served_while_the_run_is_paused(run: Run) -> None:
     await run.create(**STREAMED)
     await fill(run, 4)
     first = await run.batch(0)
-    await run.store.pause_run(run.run_id)
+    await run.store.call(commands.pause_run(run.run_id))
     assert (await run.batch(0)).shard == first.shard
     with pytest.raises(RunPaused, match="operator"):
         await run.pull(0, 1)
-    await run.store.continue_run(run.run_id)
+    await run.store.call(commands.continue_run(run.run_id))
     assert ids(await run.batch(0, 1)) == ["t1/0"]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+from buffer_service import commands
 from tests.store.driver import Run
 from tests.store.test_rounds import DISCARD, REQUEUE, STREAMED, fill, ids
 
@@ -108,7 +109,7 @@ async def test_heads_of_an_open_step_follow_the_fork(run: Run) -> None:
     await run.publish(5)
     resumed = await run.resume()
     assert resumed.version == 5
-    await run.store.update_policy(run.run_id, (await run.view()).policy)
+    await run.store.call(commands.update_policy(run.run_id, (await run.view()).policy))
     replayed = await run.batch(0)
     assert [(group.head_version, group.tail_version) for group in replayed.shard] == [(3, 3)]
     assert (replayed.train_version, (await run.batch(0, 1)).train_version) == (3, 3)

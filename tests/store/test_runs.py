@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import (
     EnvironmentRule,
@@ -108,21 +109,21 @@ async def test_every_operation_refuses_an_unknown_run_and_writes_nothing(store: 
     attempts = [
         run.view(),
         run.lease(),
-        store.extend(run.run_id, "w", "i", ["t/0/1"]),
+        store.call(commands.extend(run.run_id, "w", "i", ["t/0/1"])),
         run.give_back(lease, continuation=b"some"),
         run.push(group),
         store.retry_push(run.run_id, [(group.facts, "rb:p:x:0:4")]),
         run.pull(0),
-        store.report_lost(run.run_id, 1, 0, ["key"]),
+        store.call(commands.report_lost(run.run_id, 1, 0, ["key"])),
         run.commit(0),
         run.publish(1),
         run.checkpoint(0),
         run.resume(),
-        store.weights(run.run_id),
-        store.update_policy(run.run_id, RunPolicy()),
-        store.pause_run(run.run_id),
-        store.drain_run(run.run_id),
-        store.continue_run(run.run_id),
+        store.call(commands.weights(run.run_id)),
+        store.call(commands.update_policy(run.run_id, RunPolicy())),
+        store.call(commands.pause_run(run.run_id)),
+        store.call(commands.drain_run(run.run_id)),
+        store.call(commands.continue_run(run.run_id)),
         store.delete_run(run.run_id),
         store.records(run.run_id, "", 10),
     ]
@@ -144,8 +145,8 @@ async def test_a_run_that_vanished_from_the_store_leaves_no_payload_behind(run: 
 async def test_a_changed_policy_raises_the_revision_once(run: Run) -> None:
     await run.create()
     changed = RunPolicy(batch_groups=3, failure_budget=2)
-    assert await run.store.update_policy(run.run_id, changed) == 2
-    assert await run.store.update_policy(run.run_id, changed) == 2
+    assert await run.store.call(commands.update_policy(run.run_id, changed)) == 2
+    assert await run.store.call(commands.update_policy(run.run_id, changed)) == 2
     assert (await run.view()).policy == changed
 
 
@@ -153,13 +154,13 @@ async def test_a_policy_that_others_have_changed_is_not_replaced(run: Run) -> No
     await run.create()
     first = (await run.view()).policy
     second = replace(first, failure_budget=2, environments=(EnvironmentRule(environment="a", share=2),))
-    await run.store.update_policy(run.run_id, second, first)
+    await run.store.call(commands.update_policy(run.run_id, second, first))
     before = await run.view()
     for expected in (first, replace(second, environments=())):
         with pytest.raises(PolicyChanged, match=run.run_id):
-            await run.store.update_policy(run.run_id, first, expected)
+            await run.store.call(commands.update_policy(run.run_id, first, expected))
     assert await run.view() == before
-    await run.store.update_policy(run.run_id, first, second)
+    await run.store.call(commands.update_policy(run.run_id, first, second))
     assert (await run.view()).policy == first
 
 
@@ -171,7 +172,7 @@ async def test_a_field_that_an_older_service_did_not_store_is_not_taken_for_chan
     del stored["max_unavailable_engines"]
     await run.command("HSET", record, "policy", msgpack.packb(stored))
     changed = replace(first, max_unavailable_engines=2)
-    await run.store.update_policy(run.run_id, changed, first)
+    await run.store.call(commands.update_policy(run.run_id, changed, first))
     assert (await run.view()).policy == changed
 
 
@@ -180,20 +181,20 @@ async def test_the_measure_of_staleness_changes_only_while_nothing_is_queued(run
     await run.fill("a")
     by_mean = RunPolicy(batch_groups=2, staleness_measure=StalenessMeasure.MEAN)
     with pytest.raises(InvalidPolicy, match="while 1 groups are queued"):
-        await run.store.update_policy(run.run_id, by_mean)
+        await run.store.call(commands.update_policy(run.run_id, by_mean))
     view = await run.view()
     assert (view.policy.staleness_measure, view.revision) == (StalenessMeasure.HEAD, 2)
     await run.fill("b")
     await run.batch(0)
-    await run.store.update_policy(run.run_id, by_mean)
+    await run.store.call(commands.update_policy(run.run_id, by_mean))
     assert (await run.view()).policy == by_mean
 
 
 async def test_a_repeated_policy_with_environments_changes_nothing(run: Run) -> None:
     policy = RunPolicy(batch_groups=2, environments=(EnvironmentRule(environment="a", share=2),))
     await run.create()
-    assert await run.store.update_policy(run.run_id, policy) == 2
-    assert await run.store.update_policy(run.run_id, policy) == 2
+    assert await run.store.call(commands.update_policy(run.run_id, policy)) == 2
+    assert await run.store.call(commands.update_policy(run.run_id, policy)) == 2
 
 
 async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run) -> None:
@@ -203,8 +204,8 @@ async def test_engines_are_listed_in_order_and_a_repeat_changes_nothing(run: Run
         ops.EngineReport("e1", "w", "quarantined", weights(2), 2, 30, "broken", 4),
     ]
     for report in reports:
-        await run.store.report_engine(run.run_id, report)
-    reported = await run.store.report_engine(run.run_id, reports[1])
+        await run.store.call(commands.report_engine(run.run_id, report))
+    reported = await run.store.call(commands.report_engine(run.run_id, reports[1]))
     assert reported == ops.EngineReported(Revision(3), weights(0), may_load=True)
     assert list((await run.view()).engines) == [reports[1], reports[0]]
 
@@ -244,11 +245,11 @@ async def test_a_trainer_of_a_deleted_run_is_fenced_off_the_next_one_of_its_name
             await run.store.delete_run(run.run_id)
     former, present = seen
     with pytest.raises(StaleEpoch, match="deleted run"):
-        await run.store.commit(run.run_id, 2, 0, seen_revision=former)
+        await run.store.call(commands.commit(run.run_id, 2, 0, seen_revision=former))
     with pytest.raises(StaleEpoch, match="deleted run"):
-        await run.store.publish(run.run_id, ops.Publish(2, 1, b"", None), seen_revision=former)
+        await run.store.call(commands.publish(run.run_id, ops.Publish(2, 1, b"", None), seen_revision=former))
     assert (await run.view()).committed_steps == 0
-    assert (await run.store.commit(run.run_id, 2, 0, seen_revision=present))[1] == 1
+    assert (await run.store.call(commands.commit(run.run_id, 2, 0, seen_revision=present)))[1] == 1
 
 
 async def test_tasks_of_runs_of_one_name_have_ids_of_their_own(run: Run) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from buffer_service.commands.replies import _REFUSALS
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
-from buffer_service.store.replies import _REFUSALS
 from buffer_service.store.scripts import LUA, expand, expanded, load_scripts, prune, render, render_transitions
 
 

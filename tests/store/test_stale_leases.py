@@ -1,5 +1,6 @@
 """Continuations and leases whose group could not be fresh any more."""
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from tests.store.driver import Run, weights
 
@@ -50,10 +51,10 @@ async def test_a_heartbeat_takes_back_a_lease_whose_group_could_not_be_fresh(run
     await run.publish(1)
     new = await run.one_lease(loaded=weights(1))
     both = [old.lease_id, new.lease_id]
-    assert (await run.store.extend(run.run_id, "w", "i", both)).states == [LIVE, LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", both))).states == [LIVE, LIVE]
     await run.publish(2)
-    assert (await run.store.extend(run.run_id, "w", "i", both)).states == [CANCELLED, LIVE]
-    assert (await run.store.extend(run.run_id, "w", "i", both)).states == [LOST, LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", both))).states == [CANCELLED, LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", both))).states == [LOST, LIVE]
     assert (await run.view()).statistics["leases_cancelled"] == 1
     again = await run.one_lease(loaded=weights(2))
     assert again.lease_id == "old/0/2"
@@ -68,7 +69,7 @@ async def test_the_head_of_a_continuation_cancels_too_and_it_is_given_up(run: Ru
     lease = await run.one_lease(loaded=weights(2))
     assert lease.continuation == b"half"
     await run.publish(3)
-    assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [CANCELLED]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [CANCELLED]
     assert (await run.view()).statistics["continuation_tokens_discarded"] == 7
     assert (await run.one_lease(loaded=weights(3))).continuation == b""
     await run.check()
@@ -84,7 +85,7 @@ async def test_a_resume_brings_the_heads_of_leases_into_the_new_timeline(run: Ru
     await run.publish(5, commit_through=0)
     lease = await run.one_lease(loaded=weights(5))
     await run.resume(0)
-    assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [LIVE]
     # Trained on step 0, by a publish that says nothing else: step 1 is expected to be trained by version 3.
     await run.publish(3)
-    assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [CANCELLED]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [CANCELLED]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from tests.store.driver import Run, weights
 
@@ -42,7 +43,7 @@ async def test_a_group_of_weights_that_nobody_published_is_refused(
 
 async def test_an_announced_version_may_be_used_before_it_is_published(run: Run) -> None:
     await run.create()
-    await run.store.plan_collective(run.run_id, ops.PlanCollective(1, 5, b"plan"))
+    await run.store.call(commands.plan_collective(run.run_id, ops.PlanCollective(1, 5, b"plan")))
     assert (await pushed(run, "a", weights(0), weights(5))).kind is ops.PushKind.QUEUED
     assert (await pushed(run, "b", weights(0), weights(6))).kind is ops.PushKind.INVALID
     await run.publish(5)
@@ -54,7 +55,7 @@ async def test_versions_of_an_abandoned_timeline_are_taken_as_the_fork(run: Run)
     """Whatever they say: published or not, they are gone."""
     await run.create()
     await run.publish(3)
-    await run.store.plan_collective(run.run_id, ops.PlanCollective(1, 9, b"plan"))
+    await run.store.call(commands.plan_collective(run.run_id, ops.PlanCollective(1, 9, b"plan")))
     await run.resume()
     assert (await pushed(run, "a", weights(2), weights(9))).kind is ops.PushKind.QUEUED
     assert (await pushed(run, "b", weights(3, 2), weights(4, 2))).kind is ops.PushKind.INVALID

@@ -2,10 +2,11 @@
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import text
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import text
 from buffer_wire.errors import (
     CursorConflict,
     FailureBudgetExceeded,
@@ -35,9 +36,9 @@ async def test_tasks_without_ids_take_them_from_the_sequence(run: Run) -> None:
 async def test_a_repeated_submit_gets_the_first_reply_and_adds_nothing(run: Run) -> None:
     await run.create()
     request = ops.Submit(1, "same", 0, 5, b"", [ops.NewTask("", 4, 0, "", b"x")])
-    first = await run.store.submit(run.run_id, request)
+    first = await run.store.call(commands.submit(run.run_id, request))
     await run.lease()
-    again = await run.store.submit(run.run_id, request)
+    again = await run.store.call(commands.submit(run.run_id, request))
     assert (again.task_ids, again.cursor, again.pending) == (first.task_ids, 5, 1)
     assert again.revision == 3
     assert await run.tasks() == {"submitted": 1, "leased": 1}
@@ -51,18 +52,18 @@ async def test_submit_refuses_and_writes_nothing(run: Run) -> None:
         return ops.Submit(epoch, "other", expected, 9, b"", [ops.NewTask(n, 1, 0, "", b"") for n in names])
 
     with pytest.raises(StaleEpoch):
-        await run.store.submit(run.run_id, request("b", epoch=2))
+        await run.store.call(commands.submit(run.run_id, request("b", epoch=2)))
     with pytest.raises(CursorConflict):
-        await run.store.submit(run.run_id, request("b", expected=0))
+        await run.store.call(commands.submit(run.run_id, request("b", expected=0)))
     with pytest.raises(PendingFull) as full:
-        await run.store.submit(run.run_id, request("b", "c"))
+        await run.store.call(commands.submit(run.run_id, request("b", "c")))
     assert full.value.attributes == {"pending": "1", "limit": "2"}
     with pytest.raises(InvalidField) as exists:
-        await run.store.submit(run.run_id, request("a"))
+        await run.store.call(commands.submit(run.run_id, request("a")))
     assert exists.value.attributes["field"] == "tasks[0].task_id"
-    await run.store.update_policy(run.run_id, RunPolicy(batch_groups=2))
+    await run.store.call(commands.update_policy(run.run_id, RunPolicy(batch_groups=2)))
     with pytest.raises(InvalidField) as twice:
-        await run.store.submit(run.run_id, request("b", "b"))
+        await run.store.call(commands.submit(run.run_id, request("b", "b")))
     assert twice.value.attributes["field"] == "tasks[1].task_id"
     view = await run.view()
     assert (view.cursor, view.tasks["submitted"]) == (1, 1)
@@ -109,8 +110,8 @@ async def test_a_new_instance_of_a_worker_releases_what_the_old_one_held(run: Ru
     await run.lease(1, instance="old")
     other = await run.one_lease(worker="other")
     assert ids(await run.lease(1, instance="new")) == ["a"]
-    assert (await run.store.extend(run.run_id, "w", "old", ["a/0/1"])).states == [LOST]
-    assert (await run.store.extend(run.run_id, "other", "i", [other.lease_id])).states == [LIVE]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "old", ["a/0/1"]))).states == [LOST]
+    assert (await run.store.call(commands.extend(run.run_id, "other", "i", [other.lease_id]))).states == [LIVE]
     assert (await run.view()).statistics["leases_returned"] == 1
 
 
@@ -156,7 +157,9 @@ async def test_an_engine_that_is_too_old_for_any_batch_gets_no_work(run: Run) ->
 async def test_a_quarantined_engine_gets_no_work(run: Run) -> None:
     await run.create()
     await run.submit("a")
-    await run.store.report_engine(run.run_id, ops.EngineReport("e", "w", "quarantined", weights(0), 0, 0, "", 1))
+    await run.store.call(
+        commands.report_engine(run.run_id, ops.EngineReport("e", "w", "quarantined", weights(0), 0, 0, "", 1))
+    )
     assert (await run.lease()).wait is ops.LeaseWait.QUARANTINED
     assert ids(await run.lease(engine="other")) == ["a"]
 
@@ -167,15 +170,15 @@ async def test_extending_prolongs_live_leases_only(run: Run) -> None:
     a, b = (await run.lease(2)).grants
     await run.push(run.group(b))
     await run.pass_ms(1000)
-    extended = await run.store.extend(
-        run.run_id, "w", "i", ["b/0/1", a.lease_id, "a/0/2", "a/1/1", "x/0/1", "nonsense"]
+    extended = await run.store.call(
+        commands.extend(run.run_id, "w", "i", ["b/0/1", a.lease_id, "a/0/2", "a/1/1", "x/0/1", "nonsense"])
     )
     assert extended.states == [LOST, LIVE, LOST, LOST, LOST, LOST]
     await run.pass_ms(1000)
     await run.store.sweep()
     assert (await run.tasks())["leased"] == 1
     await run.pass_ms(1)
-    assert (await run.store.extend(run.run_id, "w", "i", [a.lease_id])).states == [LOST]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [a.lease_id]))).states == [LOST]
     await run.store.sweep()
     assert (await run.view()).statistics["leases_expired"] == 1
 
@@ -264,7 +267,9 @@ async def test_the_failure_budget_stops_the_run_until_it_is_raised(run: Run) -> 
     assert await run.push_kinds(run.group(c)) == ["queued"]
     await run.resume()
     assert (await run.view()).paused == "failure_budget_exceeded"
-    await run.store.update_policy(run.run_id, RunPolicy(batch_groups=2, max_attempts=1, failure_budget=2))
+    await run.store.call(
+        commands.update_policy(run.run_id, RunPolicy(batch_groups=2, max_attempts=1, failure_budget=2))
+    )
     assert (await run.view()).paused == ""
     assert ids(await run.lease()) == ["d"]
 
@@ -288,7 +293,7 @@ async def test_a_refused_operation_remembers_the_time(run: Run) -> None:
     with pytest.raises(StepAhead):
         await run.pull(1)
     await run.at(run.now - 1001)
-    assert (await run.store.extend(run.run_id, "w", "i", [lease.lease_id])).states == [LOST]
+    assert (await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [LOST]
 
 
 async def test_time_never_goes_back(run: Run) -> None:
@@ -296,9 +301,9 @@ async def test_time_never_goes_back(run: Run) -> None:
     await run.submit("a")
     lease = await run.one_lease()
     await run.pass_ms(500)
-    await run.store.extend(run.run_id, "w", "i", [lease.lease_id])
+    await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))
     await run.at(run.now - 400_000)
-    await run.store.extend(run.run_id, "w", "i", [lease.lease_id])
+    await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))
     assert await run.command("ZSCORE", index_key(run.run_id, "leases"), "000000000000001a") == b"1001500"
 
 

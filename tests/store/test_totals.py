@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.domain.window import Window
@@ -41,7 +42,7 @@ async def report(run: Run, tokens: int, busy_ms: int, request_ms: int, engine_id
         decode_request_ms=request_ms,
         **fields,
     )
-    return (await run.store.report_engine(run.run_id, said)).revision
+    return (await run.store.call(commands.report_engine(run.run_id, said))).revision
 
 
 ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
@@ -200,7 +201,7 @@ async def test_generation_lasts_from_the_lease_to_the_acceptance_whatever_extend
     lease = await run.one_lease()
     for _ in range(3):
         await run.pass_ms(9_000)
-        await run.store.extend(run.run_id, "w", "i", [lease.lease_id])
+        await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))
     await run.push(run.group(lease), run.group("without-a-lease"))
     assert await totals(run, "generated_groups", "generation_ms", "accepted_groups") == [1, 27_000, 2]
 
@@ -343,9 +344,9 @@ async def test_another_regime_begins_with_a_resume_and_with_another_policy(run: 
     view = await run.create()
     for version in (1, 2):
         await run.publish(version)
-    await run.store.update_policy(run.run_id, view.policy)
+    await run.store.call(commands.update_policy(run.run_id, view.policy))
     assert (await window(run)).publishes == 1, "it is the same policy"
-    await run.store.update_policy(run.run_id, replace(view.policy, max_queued_groups=8))
+    await run.store.call(commands.update_policy(run.run_id, replace(view.policy, max_queued_groups=8)))
     assert (await run.view()).window is None
     for version in (3, 4):
         await run.publish(version)

@@ -6,9 +6,9 @@ from typing import Any, cast
 import msgpack
 import pytest
 
+from buffer_service.commands.replies import unpack
 from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import unpack
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from rollout_lab.lengths import Fixed
 from rollout_lab.simulator import Simulation, Workload, simulate

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.ports import Topic
@@ -99,7 +100,7 @@ async def test_small_groups_do_not_overtake_a_large_one(run: Run, other: RedisRu
     large = await Waiter.push(run, run.store, run.group("large", tokens=50))
     small = await Waiter.push(run, other, run.group("small", tokens=1))
     assert [await small.retry(), await large.retry()] == ["blocked", "blocked"]
-    await run.store.abandon_push(run.run_id, [large.key])
+    await run.store.call(commands.abandon_push(run.run_id, [large.key]))
     assert await small.retry() == "queued"
     await run.check()
 
@@ -136,7 +137,7 @@ async def test_whoever_waits_leaves_the_line_with_any_other_answer(run: Run) -> 
     a, b = (await run.lease(2)).grants
     first, second = [await Waiter.push(run, run.store, run.group(lease)) for lease in (a, b)]
     assert await run.give_back(a, kind=ops.ReturnKind.FAILED) == ["pending"]
-    await run.store.update_policy(run.run_id, RunPolicy(batch_groups=2, overflow_action=REJECT))
+    await run.store.call(commands.update_policy(run.run_id, RunPolicy(batch_groups=2, overflow_action=REJECT)))
     assert [await second.retry(), await first.retry()] == ["rejected_full", "rejected_full"]
     assert await run.members("waiting") == []
     await run.check()
@@ -163,7 +164,7 @@ async def test_a_bundle_that_fails_in_the_middle_leaves_nobody_in_the_line(
     store_and_run = run.store._connection.store_and_run
 
     async def fail_at_the_second(*given: Any) -> ops.Buffer:
-        calls.append(given[1].name)
+        calls.append(given[0].script)
         if len(calls) == 2:
             raise StoreOutOfMemory("the store")
         return await store_and_run(*given)
@@ -194,7 +195,7 @@ async def test_a_retry_that_fails_in_the_middle_leaves_everybody_in_the_line(
     run_script = run.store._connection.run
 
     async def fail_at_the_second(*given: Any, **named: Any) -> ops.Buffer:
-        calls.append(given[0].name)
+        calls.append(given[0].script)
         if len(calls) == 2:
             raise StoreOutOfMemory("the store")
         return await run_script(*given, **named)

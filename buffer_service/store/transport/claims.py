@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from buffer_service.commands.replies import pack, parse
+from buffer_service.domain.command import Command
 from buffer_service.store.keys import index_key, new_secret
-from buffer_service.store.replies import pack, parse
-from buffer_service.store.scripts import Script, load_scripts
+from buffer_service.store.scripts import load_scripts
 from buffer_service.store.transport.refusals import Refusals, unrun
-from buffer_service.store.transport.resp import Command, ReplyError, RespConnection
-from buffer_service.store.transport.traits import LOOKS
+from buffer_service.store.transport.resp import Parts, ReplyError, RespConnection
 from buffer_wire.errors import StoreOutOfDisk, StoreRolledBack, UnknownRun
 
 
@@ -38,41 +38,35 @@ class Claims:
     def request(
         self,
         connection: RespConnection,
-        commands: Sequence[Command],
-        script: Script,
-        run_id: str,
-        *,
-        acknowledges: bool,
+        parts: Sequence[Parts],
+        command: Command[Any],
     ) -> Awaitable[list[Any]]:
-        """Replies to the commands, which end in a call of the script, after the claim where one is due; or the refusal
+        """Replies to the parts, which end in the call of the command, after the claim where one is due; or the refusal
         of the claim alone.
         """
-        if run_id in self._claimed[connection.tenure] or script.name == "view":
-            return connection.request(commands)
-        return self._claimed_first(connection, commands, script, run_id, acknowledges=acknowledges)
+        if command.run_id in self._claimed[connection.tenure] or command.script == "view":
+            return connection.request(parts)
+        return self._claimed_first(connection, parts, command)
 
     async def _claimed_first(
         self,
         connection: RespConnection,
-        commands: Sequence[Command],
-        script: Script,
-        run_id: str,
-        *,
-        acknowledges: bool,
+        parts: Sequence[Parts],
+        command: Command[Any],
     ) -> list[Any]:
         try:
-            refusal = await self._claim(connection, run_id)
+            refusal = await self._claim(connection, command.run_id)
         except StoreRolledBack:
             # Those who look or tidy up have nobody to tell, and a resume is what it takes.
-            if acknowledges and script.name != "resume":
+            if command.acknowledges and command.script != "resume":
                 raise
             refusal = None
         except StoreOutOfDisk:
             # What only reads changes nothing before the server is told.
-            if script.name not in LOOKS and script.name != "eval_view":
+            if not command.reads:
                 raise
             refusal = None
-        return [refusal] if refusal is not None else await connection.request(commands)
+        return [refusal] if refusal is not None else await connection.request(parts)
 
     async def _claim(self, connection: RespConnection, run_id: str) -> ReplyError | None:
         """Tell a server what this process has acknowledged of a run; an answer by which it must be told again.

@@ -4,9 +4,11 @@ Invariants: what policy.wait_replicas asks for is there before an answer is; whe
 operating system has the write.
 """
 
+from typing import Any
+
+from buffer_service.commands.replies import head_of
+from buffer_service.domain.command import Command
 from buffer_service.domain.ops import Buffer
-from buffer_service.store.replies import head_of
-from buffer_service.store.scripts import Script
 from buffer_service.store.transport.claims import Claims
 from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
@@ -37,17 +39,18 @@ class Confirmation:
         self._claims = claims
         self._appended = SharedRounds(self._ask_whether_appended)
 
-    async def kept(self, script: Script, run_id: str, at: RespConnection, reply: Buffer) -> Buffer:
+    async def kept(self, command: Command[Any], at: RespConnection, reply: Buffer) -> Buffer:
         """The reply that came over `at`, once what it acknowledges is where it must be; notes its revision.
 
         Raises NotReplicated, StoreOutOfDisk, StoreUnavailable.
         """
+        run_id = command.run_id
         tag, then = head_of(reply)
         if tag == b"error":
             if then == b"unknown_run":
                 self._claims.forget(run_id)
             return reply
-        if script.name in _CHANGES_POLICY:
+        if command.script in _CHANGES_POLICY:
             self._replication.forget(run_id)
         if tag == b"created":
             # A run of that name may have been deleted before.

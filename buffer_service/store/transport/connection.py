@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
+from buffer_service.domain.command import Command
 from buffer_service.domain.ops import Buffer, payload_size
 from buffer_service.store.address import Address
 from buffer_service.store.keys import index_key
 from buffer_service.store.primary import Primary
-from buffer_service.store.scripts import Script, load_scripts
+from buffer_service.store.scripts import load_scripts
 from buffer_service.store.transport.claims import Claims
 from buffer_service.store.transport.confirmation import Confirmation
 from buffer_service.store.transport.exchange import Exchange
@@ -23,8 +24,7 @@ from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication, Send
-from buffer_service.store.transport.resp import Command, Part, ReplyError, RespConnection
-from buffer_service.store.transport.traits import UNACKNOWLEDGED
+from buffer_service.store.transport.resp import Part, Parts, ReplyError, RespConnection
 
 REPLY_BYTES = 4 << 20
 """Most bytes of payloads asked for in one command."""
@@ -59,6 +59,7 @@ class StoreConnection:
         self.address = dataclasses.replace(Address.parse(url), ca=ca)
         self.name = self.address.shown
         self.primary = Primary(self.address)
+        self._scripts = load_scripts()
         self._meter = meter or NoMeter()
         self._control = Link(self.primary)
         self._writes = Link(self.primary)
@@ -77,32 +78,32 @@ class StoreConnection:
         """Close all connections."""
         await self.primary.close()
 
-    async def run(self, script: Script, run_id: str, arguments: bytes, *, acknowledges: bool = True) -> Buffer:
-        """Run a script on a run's keys; its packed reply, which waits for replicas unless it acknowledges nothing.
+    async def run(self, command: Command[Any], arguments: bytes) -> Buffer:
+        """Run a command's script with these arguments; its packed reply, which waits for what it acknowledges.
 
         Raises StoreRolledBack beside what the transport raises.
         """
-        call = ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments)
-        decision = self._decide(self._control, [call], script, run_id, acknowledges=acknowledges)
-        return await measured(self._meter, script.name, decision)
+        request = [self._script_call(command, arguments)]
+        return await measured(self._meter, command.script, self._decide(self._control, request, command))
 
-    async def store_and_run(
-        self, payloads: Sequence[tuple[str, Buffer]], script: Script, run_id: str, arguments: bytes
-    ) -> Buffer:
-        """Stage and store payloads and run the script that indexes them, all in one transaction."""
+    async def store_and_run(self, command: Command[Any]) -> Buffer:
+        """Stage and store a command's payloads and run the script that indexes them, all in one transaction."""
         staged: list[Part] = []
         stored: list[Part] = []
-        for key, body in payloads:
+        for key, body in command.payloads:
             staged += (0, key)
             stored += (key, body)
-        commands: list[Command] = [
+        request: list[Parts] = [
             ("MULTI",),
-            ("ZADD", index_key(run_id, "staging"), *staged),
+            ("ZADD", index_key(command.run_id, "staging"), *staged),
             ("MSET", *stored),
-            ("EVALSHA", script.sha, 1, index_key(run_id, "run"), arguments),
+            self._script_call(command, command.arguments),
             ("EXEC",),
         ]
-        return await measured(self._meter, script.name, self._decide(self._writes, commands, script, run_id))
+        return await measured(self._meter, command.script, self._decide(self._writes, request, command))
+
+    def _script_call(self, command: Command[Any], arguments: bytes) -> Parts:
+        return ("EVALSHA", self._scripts[command.script].sha, 1, index_key(command.run_id, "run"), arguments)
 
     async def fetch(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
         """Payloads in order, None where one is gone; at most REPLY_BYTES are asked for at once."""
@@ -121,14 +122,11 @@ class StoreConnection:
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
 
-    async def _decide(
-        self, link: Link, commands: Sequence[Command], script: Script, run_id: str, *, acknowledges: bool = True
-    ) -> Buffer:
-        """The script's reply; `commands` call it alone, or at the end of a transaction."""
-        acknowledges = acknowledges and script.name not in UNACKNOWLEDGED
+    async def _decide(self, link: Link, parts: Sequence[Parts], command: Command[Any]) -> Buffer:
+        """The script's reply; `parts` call it alone, or at the end of a transaction."""
 
         def request(connection: RespConnection) -> Awaitable[list[Any]]:
-            return self._claims.request(connection, commands, script, run_id, acknowledges=acknowledges)
+            return self._claims.request(connection, parts, command)
 
         replies, at = await self._exchange.request(link, request)
         reply = self._script_reply(replies)
@@ -139,7 +137,7 @@ class StoreConnection:
             await self._load_scripts()
             replies, at = await self._exchange.request(link, request)
             reply = self._refusals.checked(self._script_reply(replies))
-        return await self._confirmation.kept(script, run_id, at, reply) if acknowledges else reply
+        return await self._confirmation.kept(command, at, reply) if command.acknowledges else reply
 
     def _script_reply(self, replies: Sequence[Any]) -> Any:  # noqa: ANN401
         *queued, reply = replies
@@ -149,18 +147,18 @@ class StoreConnection:
             reply = self._refusals.checked(reply)[-1]
         return reply
 
-    async def _single(self, link: Link, command: Command) -> Any:  # noqa: ANN401
+    async def _single(self, link: Link, command: Parts) -> Any:  # noqa: ANN401
         (reply,), _ = await self._exchange.commands(link, [command])
         return self._refusals.checked(reply)
 
     async def _load_scripts(self) -> None:
-        commands = [("SCRIPT", "LOAD", script.source) for script in load_scripts().values()]
+        commands = [("SCRIPT", "LOAD", script.source) for script in self._scripts.values()]
         replies, _ = await self._exchange.commands(self._control, commands)
         for reply in replies:
             self._refusals.checked(reply)
 
     def _over(self, link: Link) -> Send:
-        async def send(commands: Sequence[Command], longer_s: float) -> tuple[list[Any], str]:
+        async def send(commands: Sequence[Parts], longer_s: float) -> tuple[list[Any], str]:
             replies, at = await self._exchange.commands(link, commands, longer_s)
             return replies, at.server
 

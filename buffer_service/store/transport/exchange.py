@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from buffer_service.store.primary import Primary
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals, is_elsewhere, unrun
-from buffer_service.store.transport.resp import Command, ConnectionLost, RespConnection
+from buffer_service.store.transport.resp import ConnectionLost, Parts, RespConnection
 from buffer_wire.errors import StoreUnavailable
 
 LOADING_TIMEOUT_S = 10.0
@@ -30,7 +30,7 @@ class Exchange:
         self._timeout_s = timeout_s
 
     async def commands(
-        self, link: Link, commands: Sequence[Command], longer_s: float = 0.0
+        self, link: Link, commands: Sequence[Parts], longer_s: float = 0.0
     ) -> tuple[list[Any], RespConnection]:
         """Send commands in one write, and wait so many seconds more than usual; see `request`."""
         return await self.request(link, lambda connection: connection.request(commands), longer_s)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from buffer_service.commands.replies import unpack
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import unpack
-from buffer_service.store.transport.resp import Command, ReplyError
+from buffer_service.store.transport.resp import Parts, ReplyError
 from buffer_service.store.transport.shared_rounds import SharedRounds
 from buffer_wire.errors import NotReplicated, StoreUnavailable
 
@@ -24,7 +24,7 @@ POLICY_AGE_S = 1.0
 CHANNEL = "rb:replicated"
 """Nobody listens. WAIT waits for the last write of its own connection, and a message is one that leaves nothing."""
 
-Send: TypeAlias = Callable[[Sequence[Command], float], Awaitable[tuple[list[Any], str]]]
+Send: TypeAlias = Callable[[Sequence[Parts], float], Awaitable[tuple[list[Any], str]]]
 """Sends commands with so many seconds more than usual; their replies, and the server that answered."""
 
 
@@ -87,6 +87,6 @@ class Replication:
 
 async def _send(wanted: Wanted, send: Send) -> tuple[int | ReplyError, str]:
     """How many replicas have what was written until now, and of which server."""
-    commands: list[Command] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
+    commands: list[Parts] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
     (_, reached), server = await send(commands, wanted.timeout_ms / 1000)
     return reached, server

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from buffer_service.domain.ops import Buffer
 
 Part: TypeAlias = str | int | Buffer
-Command: TypeAlias = Sequence[Part]
+Parts: TypeAlias = Sequence[Part]
 
 READ_BYTES = 1 << 18
 OWN_MEMORY_BYTES = 1 << 15
@@ -74,7 +74,7 @@ class RespConnection(asyncio.BufferedProtocol):
         """
         return self.lost is not None or (self._transport is not None and self._transport.is_closing())
 
-    async def request(self, commands: Sequence[Command]) -> list[Any]:
+    async def request(self, commands: Sequence[Parts]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.
 
         Raises ConnectionLost.
@@ -211,7 +211,7 @@ def _is_message(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, list) and value[0] == b"pmessage"
 
 
-def encode(commands: Sequence[Command]) -> list[Buffer]:
+def encode(commands: Sequence[Parts]) -> list[Buffer]:
     """Commands as RESP; large bodies stay what they are, all else is joined around them."""
     written: list[Buffer] = []
     small = bytearray()

@@ -1,23 +1,32 @@
 import inspect
+from typing import Any
 
 import pytest
 
-from buffer_service.domain.inspection import InspectStore
+from buffer_service import commands
+from buffer_service.domain.command import Command
 from buffer_service.domain.ports import RunStore
 from tests.oracle import ReferenceModel
 
-NOT_OF_ONE_RUN = {"notifications", "sweep", "close", "facts"}
-
-
-def operations(port: type) -> set[str]:
-    """Names of a port's methods."""
-    return {name for name, _ in inspect.getmembers(port, inspect.isfunction) if not name.startswith("_")}
-
-
 # Looks into a run have no model: tests/store/inspect compares them with what was put in.
-OF_THE_MODEL = sorted(operations(RunStore) - operations(InspectStore) - NOT_OF_ONE_RUN)
+LOOKS = {"list_groups", "list_steps", "list_tasks", "read_payload", "task", "waits"}
+NOT_OF_ONE_RUN = {"call", "close", "facts", "sweep"}
 
 
-@pytest.mark.parametrize("operation", OF_THE_MODEL)
+def functions(of: Any) -> set[str]:
+    """Names of the functions of a module or class."""
+    return {name for name, _ in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("operation", sorted(functions(RunStore) - LOOKS - NOT_OF_ONE_RUN))
 def test_the_model_has_the_operation_of_the_port(operation: str) -> None:
     assert inspect.signature(getattr(ReferenceModel, operation)) == inspect.signature(getattr(RunStore, operation))
+
+
+@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS))
+def test_the_model_has_the_operation_of_the_command(operation: str) -> None:
+    modelled = inspect.signature(getattr(ReferenceModel, operation))
+    commanded = inspect.signature(getattr(commands, operation))
+    parameters = [one for one in commanded.parameters.values() if one.name != "portion"]
+    assert list(modelled.parameters.values())[1:] == parameters
+    assert Command[modelled.return_annotation] == commanded.return_annotation  # type: ignore[name-defined]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from buffer_service import commands
 from buffer_service.domain import inspection as ins
 from tests.store.driver import Run
 
@@ -14,7 +15,9 @@ async def tasks(
     environment: str | None = None,
     worker_id: str = "",
 ) -> ins.Page[ins.TaskFacts]:
-    return await run.store.list_tasks(run.run_id, which, after, limit, environment=environment, worker_id=worker_id)
+    return await run.store.call(
+        commands.list_tasks(run.run_id, which, after, limit, environment=environment, worker_id=worker_id)
+    )
 
 
 async def groups(
@@ -24,7 +27,7 @@ async def groups(
     limit: int = 100,
     environment: str | None = None,
 ) -> ins.Page[ins.GroupView]:
-    _, page = await run.store.list_groups(run.run_id, step, after, limit, environment=environment)
+    _, page = await run.store.call(commands.list_groups(run.run_id, step, after, limit, environment=environment))
     return page
 
 
@@ -49,10 +52,10 @@ async def all_groups(run: Run, step: int | None = None, limit: int = 100, **filt
 
 
 async def all_steps(run: Run, limit: int = 100) -> list[ins.StepView]:
-    page = await run.store.list_steps(run.run_id, (), limit)
+    page = await run.store.call(commands.list_steps(run.run_id, (), limit))
     found = list(page.items)
     while page.following:
-        page = await run.store.list_steps(run.run_id, page.following, limit)
+        page = await run.store.call(commands.list_steps(run.run_id, page.following, limit))
         found += page.items
     return found
 

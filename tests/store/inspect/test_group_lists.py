@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import inspection as ins
 from buffer_wire.errors import InvalidField, ReplayGap, StepAhead
 from tests.store.driver import Run
@@ -63,7 +64,7 @@ async def test_groups_of_a_step_come_by_round_and_rank(run: Run) -> None:
     await run.fill(*(f"g{i}" for i in range(4)))
     shards = await run.shards(0, 0, world_size=2)
     shards += await run.shards(0, 1, world_size=2)
-    place, page = await run.store.list_groups(run.run_id, 0, (), 100, environment=None)
+    place, page = await run.store.call(commands.list_groups(run.run_id, 0, (), 100, environment=None))
     assert place == "forming"
     assert ids(page.items) == [group for shard in shards for group in shard]
     assert [(group.round, group.rank) for group in page.items] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -140,7 +141,7 @@ async def test_steps_come_newest_first_as_they_were_assembled(run: Run) -> None:
 
 async def test_a_new_run_has_nothing_to_list(run: Run) -> None:
     await run.create()
-    assert (await run.store.list_steps(run.run_id, (), 10)).items == []
+    assert (await run.store.call(commands.list_steps(run.run_id, (), 10))).items == []
     for which in ins.TaskSet:
         assert await all_tasks(run, which) == []
     assert await all_groups(run) == []

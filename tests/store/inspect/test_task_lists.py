@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from buffer_service import commands
 from buffer_service.domain import inspection as ins
 from buffer_service.domain import ops
 from buffer_wire.errors import UnknownRun, UnknownTask
@@ -33,7 +34,7 @@ async def test_tasks_that_back_off_come_first_with_the_time_when_they_are_due(ru
     assert ids(found) == ["t1", "t2", "t3"]
     assert (found[0].not_before_ms, found[0].failures, found[0].error) == (run.now + 500, 1, "engine fell over")
     assert [task.not_before_ms for task in found[1:]] == [-1, -1]
-    assert await run.store.task(run.run_id, "t1") == ((await run.view()).revision, run.now, found[0])
+    assert await run.store.call(commands.task(run.run_id, "t1")) == ((await run.view()).revision, run.now, found[0])
 
 
 async def test_pending_tasks_that_stay_are_listed_although_others_come_and_go(run: Run) -> None:
@@ -64,7 +65,7 @@ async def test_leases_are_listed_with_worker_expiry_and_heartbeat(run: Run) -> N
     await run.pass_ms(5_000)
     second = await run.one_lease(worker="w2", instance="i2")
     await run.pass_ms(1_000)
-    await run.store.extend(run.run_id, "w1", "i", [first.lease_id])
+    await run.store.call(commands.extend(run.run_id, "w1", "i", [first.lease_id]))
     found = {task.task_id: task for task in await all_tasks(run, ins.TaskSet.LEASED)}
     assert set(found) == {"t1", "t2"}
     assert (found["t1"].worker_id, found["t1"].expires_ms, found["t1"].leased_ms) == ("w1", run.now + 60_000, 1_000_000)
@@ -92,7 +93,7 @@ async def test_leases_that_stay_are_listed_although_heartbeats_and_others_go_on(
         await run.pass_ms(10)
         leaving = [held.pop(name) for name in list(held)[:5] if name not in stayed]
         await run.give_back(*leaving)
-        await run.store.extend(run.run_id, "w", "i", [grant.lease_id for grant in held.values()][:256])
+        await run.store.call(commands.extend(run.run_id, "w", "i", [grant.lease_id for grant in held.values()][:256]))
         page, pages = await tasks(run, ins.TaskSet.LEASED, page.following, 50), pages + 1
     assert pages > 5
     assert stayed <= set(seen)
@@ -117,13 +118,13 @@ async def test_a_task_says_where_its_group_is(run: Run) -> None:
     await run.fill("g1", "g2", "g3")
 
     async def place(name: str) -> str:
-        _, _, task = await run.store.task(run.run_id, name)
+        _, _, task = await run.store.call(commands.task(run.run_id, name))
         return task.place
 
     assert [await place(name) for name in ("g1", "g2", "g3")] == ["ended", "queued", "queued"]
     await run.batch(0)
     assert [await place(name) for name in ("g2", "g3")] == ["in_step", "in_step"]
     with pytest.raises(UnknownTask, match="g4"):
-        await run.store.task(run.run_id, "g4")
+        await run.store.call(commands.task(run.run_id, "g4"))
     with pytest.raises(UnknownRun):
-        await run.store.task("nowhere", "g1")
+        await run.store.call(commands.task("nowhere", "g1"))

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from buffer_service import commands
+from buffer_service.commands.replies import pack
 from buffer_service.domain import inspection as ins
 from buffer_service.domain import ops
-from buffer_service.store.inspect_ops import HEAD_BYTES
 from buffer_service.store.keys import index_key
-from buffer_service.store.replies import pack
+from buffer_service.store.redis_store import HEAD_BYTES
 from buffer_service.store.scripts import load_scripts
 from tests.store.driver import Run
 from tests.store.inspect.listing import all_groups, all_tasks, ids
@@ -41,7 +42,7 @@ async def test_waits_name_the_line_the_leases_and_the_workers(run: Run) -> None:
     assert waits.clock == ins.AdmissionClock(2, 0, 0, 0, 0, 0, 1, 0)
     one = await run.store.waits(run.run_id, 1)
     assert (one.blocked, len(one.pushes), one.leased, len(one.expiring), len(one.asked)) == (2, 1, 2, 1, 1)
-    await run.store.abandon_push(run.run_id, [key for _, key in blocked.values()])
+    await run.store.call(commands.abandon_push(run.run_id, [key for _, key in blocked.values()]))
     await run.check()
 
 
@@ -91,8 +92,8 @@ async def test_no_look_changes_anything(run: Run) -> None:
         await all_tasks(run, which)
     await all_groups(run)
     await all_groups(run, 0)
-    await run.store.list_steps(run.run_id, (), 10)
-    await run.store.task(run.run_id, "t1")
+    await run.store.call(commands.list_steps(run.run_id, (), 10))
+    await run.store.call(commands.task(run.run_id, "t1"))
     waits = await run.store.waits(run.run_id, 10)
     assert waits.expiring[0].expires_ms < run.now
     assert await dump() == before

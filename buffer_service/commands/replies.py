@@ -5,17 +5,15 @@ acknowledges something, {revision, proof} comes after the tag.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 import msgpack
 
+from buffer_service.domain.command import Fields
 from buffer_service.domain.ops import Buffer
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_wire import errors
 from buffer_wire.revision import Revision
-
-Fields: TypeAlias = list[Any]
-"""Elements of a reply after its tag: integers, bytes, and lists of them."""
 
 
 def pack(*values: object) -> bytes:
@@ -135,3 +133,12 @@ def parse(run_id: str, reply: Buffer) -> tuple[str, Fields]:
         number, proof = fields[0]
         fields[0] = Revision(number, text(proof))
     return text(tag), fields
+
+
+def just_revision(_tag: str, fields: Fields) -> Revision:
+    """The reply of an operation that returns nothing but the run's revision."""
+    return cast("Revision", fields[0])
+
+
+def nothing(_tag: str, _fields: Fields) -> None:
+    """The reply of an operation that returns nothing."""

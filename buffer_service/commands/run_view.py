@@ -1,9 +1,11 @@
-"""Operations on runs as a whole: create, view, policy, engines."""
+"""Decoding of a run's view."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
+from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
+from buffer_service.domain.command import Fields
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.window import Snapshot, Window, no_staleness
 from buffer_service.rules.totals import (
@@ -14,80 +16,6 @@ from buffer_service.rules.totals import (
     STALENESS_COUNTED,
     TOTALS,
 )
-from buffer_service.store.group_ops import GroupOps
-from buffer_service.store.keys import RUNS, new_secret
-from buffer_service.store.replies import Fields, pack, text, unpack
-from buffer_service.store.suitability import check_layout
-from buffer_wire.errors import RunExists
-from buffer_wire.revision import NO_REVISION, Revision
-
-
-class RunOps(GroupOps):
-    """Create, view, update, engines."""
-
-    async def create_run(
-        self, run_id: str, policy: RunPolicy, *, revision: int = 1, secret: str = ""
-    ) -> tuple[ops.RunView, bool]:
-        """See domain.ports.RunStore.create_run."""
-        # The script sees the layout of the run alone, which is ours.
-        await check_layout(self._connection)
-        await self._connection.command("SADD", RUNS, run_id)
-        tag, fields = await self._call("create_run", run_id, pack(policy.to_store(), revision, secret or new_secret()))
-        # A sweep may have taken a run of that name off the list before this one was there.
-        await self._connection.command("SADD", RUNS, run_id)
-        self._known.add(run_id)
-        if tag == "exists":
-            existing = as_policy(fields[0]).to_store()
-            differs = sorted(name for name, value in policy.to_store().items() if existing[name] != value)
-            if differs:
-                raise RunExists(run_id, ",".join(differs))
-        return await self.view(run_id), tag == "created"
-
-    async def view(self, run_id: str) -> ops.RunView:
-        """See domain.ports.RunStore.view."""
-        _, fields = await self._call("view", run_id, pack())
-        return _view(run_id, fields)
-
-    async def update_policy(
-        self,
-        run_id: str,
-        policy: RunPolicy,
-        expected: RunPolicy | None = None,
-        *,
-        seen_revision: Revision = NO_REVISION,
-    ) -> Revision:
-        """See domain.ports.RunStore.update_policy."""
-        packed = pack(seen_revision, policy.to_store(), expected and expected.to_store())
-        _, (revision,) = await self._call("update_policy", run_id, packed)
-        return cast("Revision", revision)
-
-    async def report_engine(
-        self, run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
-    ) -> ops.EngineReported:
-        """See domain.ports.RunStore.report_engine."""
-        prepared = report.prepared or ops.WeightVersion()
-        packed = pack(
-            report.engine_id,
-            report.worker_id,
-            report.state,
-            report.loaded.epoch,
-            report.loaded.version,
-            report.reloads,
-            report.last_reload_ms,
-            report.last_error,
-            report.errors,
-            report.membership,
-            prepared.epoch,
-            prepared.version,
-            report.weights_url,
-        )
-        reloads = list(report.reload_counters)
-        counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
-        arguments = pack(
-            seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads
-        )
-        _, (revision, epoch, version, may_load) = await self._call("report_engine", run_id, arguments)
-        return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
 
 
 def _strings(mapping: Any) -> dict[str, Any]:  # noqa: ANN401 - Lua cannot tell an empty map from an empty array
@@ -105,7 +33,8 @@ def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
 
 
-def _view(run_id: str, fields: Fields) -> ops.RunView:
+def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
+    """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
     totals, response_lengths, counters, *window, staleness, reloads = fields

@@ -1,0 +1,51 @@
+"""Every operation on a run as a value, by its name; see domain/command.py."""
+
+from buffer_service.commands.batches import checkpoint, commit, pull, report_lost, resume
+from buffer_service.commands.evaluating import (
+    delete_evaluation,
+    evaluation,
+    evaluation_results,
+    evaluations,
+    extend_evaluation,
+    finish_evaluation,
+    lease_evaluation,
+    submit_evaluation,
+)
+from buffer_service.commands.groups import abandon_push
+from buffer_service.commands.inspection import list_groups, list_steps, list_tasks, task
+from buffer_service.commands.publishing import plan_collective, publish, report_engine, weights
+from buffer_service.commands.runs import continue_run, drain_run, pause_run, update_policy, view
+from buffer_service.commands.tasks import extend, give_back, submit
+
+__all__ = [
+    "abandon_push",
+    "checkpoint",
+    "commit",
+    "continue_run",
+    "delete_evaluation",
+    "drain_run",
+    "evaluation",
+    "evaluation_results",
+    "evaluations",
+    "extend",
+    "extend_evaluation",
+    "finish_evaluation",
+    "give_back",
+    "lease_evaluation",
+    "list_groups",
+    "list_steps",
+    "list_tasks",
+    "pause_run",
+    "plan_collective",
+    "publish",
+    "pull",
+    "report_engine",
+    "report_lost",
+    "resume",
+    "submit",
+    "submit_evaluation",
+    "task",
+    "update_policy",
+    "view",
+    "weights",
+]

@@ -1,0 +1,111 @@
+"""Commands on batches: pull, report_lost, commit, checkpoint, resume."""
+
+from collections.abc import Sequence
+
+from buffer_service.commands.replies import nothing, pack, text, unpack
+from buffer_service.commands.runs import free
+from buffer_service.domain import ops
+from buffer_service.domain.command import Command, Fields
+from buffer_wire.errors import InvalidField
+from buffer_wire.revision import NO_REVISION, Revision
+
+UNSET = -1
+
+
+def pull(
+    run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION, portion: int = ops.PORTION
+) -> Command[ops.Batch | ops.Short]:
+    """Close a round of a step if it is its turn and enough is queued, or return the stored one. Evicts what is too
+    stale first; one call takes at most `portion` groups out of the queue.
+
+    Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded, InvalidField
+    (train_version, rank, round, batch_groups, world_size).
+    """
+    if not 0 <= pull.rank < pull.world_size:
+        raise InvalidField("rank", pull.rank, f"below world_size {pull.world_size}")
+    train_version = UNSET if pull.train_version is None else pull.train_version
+    batch_groups = UNSET if pull.batch_groups is None else pull.batch_groups
+    who = (pull.epoch, pull.step, pull.rank, pull.world_size)
+    what = (seen_revision, *who, train_version, pull.round, batch_groups, portion)
+
+    def unpacked(tag: str, fields: Fields) -> ops.Batch | ops.Short:
+        return _short(pull.step, fields) if tag == "short" else _batch(fields)
+
+    return Command(run_id, "pull", pack(*what, 0), unpacked, again=pack(*what, 1))
+
+
+def report_lost(run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> Command[None]:
+    """Say that a pull of that epoch found payloads gone: settle the groups of the step that have these as lost, reopen
+    their tasks. Raises StaleEpoch.
+    """
+    return Command(run_id, "report_lost", pack(epoch, step, list(payload_keys)), nothing)
+
+
+def commit(
+    run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+) -> Command[tuple[Revision, int]]:
+    """Settle delivered groups as trained: (revision, committed_steps). Raises StaleEpoch, StepAhead."""
+    return Command(run_id, "commit", pack(seen_revision, epoch, through_step), _steps, rest=free(run_id))
+
+
+def checkpoint(
+    run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+) -> Command[tuple[Revision, int]]:
+    """Free replay data and tombstones: (revision, checkpointed_steps). Raises StaleEpoch, NotCommitted."""
+    arguments = pack(seen_revision, epoch, through_step)
+    return Command(run_id, "checkpoint", arguments, _steps, rest=free(run_id), trash=True)
+
+
+def resume(run_id: str, resume: ops.Resume) -> Command[ops.Resumed]:
+    """Take the run over; clears a pause. Raises ReplayGap, StepAhead."""
+    step = UNSET if resume.next_step is None else resume.next_step
+    arguments = pack(step, resume.mode.value, resume.request_id, int(resume.allow_regenerate))
+    return Command(run_id, "resume", arguments, lambda _, fields: ops.Resumed(*fields), again=arguments)
+
+
+def _steps(_tag: str, fields: Fields) -> tuple[Revision, int]:
+    revision, steps, _ = fields
+    return revision, steps
+
+
+def _short(step: int, fields: Fields) -> ops.Short:
+    revision, queued, needed, leased, pending, asked = fields
+    hint = ""
+    if leased == 0 and pending == 0:
+        hint = "no task is pending or leased: the trainer's feeder has submitted too few"
+    elif leased == 0 and not asked:
+        hint = "no worker has asked for a lease"
+    elif leased == 0:
+        hint = f"no worker holds a lease though {pending} tasks are pending"
+    return ops.Short(revision, step, queued, needed, leased, pending, hint)
+
+
+def _batch(fields: Fields) -> ops.Batch:
+    *facts, shard_tokens, replayed, queued, forks, chunks = fields
+    shard = []
+    for chunk in chunks:
+        for group_id, _task_id, sequence, payload_key, head, tail, epoch, *_sizes in unpack(chunk):
+            # A fork of a later epoch than the record's clamps it (domain/timeline.py).
+            later = [version for forked, version in forks if forked > epoch]
+            shard.append(
+                ops.ShardGroup(text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]))
+            )
+    revision, step, round_, final, train_version, *totals, staleness_sum, staleness_max = facts
+    groups, samples, tokens, loss_tokens = totals
+    return ops.Batch(
+        revision=revision,
+        step=step,
+        round=round_,
+        final=bool(final),
+        train_version=train_version,
+        total_groups=groups,
+        total_samples=samples,
+        total_tokens=tokens,
+        total_loss_tokens=loss_tokens,
+        staleness_sum=staleness_sum,
+        staleness_max=staleness_max,
+        shard=shard,
+        shard_tokens=shard_tokens,
+        replayed=bool(replayed),
+        queued=queued,
+    )

@@ -1,0 +1,185 @@
+"""Commands on evaluations."""
+
+from collections.abc import Sequence
+
+from buffer_service.commands.payload_keys import new_payload_key
+from buffer_service.commands.replies import pack, text
+from buffer_service.commands.tasks import extended
+from buffer_service.domain import evaluations as ev
+from buffer_service.domain import ops
+from buffer_service.domain.command import Command, Fields
+from buffer_wire.revision import NO_REVISION, Revision
+
+PUBLISHED = -1
+
+
+def submit_evaluation(
+    run_id: str, submit: ev.SubmitEvaluation, *, seen_revision: Revision = NO_REVISION
+) -> Command[ev.EvaluationSubmitted]:
+    """Add an evaluation, or find it.
+
+    Raises StaleEpoch, EvaluationExists, EvaluationsFull, RunPaused, InvalidField (version).
+    """
+    arguments = pack(
+        seen_revision,
+        submit.epoch,
+        submit.eval_id,
+        PUBLISHED if submit.version is None else submit.version,
+        submit.digest,
+        [(task.task_id, task.group_size, task.spec) for task in submit.tasks],
+    )
+    return Command(run_id, "eval_submit", arguments, _submitted)
+
+
+def evaluations(run_id: str, *, acknowledges: bool = True) -> Command[tuple[Revision, Sequence[ev.EvaluationView]]]:
+    """Revision, and all evaluations in order of submission, without their failures. Unless it `acknowledges`, it waits
+    for no replicas, and the revision is not to be sent back.
+    """
+    return Command(run_id, "eval_view", pack(""), _views, reads=True, acknowledges=acknowledges)
+
+
+def evaluation(run_id: str, eval_id: str) -> Command[tuple[Revision, ev.EvaluationView]]:
+    """Revision, and one evaluation. Raises UnknownEvaluation."""
+
+    def one(tag: str, fields: Fields) -> tuple[Revision, ev.EvaluationView]:
+        revision, (view,) = _views(tag, fields)
+        return revision, view
+
+    return Command(run_id, "eval_view", pack(eval_id), one, reads=True)
+
+
+def evaluation_results(run_id: str, eval_id: str, start: int, limit: int) -> Command[ev.EvaluationResults]:
+    """Up to `limit` ended tasks after the first `start`; `fetch` has their bodies. Raises UnknownEvaluation."""
+    return Command(run_id, "eval_read", pack(eval_id, start, limit), _results)
+
+
+def delete_evaluation(run_id: str, eval_id: str, *, seen_revision: Revision = NO_REVISION) -> Command[Revision]:
+    """End an evaluation and delete its results; returns the revision. Raises UnknownEvaluation."""
+    rest = Command(run_id, "eval_delete", pack(NO_REVISION, ""), _revision)
+    return Command(run_id, "eval_delete", pack(seen_revision, eval_id), _revision, rest=rest)
+
+
+def lease_evaluation(
+    run_id: str, ask: ev.EvaluationAsk, *, seen_revision: Revision = NO_REVISION
+) -> Command[ev.EvaluationLeased]:
+    """Lease tasks; an empty grant list comes with the reason."""
+    arguments = pack(
+        seen_revision,
+        ask.worker_id,
+        ask.instance_id,
+        ask.request_id,
+        ask.engine_id,
+        ask.loaded.epoch,
+        ask.loaded.version,
+        ask.max_tasks,
+        int(ask.would_load),
+    )
+    return Command(run_id, "eval_lease", arguments, _leased, again=arguments)
+
+
+def extend_evaluation(
+    run_id: str,
+    worker_id: str,
+    instance_id: str,
+    lease_ids: Sequence[str],
+    *,
+    seen_revision: Revision = NO_REVISION,
+) -> Command[ops.Extended]:
+    """Prolong leases that are live."""
+    return Command(run_id, "eval_extend", pack(seen_revision, worker_id, instance_id, list(lease_ids)), extended)
+
+
+def finish_evaluation(
+    run_id: str, finish: ev.FinishEvaluation, *, seen_revision: Revision = NO_REVISION
+) -> Command[tuple[Revision, ev.EvaluationOutcome]]:
+    """End a lease; the revision, and what became of the task.
+
+    Raises UnknownLease, EvaluationsFull, StoreOutOfMemory, InvalidField (a group that is not of this task, or has
+    tokens of other weights).
+    """
+    payloads = []
+    if finish.kind is ev.FinishKind.GROUP:
+        payloads.append((new_payload_key(run_id, len(finish.body)), finish.body))
+    arguments = pack(
+        seen_revision,
+        finish.worker_id,
+        finish.instance_id,
+        finish.lease_id,
+        finish.kind.value,
+        finish.error,
+        payloads[0][0] if payloads else "",
+        finish.task_id,
+        finish.samples,
+        finish.head.epoch,
+        finish.head.version,
+        finish.tail.epoch,
+        finish.tail.version,
+        len(finish.body),
+    )
+    return Command(run_id, "eval_finish", arguments, _finished, payloads)
+
+
+def _revision(_tag: str, fields: Fields) -> Revision:
+    revision: Revision
+    revision, _ = fields
+    return revision
+
+
+def _submitted(_tag: str, fields: Fields) -> ev.EvaluationSubmitted:
+    revision, created, evaluation = fields
+    return ev.EvaluationSubmitted(revision, _view(evaluation), bool(created))
+
+
+def _views(_tag: str, fields: Fields) -> tuple[Revision, Sequence[ev.EvaluationView]]:
+    revision, evaluations = fields
+    return revision, [_view(evaluation) for evaluation in evaluations]
+
+
+def _results(_tag: str, fields: Fields) -> ev.EvaluationResults:
+    revision, evaluation, results = fields
+    return ev.EvaluationResults(
+        revision,
+        _view(evaluation),
+        [
+            ev.EvaluationResult(index, text(task_id), attempts, text(error), text(key))
+            for index, task_id, attempts, error, key in results
+        ],
+    )
+
+
+def _leased(_tag: str, fields: Fields) -> ev.EvaluationLeased:
+    revision, wait, ttl_ms, grants, wanted = fields
+    return ev.EvaluationLeased(
+        revision=revision,
+        grants=[
+            ev.EvaluationGrant(text(lease_id), text(task_id), ops.WeightVersion(epoch, version), attempt, spec)
+            for lease_id, task_id, epoch, version, attempt, spec in grants
+        ],
+        wait=ops.LeaseWait(text(wait)) if wait else None,
+        wanted=ev.Wanted(ops.WeightVersion(wanted[0], wanted[1]), wanted[2]) if wanted else None,
+        ttl_ms=ttl_ms,
+    )
+
+
+def _finished(_tag: str, fields: Fields) -> tuple[Revision, ev.EvaluationOutcome]:
+    revision, outcome = fields
+    return revision, ev.EvaluationOutcome(text(outcome))
+
+
+def _view(fields: Fields) -> ev.EvaluationView:
+    eval_id, epoch, version, tasks, pending, finished, failed, stored_bytes, created_ms, failures = fields
+    return ev.EvaluationView(
+        eval_id=text(eval_id),
+        version=ops.WeightVersion(epoch, version),
+        tasks=tasks,
+        pending=pending,
+        leased=tasks - pending - finished - failed,
+        finished=finished,
+        failed=failed,
+        stored_bytes=stored_bytes,
+        created_ms=created_ms,
+        failures=[
+            ev.EvaluationFailure(index, text(task_id), attempts, text(error))
+            for index, task_id, attempts, error in failures
+        ],
+    )

@@ -1,0 +1,86 @@
+"""Commands on groups."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from buffer_service.commands.replies import nothing, pack, text
+from buffer_service.domain import ops
+from buffer_service.domain.command import Command, Fields
+from buffer_service.domain.window import length_buckets
+from buffer_wire.revision import NO_REVISION, Revision
+
+Outcome: TypeAlias = bytes | list[bytes]
+"""A word of ops.PushKind, or `more`, or the bound that the group breaks: field, value and limit."""
+
+MORE = b"more"
+"""Room is still being made for the group: it is pushed again, as a retry that `goes_on`."""
+
+
+def push_portion(
+    run_id: str,
+    groups: Sequence[tuple[ops.GroupFacts, str]],
+    payloads: Sequence[tuple[str, ops.Buffer]] = (),
+    *,
+    retry: bool,
+    goes_on: bool = False,
+    seen_revision: Revision = NO_REVISION,
+) -> Command[tuple[Revision, ops.WeightVersion, list[Outcome]]]:
+    """Push at most ops.PORTION groups by their facts and payload keys, or try again those that are blocked: revision,
+    published weights and outcomes. Raises RunPaused, StoreOutOfMemory.
+    """
+    arguments = pack(seen_revision, [_pack_group(*group) for group in groups], int(retry), int(goes_on))
+    return Command(run_id, "push", arguments, _pushed, payloads)
+
+
+def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
+    """Give up blocked groups: their payloads are deleted. Of a run that is gone there are none left."""
+    return Command(run_id, "abandon", pack(list(payload_keys)), nothing, acknowledges=False)
+
+
+def pushed(facts: ops.GroupFacts, key: str, outcome: Outcome) -> ops.Pushed:
+    """What became of a group; not of one with MORE."""
+    group_id = f"{facts.task_id}/{facts.generation}"
+    if isinstance(outcome, list):
+        field, value, limit = (text(part) for part in outcome)
+        kind = ops.PushKind.FORGOTTEN if field == "first_revision" else ops.PushKind.INVALID
+        return ops.Pushed(kind, group_id, "", field, value, limit)
+    kind = ops.PushKind(text(outcome))
+    return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "")
+
+
+def _pushed(_tag: str, fields: Fields) -> tuple[Revision, ops.WeightVersion, list[Outcome]]:
+    revision, epoch, version, outcomes = fields
+    return revision, ops.WeightVersion(epoch, version), outcomes
+
+
+def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
+    return (
+        facts.task_id,
+        facts.generation,
+        facts.lease_id,
+        payload_key,
+        facts.head.epoch,
+        facts.head.version,
+        facts.tail.epoch,
+        facts.tail.version,
+        facts.samples,
+        facts.tokens,
+        facts.loss_tokens,
+        facts.size_bytes,
+        int(facts.spans_versions),
+        facts.environment,
+        facts.mean_milli,
+        int(facts.equal_rewards),
+        facts.mean_reward_milli,
+        facts.min_response_tokens,
+        facts.max_response_tokens,
+        facts.response_lengths,
+        facts.rewards,
+        facts.response_tokens,
+        facts.reward_milli,
+        facts.turns,
+        facts.truncated_samples,
+        [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
+        [number for made, tokens in facts.version_tokens for number in (made.epoch, made.version, tokens)],
+        facts.first_revision,
+    )

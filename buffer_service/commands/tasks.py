@@ -1,0 +1,109 @@
+"""Commands on tasks and leases."""
+
+from collections.abc import Sequence
+
+from buffer_service.commands.payload_keys import new_payload_key
+from buffer_service.commands.replies import pack, text
+from buffer_service.domain import ops
+from buffer_service.domain.command import Command, Fields
+from buffer_wire.revision import NO_REVISION, Revision
+
+NO_HEAD = -1
+
+
+def submit(run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVISION) -> Command[ops.Submitted]:
+    """Add tasks and move the cursor.
+
+    Raises StaleEpoch, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
+    """
+    tasks = [(task.task_id, task.priority, task.spec, task.environment) for task in submit.tasks]
+    cursors = (submit.expected_cursor, submit.cursor)
+    arguments = pack(seen_revision, submit.epoch, submit.request_id, *cursors, submit.feeder_state, tasks)
+    return Command(run_id, "submit", arguments, _submitted)
+
+
+def lease(
+    run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION
+) -> Command[tuple[ops.Leased, Sequence[str]]]:
+    """Lease tasks: the grants, without their continuations, and the payload keys of these, "" where there is none.
+
+    A store's `lease` fetches them too.
+    """
+    arguments = pack(
+        seen_revision,
+        ask.worker_id,
+        ask.instance_id,
+        ask.request_id,
+        ask.engine_id,
+        ask.loaded.epoch,
+        ask.loaded.version,
+        ask.max_tasks,
+        ask.message_bytes,
+    )
+    return Command(run_id, "lease", arguments, _leased, again=arguments)
+
+
+def extend(
+    run_id: str,
+    worker_id: str,
+    instance_id: str,
+    lease_ids: Sequence[str],
+    *,
+    seen_revision: Revision = NO_REVISION,
+) -> Command[ops.Extended]:
+    """Prolong leases that are live."""
+    return Command(run_id, "extend", pack(seen_revision, worker_id, instance_id, list(lease_ids)), extended)
+
+
+def give_back(
+    run_id: str,
+    worker_id: str,
+    instance_id: str,
+    returns: Sequence[ops.LeaseReturn],
+    *,
+    seen_revision: Revision = NO_REVISION,
+) -> Command[ops.Returned]:
+    """Return leases with their continuations."""
+    payloads, packed = [], []
+    for given in returns:
+        key = ""
+        if given.continuation:
+            key = new_payload_key(run_id, len(given.continuation))
+            payloads.append((key, given.continuation))
+        head = given.head or ops.WeightVersion(0, NO_HEAD)
+        packed.append((given.lease_id, given.kind.value, given.error, key, head.epoch, head.version, given.tokens))
+    arguments = pack(seen_revision, worker_id, instance_id, packed)
+    return Command(run_id, "give_back", arguments, _returned, payloads)
+
+
+def _submitted(_tag: str, fields: Fields) -> ops.Submitted:
+    revision, cursor, pending, task_ids = fields
+    return ops.Submitted(revision, cursor, [text(task_id) for task_id in task_ids], pending)
+
+
+def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
+    revision, wait, required, ttl_ms, epoch, version, grants = fields
+    leased = ops.Leased(
+        revision=revision,
+        grants=[_grant(text(task_id), generation, attempt, spec) for task_id, generation, attempt, spec, _ in grants],
+        wait=ops.LeaseWait(text(wait)) if wait else None,
+        published=ops.WeightVersion(epoch, version),
+        required_version=required,
+        ttl_ms=ttl_ms,
+    )
+    return leased, [text(key) for *_, key in grants]
+
+
+def _grant(task_id: str, generation: int, attempt: int, spec: bytes) -> ops.LeaseGrant:
+    return ops.LeaseGrant(f"{task_id}/{generation}/{attempt}", task_id, generation, attempt, spec, b"")
+
+
+def extended(_tag: str, fields: Fields) -> ops.Extended:
+    """The reply of a heartbeat."""
+    revision, ttl_ms, states = fields
+    return ops.Extended(revision, [ops.LeaseState(text(state)) for state in states], ttl_ms)
+
+
+def _returned(_tag: str, fields: Fields) -> ops.Returned:
+    revision, outcomes = fields
+    return ops.Returned(revision, [ops.ReturnOutcome(text(outcome)) for outcome in outcomes])

@@ -1,0 +1,96 @@
+"""Calls: commands carried out on a connection, whose refusals are the contract's errors."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from buffer_service.commands import abandon_push
+from buffer_service.commands.replies import parse
+from buffer_service.domain.command import Command, Fields
+from buffer_service.store.keys import index_key
+from buffer_service.store.transport.connection import StoreConnection
+from buffer_wire.errors import (
+    LayoutChanged,
+    NotReplicated,
+    StoreFault,
+    StoreOutOfDisk,
+    StoreOutOfMemory,
+    UnknownRun,
+)
+
+T = TypeVar("T")
+
+
+class Calls:
+    """A connection and the runs that are known to exist on it."""
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self._connection = connection
+        self._known: set[str] = set()
+
+    async def call(self, command: Command[T]) -> T:
+        """See domain.ports.RunStore.call."""
+        tag, fields = await self._reply(command, command.arguments)
+        while tag == "more" and command.again is not None:
+            tag, fields = await self._reply(command, command.again)
+        result = command.unpack(tag, fields)
+        if command.rest is not None:
+            more = fields[-1]
+            while more:
+                _, (*_, more) = await self._reply(command.rest, command.rest.arguments)
+        if command.trash:
+            await self.delete_trash(command.run_id)
+        return result
+
+    def note(self, run_id: str) -> None:
+        """The run exists."""
+        self._known.add(run_id)
+
+    def forget(self, run_id: str) -> None:
+        """The run exists no more."""
+        self._known.discard(run_id)
+
+    async def delete_trash(self, run_id: str, portion: int = 500) -> int:
+        """Delete payloads that nothing refers to any more; returns how many keys were on trash.
+
+        The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
+        """
+        trash, deleted = index_key(run_id, "trash"), 0
+        while keys := await self._connection.command("SRANDMEMBER", trash, portion):
+            await self._connection.command("UNLINK", *keys)
+            await self._connection.command("SREM", trash, *keys)
+            deleted += len(keys)
+        return deleted
+
+    async def _reply(self, command: Command[Any], arguments: bytes) -> tuple[str, Fields]:
+        """Tag and fields of one call of the command's script. Raises what its refusal stands for."""
+        if command.payloads:
+            return await self._reply_to_payloads(command)
+        return parse(command.run_id, await self._connection.run(command, arguments))
+
+    async def _reply_to_payloads(self, command: Command[Any]) -> tuple[str, Fields]:
+        """Nothing is written for a run that does not exist; a payload that the script did not take over is deleted."""
+        run_id, keys = command.run_id, [key for key, _ in command.payloads]
+        await self._check_exists(run_id)
+        try:
+            return parse(run_id, await self._connection.store_and_run(command))
+        except (LayoutChanged, UnknownRun, StoreOutOfMemory):
+            self._known.discard(run_id)
+            await self._delete_staged(run_id, keys)
+            raise
+        except (NotReplicated, StoreOutOfDisk):
+            # It may have run. The caller comes again with the same groups under new keys: nobody would come for those
+            # that are blocked.
+            with contextlib.suppress(StoreFault):
+                await self.call(abandon_push(run_id, keys))
+            raise
+
+    async def _check_exists(self, run_id: str) -> None:
+        if run_id not in self._known:
+            if not await self._connection.command("EXISTS", index_key(run_id, "run")):
+                raise UnknownRun(run_id)
+            self._known.add(run_id)
+
+    async def _delete_staged(self, run_id: str, keys: Sequence[str]) -> None:
+        await self._connection.command("UNLINK", *keys)
+        await self._connection.command("ZREM", index_key(run_id, "staging"), *keys)
