@@ -15,3 +15,9 @@ PUSHED = (
     *("length_buckets", "version_tokens", "first_revision"),
 )
 """Fields of a pushed group (store/lua/groups/push.lua), in order."""
+
+AMOUNT = ("groups", "samples", "tokens", "bytes")
+"""Sizes of groups in the ledgers and in sums, in order."""
+
+GATHERED = ("portions", *AMOUNT)
+"""What a run's state says of groups that are gathered for a round, in order."""

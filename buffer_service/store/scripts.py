@@ -19,7 +19,7 @@ from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
 from buffer_service.rules.filters import FILTERS, Filter
-from buffer_service.rules.groups import PUSHED, RECORD
+from buffer_service.rules.groups import AMOUNT, GATHERED, PUSHED, RECORD
 from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.totals import (
     ACCEPTED,
@@ -117,7 +117,9 @@ def render_filters(filters: Iterable[Filter]) -> str:
 
 
 def constants() -> dict[str, int]:
-    """Numbers that scripts name: bounds, and places from 1 in a group's record (G_) and in a pushed group (P_)."""
+    """Numbers that scripts name: bounds, and places from 1 in a record (G_), a pushed group (P_), an amount (A_)
+    and what is gathered (GATHERED_).
+    """
     return {
         "MAX_ENVIRONMENTS": MAX_ENVIRONMENTS,
         "MAX_EVALUATIONS": MAX_EVALUATIONS,
@@ -128,6 +130,8 @@ def constants() -> dict[str, int]:
         "WINDOW_VERSIONS": WINDOW_VERSIONS,
         **{f"G_{name.upper()}": place for place, name in enumerate(RECORD, 1)},
         **{f"P_{name.upper()}": place for place, name in enumerate(PUSHED, 1)},
+        **{f"A_{name.upper()}": place for place, name in enumerate(AMOUNT, 1)},
+        **{f"GATHERED_{name.upper()}": place for place, name in enumerate(GATHERED, 1)},
     }
 
 

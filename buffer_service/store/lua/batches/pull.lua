@@ -22,9 +22,8 @@
 -- @include waiting
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
-local seen, epoch, step, rank, world_size, train_version, round, batch_groups, portion = unpack(request, 1, 9)
-local again = request[10] == 1
+local seen, epoch, step, rank, world_size, train_version, round, batch_groups, portion, again =
+  unpack(unpack_msg(ARGV[1]), 1, 10)
 
 Run.relieve()
 local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch)
@@ -34,7 +33,7 @@ end
 if refusal then
   return refusal
 end
-local state, policy, topics = ctx.state, ctx.policy, ctx.topics
+local state, policy = ctx.state, ctx.policy
 if state.world_size ~= 0 and world_size ~= state.world_size then
   return refuse('world_size_mismatch', world_size, state.world_size)
 end
@@ -47,7 +46,7 @@ end
 
 -- Ends a try that has its answer: earlier calls of it left the revision to this one.
 local function end_run()
-  ctx.changed = ctx.changed or again
+  ctx.changed = ctx.changed or again == 1
   return Run.close(ctx)
 end
 
@@ -109,14 +108,14 @@ if refusal then
   return refusal
 end
 -- Whoever began to gather the round has decided what it is, as if the round were closed.
-local terms = {}
+local its_version, its_groups, its_world_size
 if state.gathered then
-  terms = {Gathering.terms()}
-  if not terms[1] or not is_open and terms[1] < state.version then
+  its_version, its_groups, its_world_size = Gathering.terms()
+  if not its_version or not is_open and its_version < state.version then
     Gathering.give_back(ctx)
     return go_on()
-  elseif terms[3] ~= world_size then
-    return refuse('world_size_mismatch', world_size, terms[3])
+  elseif its_world_size ~= world_size then
+    return refuse('world_size_mismatch', world_size, its_world_size)
   end
 end
 if is_open then
@@ -135,7 +134,7 @@ else
   elseif batch_groups < 1 or batch_groups > most then
     return refuse('batch_groups', batch_groups, most)
   end
-  train_version, batch_groups = terms[1] or train_version, terms[2] or batch_groups
+  train_version, batch_groups = its_version or train_version, its_groups or batch_groups
   header = Rounds.new_step(ctx, train_version, batch_groups)
 end
 train_version = header.train_version
@@ -183,14 +182,15 @@ local function next_round()
 
   local gathered, gathered_tokens = 0, 0
   if state.gathered then
-    gathered, gathered_tokens = state.gathered[2], state.gathered[4]
+    gathered, gathered_tokens = state.gathered[GATHERED_GROUPS], state.gathered[GATHERED_TOKENS]
   end
   local queued = Queue.count(ctx)
-  local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[3] >= budget)
+  local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[A_TOKENS] >= budget)
   if is_enough and queued >= multiple then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
     local is_last = gathered + count == size
     local stride = not is_last and call('HGET', RUN, 'queue_stride') or ''
+    local topics = ctx.topics
     local space, tasks = topics.space, topics.tasks
     local least = gathered == 0 and multiple or 0
     local groups = Queue.take(ctx, count, budget > 0 and budget - gathered_tokens, multiple, least)

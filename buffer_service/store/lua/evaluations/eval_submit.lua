@@ -32,7 +32,8 @@ if call('HLEN', key('evals')) >= MAX_EVALUATIONS then
 end
 local bytes = 0
 for _, task in ipairs(tasks) do
-  bytes = bytes + #task[3]
+  local _, _, spec = unpack(task, 1, 3)
+  bytes = bytes + #spec
 end
 local stored = tonumber(call('HGET', RUN, 'eval_bytes') or 0) + bytes
 if stored > MAX_EVAL_BYTES then
@@ -52,9 +53,10 @@ local evaluation = {
   tasks = #tasks, finished = 0, failed = 0, bytes = 0, failures = {},
 }
 for at, task in ipairs(tasks) do
-  call('HSET', Evaluations.key_of('specs', evaluation.number), format('%d', at - 1), task[3])
+  local task_id, group_size, spec = unpack(task, 1, 3)
+  call('HSET', Evaluations.key_of('specs', evaluation.number), format('%d', at - 1), spec)
   Evaluations.save_task(ctx, evaluation, at - 1, {
-    task_id = task[1], group_size = task[2], spec_bytes = #task[3], state = 'pending', attempt = 0, failures = 0,
+    task_id = task_id, group_size = group_size, spec_bytes = #spec, state = 'pending', attempt = 0, failures = 0,
     worker = '', instance = '', error = '', payload = '', accepted = 0,
   })
   Evaluations.queue_task(ctx, eval_id, evaluation, at - 1, 0)

@@ -27,12 +27,11 @@
 -- @include waiting
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
-local groups, retry, again = request[2], request[3] == 1, request[4] == 1
+local seen, groups, retry, again = unpack(unpack_msg(ARGV[1]), 1, 4)
 -- Groups that this call may still drop: few enough that it holds the store up for milliseconds only.
 ctx.drops_left = 128
 
-local refusal = Run.open(ctx, request[1])
+local refusal = Run.open(ctx, seen)
 if not refusal then
   refusal = Run.check_rolled_back(ctx)
 end
@@ -68,7 +67,7 @@ end
 
 -- True for a retry of a blocked push whose payload the sweep has given up in the meantime.
 local function is_gone(payload)
-  return retry and not call('ZSCORE', key('staging'), payload)
+  return retry == 1 and not call('ZSCORE', key('staging'), payload)
 end
 
 -- What makes a group unacceptable whatever the state of the queue: {field, value, limit}, or nil. And its attempt.
@@ -247,7 +246,7 @@ for index, group in ipairs(groups) do
     if outcome ~= 'queued' and not is_repeat then
       Tasks.trash(payload)
     end
-    if retry then
+    if retry == 1 then
       Waiting.leave(ctx, payload)
     end
   end
@@ -257,6 +256,6 @@ if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then
 end
 Staging.unstage(settled)
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
-ctx.changed = ctx.changed or again
+ctx.changed = ctx.changed or again == 1
 Accepted.count(ctx)
 return reply('pushed', Run.close(ctx, outcome == 'more'), state.epoch, state.version, outcomes)

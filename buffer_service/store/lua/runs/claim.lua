@@ -15,8 +15,7 @@
 -- @include policy_defaults
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
-local server, seen = request[1], request[2]
+local server, seen, secret = unpack(unpack_msg(ARGV[1]), 1, 3)
 if not Run.load(ctx) then
   return refuse('unknown_run')
 end
@@ -29,7 +28,7 @@ for name, value in pairs(POLICY_DEFAULTS) do
 end
 if not ctx.secret then
   Run.relieve()
-  call('HSET', RUN, 'secret', request[3])
+  call('HSET', RUN, 'secret', secret)
 end
 if lacks then
   Run.relieve()

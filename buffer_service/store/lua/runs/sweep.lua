@@ -13,7 +13,7 @@
 -- @include staging
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
+local age_ms = unpack(unpack_msg(ARGV[1]))
 Run.relieve()
 if not Run.begin(ctx) then
   return refuse('unknown_run')
@@ -28,6 +28,6 @@ local staging, touched = key('staging'), format('%d', ctx.now)
 for _, payload in ipairs(call('ZRANGEBYSCORE', staging, 0, 0, 'LIMIT', 0, 1000)) do
   call('ZADD', staging, touched, payload)
 end
-local stale = call('ZRANGEBYSCORE', staging, '-inf', format('%d', ctx.now - request[1]), 'LIMIT', 0, 1000)
+local stale = call('ZRANGEBYSCORE', staging, '-inf', format('%d', ctx.now - age_ms), 'LIMIT', 0, 1000)
 Staging.discard(stale)
 return reply('swept', expired + evaluations + engines + workers + #stale, (more or #stale == 1000) and 1 or 0)

@@ -11,16 +11,15 @@
 -- @include totals
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
-local wished = request[2]
+local seen, wished, expected = unpack(unpack_msg(ARGV[1]), 1, 3)
 
 Run.relieve()
-local refusal = Run.open(ctx, request[1])
+local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
 local policy, topics = ctx.policy, ctx.topics
-for name, value in pairs(request[3] or {}) do
+for name, value in pairs(expected or {}) do
   -- A field that is not stored was not known when the run was made, and nobody has changed it.
   if policy[name] ~= nil and pack(policy[name]) ~= pack(value) then
     return refuse('policy_changed')

@@ -13,13 +13,13 @@
 -- @include staging
 
 local ctx = Run.context()
-local request = unpack_msg(ARGV[1])
-local seen, worker_id, instance_id, returns = unpack(request, 1, 4)
+local seen, worker_id, instance_id, returns = unpack(unpack_msg(ARGV[1]), 1, 4)
 
 local payloads = {}
 for _, given in ipairs(returns) do
-  if given[4] ~= '' then
-    payloads[#payloads + 1] = given[4]
+  local _, _, _, payload = unpack(given, 1, 4)
+  if payload ~= '' then
+    payloads[#payloads + 1] = payload
   end
 end
 
@@ -36,24 +36,25 @@ end
 
 local outcomes = {}
 for index, given in ipairs(returns) do
-  local task_id, generation, attempt = Tasks.parse_lease_id(given[1])
+  local lease_id, how, why, payload, head_epoch, head, tokens = unpack(given, 1, 7)
+  local task_id, generation, attempt = Tasks.parse_lease_id(lease_id)
   local task = task_id and Tasks.load(task_id)
   if task and task.worker == worker_id and task.instance == instance_id
     and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
     Run.count(ctx, 'leases_returned', 1)
-    if given[4] ~= '' then
+    if payload ~= '' then
       Tasks.trash(task.payload)
-      task.payload, task.head_epoch, task.head, task.tokens = given[4], given[5], given[6], given[7]
+      task.payload, task.head_epoch, task.head, task.tokens = payload, head_epoch, head, tokens
     end
     outcomes[index] = 'pending'
-    if given[2] ~= 'failed' then
+    if how ~= 'failed' then
       Tasks.reopen(ctx, task_id, task, ctx.now)
-    elseif Tasks.fail_attempt(ctx, task_id, task, given[3]) then
+    elseif Tasks.fail_attempt(ctx, task_id, task, why) then
       outcomes[index] = 'failed'
     end
   else
     outcomes[index] = 'lost'
-    Tasks.trash(given[4])
+    Tasks.trash(payload)
   end
 end
 Staging.unstage(payloads)

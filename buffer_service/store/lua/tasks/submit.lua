@@ -27,9 +27,9 @@ end
 
 local last = call('HGET', RUN, 'last_submit')
 if last then
-  last = unpack_msg(last)
-  if last[1] == request_id then
-    return reply('submitted', Run.close(ctx), last[2], last[3], last[4])
+  local last_request, last_cursor, last_pending, last_ids = unpack(unpack_msg(last), 1, 4)
+  if last_request == request_id then
+    return reply('submitted', Run.close(ctx), last_cursor, last_pending, last_ids)
   end
 end
 
@@ -43,7 +43,7 @@ end
 
 local task_ids, taken = {}, {}
 for index, task in ipairs(submitted) do
-  local task_id = task[1]
+  local task_id = unpack(task)
   if task_id == '' then
     task_id = format('t%08d', state.sequence + index)
   end
@@ -57,7 +57,7 @@ end
 -- Nothing may be written before all are known to fit.
 local new_environments = {}
 for index, task in ipairs(submitted) do
-  local environment = task[4]
+  local _, _, _, environment = unpack(task, 1, 4)
   if not new_environments[environment] and not Environments.is_known(ctx, environment) then
     if not Environments.fits(ctx, environment) then
       return refuse('environments', index - 1, environment)
@@ -69,11 +69,12 @@ end
 
 for index, task in ipairs(submitted) do
   state.sequence = state.sequence + 1
-  local made = Tasks.new(state.sequence, task[2], task[4])
+  local _, priority, spec, environment = unpack(task, 1, 4)
+  local made = Tasks.new(state.sequence, priority, environment)
   Ledger.move_task(ctx, made, 'pending')
   Tasks.queue(ctx, task_ids[index], made, ctx.now)
   Tasks.save(task_ids[index], made)
-  call('HSET', key('specs'), task_ids[index], task[3])
+  call('HSET', key('specs'), task_ids[index], spec)
 end
 for environment in pairs(new_environments) do
   Environments.know(ctx, environment)

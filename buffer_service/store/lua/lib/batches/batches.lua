@@ -59,7 +59,7 @@ end
 function Batches.move_step(ctx, header, from, to)
   Ledger.load_amounts(ctx, header.environments)
   for environment, amount in pairs(header.environments) do
-    Ledger.move_groups(ctx, from, to, environment, amount[1], amount[2], amount[3], amount[4])
+    Ledger.move_groups(ctx, from, to, environment, unpack(amount, A_GROUPS, A_BYTES))
   end
 end
 
@@ -154,8 +154,8 @@ function Batches.count(header, sign, environments)
     local amount = header.environments[environment] or {0, 0, 0, 0}
     header.environments[environment] = amount
     Ledger.add_amount(amount, sign, unpack(sums, 1, 4))
-    header.groups, header.samples = header.groups + sign * sums[1], header.samples + sign * sums[2]
-    header.tokens, header.bytes = header.tokens + sign * sums[3], header.bytes + sign * sums[4]
+    header.groups, header.samples = header.groups + sign * sums[A_GROUPS], header.samples + sign * sums[A_SAMPLES]
+    header.tokens, header.bytes = header.tokens + sign * sums[A_TOKENS], header.bytes + sign * sums[A_BYTES]
   end
 end
 

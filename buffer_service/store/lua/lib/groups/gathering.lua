@@ -34,7 +34,7 @@ end
 function Gathering.count(ctx, sign, own)
   local state = ctx.state
   local gathered = state.gathered or {0, 0, 0, 0, 0}
-  gathered[1] = gathered[1] + sign
+  gathered[GATHERED_PORTIONS] = gathered[GATHERED_PORTIONS] + sign
   for place, name in ipairs({'groups', 'samples', 'tokens', 'bytes'}) do
     gathered[place + 1] = gathered[place + 1] + sign * own[name]
   end
@@ -55,7 +55,8 @@ function Gathering.keep(ctx, terms, stride, groups, sums)
     call('HSET', key('gathered'), 'terms', pack(terms), 'stride', stride)
   end
   Gathering.count(ctx, 1, sums[2])
-  call('HSET', key('gathered'), format('%d', state.gathered[1]), pack({ids, sequences, tokens, records, sums}))
+  local field = format('%d', state.gathered[GATHERED_PORTIONS])
+  call('HSET', key('gathered'), field, pack({ids, sequences, tokens, records, sums}))
 end
 
 -- What is gathered, in order of pick: records with the fields that a round is split and stored by, and the portions'
@@ -66,7 +67,7 @@ function Gathering.take(ctx)
   if not state.gathered then
     return groups, sums
   end
-  for portion = 1, state.gathered[1] do
+  for portion = 1, state.gathered[GATHERED_PORTIONS] do
     local raw = call('HGET', key('gathered'), format('%d', portion))
     local ids, sequences, tokens, records, its = unpack(unpack_msg(raw))
     for index, record in ipairs(records) do
@@ -84,14 +85,14 @@ end
 function Gathering.give_back(ctx)
   local state = ctx.state
   Gathering.void(ctx)
-  local field = format('%d', state.gathered[1])
+  local field = format('%d', state.gathered[GATHERED_PORTIONS])
   local _, _, _, records, sums = unpack(unpack_msg(call('HGET', key('gathered'), field)))
   for _, raw in ipairs(records) do
     Queue.add(ctx, Record.unpack(ctx, raw))
   end
   call('HDEL', key('gathered'), field)
   Gathering.count(ctx, -1, sums[2])
-  if state.gathered[1] == 0 then
+  if state.gathered[GATHERED_PORTIONS] == 0 then
     local stride = call('HGET', key('gathered'), 'stride')
     if stride ~= '' then
       call('HSET', RUN, 'queue_stride', stride)

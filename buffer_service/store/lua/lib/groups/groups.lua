@@ -19,7 +19,7 @@ end
 
 -- Puts a record of the present timeline into the queue.
 function Groups.queue(ctx, group, from)
-  local budget, tokens = ctx.policy.batch_tokens, ctx.ledger.groups.queued[3]
+  local budget, tokens = ctx.policy.batch_tokens, ctx.ledger.groups.queued[A_TOKENS]
   Groups.move(ctx, group, from, 'queued')
   Queue.add(ctx, group)
   if from ~= 'new' then
@@ -60,8 +60,8 @@ function Groups.fits_queue(ctx, groups, tokens, bytes)
   local policy = ctx.policy
   local queued = ctx.ledger.groups.queued
   return Queue.count(ctx) + groups <= policy.max_queued_groups
-    and (policy.max_queued_tokens == 0 or queued[3] + tokens <= policy.max_queued_tokens)
-    and queued[4] + bytes <= policy.max_queued_bytes
+    and (policy.max_queued_tokens == 0 or queued[A_TOKENS] + tokens <= policy.max_queued_tokens)
+    and queued[A_BYTES] + bytes <= policy.max_queued_bytes
 end
 
 -- Whether the run's quotas have room for them: they count what is queued, forming and delivered.

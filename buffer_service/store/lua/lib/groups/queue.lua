@@ -75,7 +75,7 @@ function Queue.count(ctx)
     end
     ctx.queued = queued
   end
-  return ctx.queued + (state.gathered and state.gathered[2] or 0)
+  return ctx.queued + (state.gathered and state.gathered[GATHERED_GROUPS] or 0)
 end
 
 -- Writes a record into the queue. It must be of the present timeline.

@@ -20,10 +20,10 @@ function Ledger.check_move(kind, transitions, from, to)
 end
 
 function Ledger.add_amount(amount, sign, groups, samples, tokens, bytes)
-  amount[1] = amount[1] + sign * groups
-  amount[2] = amount[2] + sign * samples
-  amount[3] = amount[3] + sign * tokens
-  amount[4] = amount[4] + sign * bytes
+  amount[A_GROUPS] = amount[A_GROUPS] + sign * groups
+  amount[A_SAMPLES] = amount[A_SAMPLES] + sign * samples
+  amount[A_TOKENS] = amount[A_TOKENS] + sign * tokens
+  amount[A_BYTES] = amount[A_BYTES] + sign * bytes
 end
 
 function Ledger.write_amounts(ctx)
