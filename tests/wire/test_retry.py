@@ -88,6 +88,27 @@ def test_deadline_raises_the_last_error_with_a_note_on_whom_it_waited(how: str) 
 
 
 @both
+def test_an_answer_that_the_service_waited_for_is_asked_for_again_soon_and_ends_the_doubling(how: str) -> None:
+    waits: list[float] = []
+    pausing = Backoff(0.01, 10.0, pause=lambda error: 0.001 if isinstance(error, PendingFull) else None)
+    call = failing(rpc_error(), rpc_error(), rpc_error(PendingFull(3, 2)), rpc_error())
+    assert repeat(how, call, backoff=pausing, on_retry=lambda _error, _attempts, wait_s: waits.append(wait_s)) == "done"
+    assert 0.01 <= waits[1] <= 0.02
+    assert waits[2] == 0.001
+    assert waits[3] <= 0.01
+
+
+@both
+def test_an_answer_that_says_on_whom_it_waited_needs_no_note(how: str) -> None:
+    def always() -> str:
+        raise PendingFull(3, 2)
+
+    with pytest.raises(PendingFull) as caught:
+        repeat(how, always, deadline_s=0.02, backoff=Backoff(pause=lambda _: 0.001))
+    assert not hasattr(caught.value, "__notes__")
+
+
+@both
 def test_other_exceptions_pass_through(how: str) -> None:
     with pytest.raises(KeyError):
         repeat(how, failing(KeyError("bug")))
