@@ -1,19 +1,12 @@
 """Commands on groups."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from buffer_service.commands.replies import nothing, pack, text
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
 from buffer_service.domain.window import length_buckets
 from buffer_wire.revision import NO_REVISION, Revision
-
-Outcome: TypeAlias = bytes | list[bytes]
-"""A word of ops.PushKind, or `more`, or the bound that the group breaks: field, value and limit."""
-
-MORE = b"more"
-"""Room is still being made for the group: it is pushed again, as a retry that `goes_on`."""
 
 
 def push_portion(
@@ -24,12 +17,19 @@ def push_portion(
     retry: bool,
     goes_on: bool = False,
     seen_revision: Revision = NO_REVISION,
-) -> Command[tuple[Revision, ops.WeightVersion, list[Outcome]]]:
+) -> Command[tuple[Revision, ops.WeightVersion, list[ops.Pushed | None]]]:
     """Push at most ops.PORTION groups by their facts and payload keys, or try again those that are blocked: revision,
-    published weights and outcomes. Raises RunPaused, StoreOutOfMemory.
+    published weights and outcomes. None is that of a group for which room is still being made: it is pushed again, as a
+    retry that `goes_on`. Raises RunPaused, StoreOutOfMemory.
     """
     arguments = pack(seen_revision, [_pack_group(*group) for group in groups], int(retry), int(goes_on))
-    return Command(run_id, "push", arguments, _pushed, payloads)
+
+    def unpacked(_tag: str, fields: Fields) -> tuple[Revision, ops.WeightVersion, list[ops.Pushed | None]]:
+        revision, epoch, version, outcomes = fields
+        pushed = [_pushed(*group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
+        return revision, ops.WeightVersion(epoch, version), pushed
+
+    return Command(run_id, "push", arguments, unpacked, payloads)
 
 
 def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
@@ -37,8 +37,9 @@ def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
     return Command(run_id, "abandon", pack(list(payload_keys)), nothing, acknowledges=False)
 
 
-def pushed(facts: ops.GroupFacts, key: str, outcome: Outcome) -> ops.Pushed:
-    """What became of a group; not of one with MORE."""
+def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:
+    if outcome == b"more":
+        return None
     group_id = f"{facts.task_id}/{facts.generation}"
     if isinstance(outcome, list):
         field, value, limit = (text(part) for part in outcome)
@@ -46,11 +47,6 @@ def pushed(facts: ops.GroupFacts, key: str, outcome: Outcome) -> ops.Pushed:
         return ops.Pushed(kind, group_id, "", field, value, limit)
     kind = ops.PushKind(text(outcome))
     return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "")
-
-
-def _pushed(_tag: str, fields: Fields) -> tuple[Revision, ops.WeightVersion, list[Outcome]]:
-    revision, epoch, version, outcomes = fields
-    return revision, ops.WeightVersion(epoch, version), outcomes
 
 
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 from buffer_service import commands
 from buffer_service.domain import ops
@@ -19,6 +18,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.budget import ByteBudget
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import groups as convert
+from buffer_service.rpc.convert.groups import Entry
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pushes import Pushes
@@ -33,9 +33,6 @@ WINDOW = 4
 MERGED_BYTES = 4 << 20
 IDLE_S = 1.0
 """Silence between two bundles after which a stream may be ended in order, when others wait for room."""
-
-Entry = ops.NewGroup | pb.PushAck
-"""A group to push, or the refusal of one that breaks a rule."""
 
 
 @dataclass(slots=True)
@@ -181,44 +178,38 @@ class PushStream:
         return bundles
 
     async def _push(self, bundles: list[_Bundle]) -> list[pb.PushGroupsResponse]:
-        seen = max(bundle.seen for bundle in bundles)
-        entries = [entry for bundle in bundles for entry in bundle.entries]
-        counts = [len(bundle.entries) for bundle in bundles]
-        for bundle in bundles:
-            # Bodies are let go as soon as the store has them.
-            bundle.entries.clear()
-
         def stored() -> None:
             for bundle in bundles:
                 bundle.share.close()
 
-        revision, acks, published = await push_entries(self._parts, bundles[0].run_id, entries, seen, stored)
+        entries = [entry for bundle in bundles for entry in bundle.entries]
+        seen = max(bundle.seen for bundle in bundles)
+        revision, published = await push_entries(self._parts, bundles[0].run_id, entries, seen, stored)
         # Where nothing was valid the store was not asked.
         stored()
-        settled = iter(acks)
         return [
-            convert.to_push_response(revision, bundle.sequence, list(islice(settled, count)), published)
-            for bundle, count in zip(bundles, counts, strict=True)
+            convert.to_push_response(revision, bundle.sequence, list(map(convert.to_ack, bundle.entries)), published)
+            for bundle in bundles
         ]
 
 
 async def push_entries(
     parts: PushParts, run_id: str, entries: list[Entry], seen: Revision, stored: Callable[[], None]
-) -> tuple[Revision, list[pb.PushAck], ops.WeightVersion]:
-    """Push what is valid of `entries`, which is emptied; (revision, acknowledgements in order, published weights).
+) -> tuple[Revision, ops.WeightVersion]:
+    """Push the groups among `entries`, which have their outcomes then, and no bodies; revision, published weights.
 
     `stored` is called once the bodies are in the store.
     """
     groups = [entry for entry in entries if isinstance(entry, ops.NewGroup)]
-    refused = {i: entry for i, entry in enumerate(entries) if isinstance(entry, pb.PushAck)}
-    total = len(entries)
-    entries.clear()
-    facts = [group.facts for group in groups]
     if groups:
-        result = await parts.pushes.push(run_id, groups, seen, stored)
+        try:
+            revision, published = await parts.pushes.push(run_id, groups, seen, stored)
+        finally:
+            # An error remembers the frames that it came through, and they these groups.
+            for group in groups:
+                group.body = b""
     else:
         view = await parts.store.call(commands.weights(run_id))
-        result = ops.PushResult(view.revision, [], view.published)
-    parts.metrics.pushed(result.outcomes)
-    acks = (convert.to_ack(pushed, fact) for pushed, fact in zip(result.outcomes, facts, strict=True))
-    return result.revision, [refused.get(i) or next(acks) for i in range(total)], result.published
+        revision, published = view.revision, view.published
+    parts.metrics.pushed([group.outcome for group in groups if group.outcome is not None])
+    return revision, published

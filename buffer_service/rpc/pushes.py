@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
@@ -37,11 +36,12 @@ class Pushes:
         """By run, in the order of its line."""
 
     async def push(
-        self, run_id: str, groups: list[ops.NewGroup], seen: Revision, stored: Callable[[], None] = lambda: None
-    ) -> ops.PushResult:
-        """Push groups (the list is emptied) in order; while the queue is full and the policy says `block`, wait.
+        self, run_id: str, groups: Sequence[ops.NewGroup], seen: Revision, stored: Callable[[], None] = lambda: None
+    ) -> tuple[Revision, ops.WeightVersion]:
+        """Push groups in order and set their outcomes; while the queue is full and the policy says `block`, wait. The
+        revision and the published weights after it.
 
-        `stored` is called once the bodies are not needed here any longer. Never answers BLOCKED or GONE. Raises what
+        `stored` is called once the bodies are not needed here any longer. No outcome is BLOCKED or GONE. Raises what
         the store raises, and NotReady when the process shuts down meanwhile, or the store has given up a body.
         """
         push = _Push(groups)
@@ -62,23 +62,23 @@ class Pushes:
 
     def _give_up_blocked(self, run_id: str, push: "_Push") -> None:
         if push.blocked:
-            self._janitor.abandon(run_id, [key for _, key in push.blocked.values()])
+            self._janitor.abandon(run_id, list(push.blocked))
 
     async def _first_try(self, run_id: str, push: "_Push", seen: Revision) -> None:
         trying = asyncio.ensure_future(self._store.push(run_id, push.groups, seen_revision=seen))
         try:
-            result = await asyncio.shield(trying)
+            push.settle(await asyncio.shield(trying))
         except asyncio.CancelledError:
             # The store decides all the same, and nobody would come again for what it blocks.
             with contextlib.suppress(RolloutBufferError):
-                push.settle(range(len(push.facts)), await trying)
+                push.settle(await trying)
                 self._give_up_blocked(run_id, push)
             raise
-        push.settle(range(len(push.facts)), result)
         # The store has the bodies now: a wait must not hold on to them.
-        push.groups.clear()
+        for group in push.groups:
+            group.body = b""
 
-    async def _stand_in_line(self, run_id: str, push: "_Push") -> ops.PushResult:
+    async def _stand_in_line(self, run_id: str, push: "_Push") -> tuple[Revision, ops.WeightVersion]:
         async with self._lines.turn(run_id, Topic.SPACE):
             while True:
                 ticket = self._lines.ticket(run_id, Topic.SPACE)
@@ -88,49 +88,46 @@ class Pushes:
                 await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)
 
     async def _try_again(self, run_id: str) -> None:
-        tried = [(push, list(push.blocked)) for push in self._waiting[run_id] if push.blocked]
+        tried = [(push, key, group) for push in self._waiting[run_id] for key, group in push.blocked.items()]
         if not tried:
             # Whoever was at the head before has tried for this one too.
             return
-        groups = [push.blocked[position] for push, positions in tried for position in positions]
-        result = await self._store.retry_push(run_id, groups)
-        outcomes = iter(result.outcomes)
-        for push, positions in tried:
-            share = list(islice(outcomes, len(positions)))
-            push.settle(positions, ops.PushResult(result.revision, share, result.published))
+        result = await self._store.retry_push(run_id, [(group.facts, key) for _, key, group in tried])
+        for (push, key, group), outcome in zip(tried, result.outcomes, strict=True):
+            push.blocked.pop(key, None)
+            push.take(group, outcome, result)
 
 
 class _Push:
-    """One push: its outcomes so far, and what of it is blocked, by position."""
+    """One push: its groups, and those of them that are blocked, by payload key."""
 
-    def __init__(self, groups: list[ops.NewGroup]) -> None:
-        self.facts = [group.facts for group in groups]
+    def __init__(self, groups: Sequence[ops.NewGroup]) -> None:
         self.groups = groups
-        self.blocked: dict[int, tuple[ops.GroupFacts, str]] = {}
+        self.blocked: dict[str, ops.NewGroup] = {}
         self.gone = False
-        self._outcomes: dict[int, ops.Pushed] = {}
         self._last: ops.PushResult | None = None
 
-    def settle(self, positions: Sequence[int], result: ops.PushResult) -> None:
-        """Take the outcomes of a try over the groups at these positions."""
+    def settle(self, result: ops.PushResult) -> None:
+        """Take the outcomes of the first try."""
         self._last = result
-        for position, outcome in zip(positions, result.outcomes, strict=True):
-            self._outcomes[position] = outcome
-            self.gone |= outcome.kind is ops.PushKind.GONE
-            if outcome.kind is ops.PushKind.BLOCKED:
-                facts = self.facts[position]
-                if facts.first_revision:
-                    # As of this revision it was not accepted: however long it waits now, it is not forgotten.
-                    facts = replace(facts, first_revision=int(result.revision))
-                self.blocked[position] = (facts, outcome.payload_key)
-            else:
-                self.blocked.pop(position, None)
+        for group, outcome in zip(self.groups, result.outcomes, strict=True):
+            self.take(group, outcome, result)
 
-    def result(self) -> ops.PushResult:
-        """All outcomes, once nothing is blocked. Raises NotReady."""
+    def take(self, group: ops.NewGroup, outcome: ops.Pushed, result: ops.PushResult) -> None:
+        """Take the outcome of a group's last try."""
+        self._last = result
+        group.outcome = outcome
+        self.gone |= outcome.kind is ops.PushKind.GONE
+        if outcome.kind is ops.PushKind.BLOCKED:
+            if group.facts.first_revision:
+                # As of this revision it was not accepted: however long it waits now, it is not forgotten.
+                group.facts = replace(group.facts, first_revision=int(result.revision))
+            self.blocked[outcome.payload_key] = group
+
+    def result(self) -> tuple[Revision, ops.WeightVersion]:
+        """Revision and published weights as of the last try, once nothing is blocked. Raises NotReady."""
         if self._last is None:
             raise RuntimeError("no try was made")
         if self.gone:
             raise NotReady("a group that waited for room was given up, as its replica did not come; push it again")
-        outcomes = [self._outcomes[position] for position in range(len(self.facts))]
-        return ops.PushResult(self._last.revision, outcomes, self._last.published)
+        return self._last.revision, self._last.published

@@ -21,7 +21,7 @@ from buffer_service.rpc.convert import batches, fields, groups, plans, policies,
 from buffer_service.rpc.drain import Drain
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.pull_stream import PullStream
-from buffer_service.rpc.push_stream import Entry, PushParts, PushStream, push_entries
+from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
 from buffer_service.rpc.room import WAIT_S, Expected, RawContext, Share
 from buffer_service.rpc.waiting import Lines
 from buffer_service.rpc.weights_feed import WeightsFeed
@@ -216,15 +216,18 @@ class GroupServicer:
         run_id, seen, entries, share = await self._read_one(context, expected)
         try:
             with share, self.parts.budget.held(share.size):
-                revision, acks, _published = await push_entries(self.parts, run_id, entries, seen, share.close)
+                revision, _published = await push_entries(self.parts, run_id, entries, seen, share.close)
+            ack = groups.to_ack(entries[0])
         finally:
             # What goes wrong is remembered with this frame.
             entries.clear()
         return groups_pb2.PushGroupResponse(
-            revision=revision, revision_proof=revision.proof, ack=acks[0]
+            revision=revision, revision_proof=revision.proof, ack=ack
         ).SerializeToString()
 
-    async def _read_one(self, context: RawContext, expected: Expected) -> tuple[str, Revision, list[Entry], Share]:
+    async def _read_one(
+        self, context: RawContext, expected: Expected
+    ) -> tuple[str, Revision, list[groups.Entry], Share]:
         """Run id, revision, the group and its room. The message is not kept: the push may wait in line for long."""
         left_s = cast("float | None", context.time_remaining())
         longest_s = WAIT_S if left_s is None else min(WAIT_S, left_s * _OF_DEADLINE)
@@ -236,7 +239,7 @@ class GroupServicer:
             share.close()
             raise
 
-    def _entry(self, message: bytes | None) -> tuple[str, Revision, list[Entry]]:
+    def _entry(self, message: bytes | None) -> tuple[str, Revision, list[groups.Entry]]:
         if message is None:
             raise InvalidField("message", "none", "one PushGroupRequest")
         self.parts.metrics.received("PushGroup", len(message))

@@ -1,16 +1,30 @@
 """Pushes: groups and their payloads, in portions that do not hold up the store."""
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from buffer_service.commands import abandon_push, groups
+from buffer_service.commands import abandon_push
+from buffer_service.commands.groups import push_portion
 from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.recent import RecentPayloads
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.revision import NO_REVISION, Revision
+
+
+@dataclass(slots=True)
+class _Try:
+    """One group of a push, from its facts to its outcome."""
+
+    facts: ops.GroupFacts
+    key: str
+    body: ops.Buffer = b""
+    outcome: ops.Pushed | None = None
+
+    def is_now(self, kind: ops.PushKind) -> bool:
+        return self.outcome is not None and self.outcome.kind is kind
 
 
 class Pushing:
@@ -20,62 +34,57 @@ class Pushing:
         self._calls = calls
         self._recent = recent
 
-    async def push(self, run_id: str, new: Sequence[ops.NewGroup], seen_revision: Revision) -> ops.PushResult:
-        """See domain.ports.RunStore.push."""
-        payloads = [(new_payload_key(run_id, len(group.body)), group.body) for group in new]
-        facts = [(group.facts, key) for group, (key, _) in zip(new, payloads, strict=True)]
-
+    async def push(self, run_id: str, groups: Sequence[ops.NewGroup], seen_revision: Revision) -> ops.PushResult:
+        """Store payloads and index them."""
+        tries = [_Try(group.facts, new_payload_key(run_id, len(group.body)), group.body) for group in groups]
         results: list[ops.PushResult] = []
         try:
-            for first in range(0, max(1, len(facts)), ops.PORTION):
-                portion, stored = facts[first : first + ops.PORTION], payloads[first : first + ops.PORTION]
-                result = await self._push_portion(run_id, portion, stored, retry=False, seen_revision=seen_revision)
-                self._recent.put(
-                    payload
-                    for payload, outcome in zip(stored, result.outcomes, strict=True)
-                    if outcome.kind is ops.PushKind.QUEUED
-                )
-                results.append(result)
+            for portion in _portions(tries):
+                payloads = [(one.key, one.body) for one in portion]
+                results.append(await self._decide(run_id, portion, payloads, seen_revision=seen_revision))
+                self._recent.put((one.key, one.body) for one in portion if one.is_now(ops.PushKind.QUEUED))
         except BaseException:
             # The portions before stay pushed, but nobody would come again for what they left blocked.
-            outcomes = [pushed for result in results for pushed in result.outcomes]
-            if blocked := [pushed.payload_key for pushed in outcomes if pushed.payload_key]:
+            if blocked := [one.key for one in tries if one.is_now(ops.PushKind.BLOCKED)]:
                 with contextlib.suppress(RolloutBufferError):
                     await self._calls.call(abandon_push(run_id, blocked))
             raise
         return _joined(results)
 
-    async def retry(self, run_id: str, blocked: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
-        """See domain.ports.RunStore.retry_push."""
+    async def retry(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
+        """Try blocked groups again."""
         # When a portion fails, what those before it left blocked keeps its place: the groups are of several pushes,
         # and each comes again for its own or gives it up.
-        return _joined(
-            [
-                await self._push_portion(run_id, blocked[first : first + ops.PORTION], (), retry=True)
-                for first in range(0, max(1, len(blocked)), ops.PORTION)
-            ]
-        )
+        portions = _portions([_Try(facts, key) for facts, key in groups])
+        return _joined([await self._decide(run_id, portion, (), retry=True) for portion in portions])
 
-    async def _push_portion(
+    async def _decide(
         self,
         run_id: str,
-        portion: Sequence[tuple[ops.GroupFacts, str]],
+        portion: Sequence[_Try],
         payloads: Sequence[tuple[str, ops.Buffer]],
         *,
-        retry: bool,
+        retry: bool = False,
         seen_revision: Revision = NO_REVISION,
     ) -> ops.PushResult:
         """One decision of the script, in several calls where much has to be dropped for it."""
-        push = groups.push_portion(run_id, portion, payloads, retry=retry, seen_revision=seen_revision)
-        revision, published, outcomes = await self._calls.call(push)
-        while left := [i for i, outcome in enumerate(outcomes) if outcome == groups.MORE]:
-            rest = [portion[i] for i in left]
-            push = groups.push_portion(run_id, rest, retry=True, goes_on=True, seen_revision=seen_revision)
-            revision, published, again = await self._calls.call(push)
-            for i, outcome in zip(left, again, strict=True):
-                outcomes[i] = outcome
-        pushed = [groups.pushed(*group, outcome) for group, outcome in zip(portion, outcomes, strict=True)]
-        return ops.PushResult(revision, pushed, published)
+        open_, goes_on = portion, False
+        while True:
+            groups = [(one.facts, one.key) for one in open_]
+            push = push_portion(run_id, groups, payloads, retry=retry, goes_on=goes_on, seen_revision=seen_revision)
+            revision, published, outcomes = await self._calls.call(push)
+            for one, outcome in zip(open_, outcomes, strict=True):
+                one.outcome = outcome
+            open_ = [one for one in open_ if one.outcome is None]
+            if not open_:
+                return ops.PushResult(revision, [one.outcome for one in portion if one.outcome], published)
+            payloads, retry, goes_on = (), True, True
+
+
+def _portions(tries: Sequence[_Try]) -> Iterator[Sequence[_Try]]:
+    """At least one, which may be empty: the store is asked in any case."""
+    for first in range(0, max(1, len(tries)), ops.PORTION):
+        yield tries[first : first + ops.PORTION]
 
 
 def _joined(results: Sequence[ops.PushResult]) -> ops.PushResult:

@@ -75,14 +75,6 @@ class GroupFacts:
     """Of the run, as the pusher knew it before it first tried this group; 0: the present one."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewGroup:
-    """Facts and the serialized wire Group, stored untouched and returned byte for byte."""
-
-    facts: GroupFacts
-    body: Buffer = field(repr=False)
-
-
 class PushKind(StrEnum):
     """What became of a pushed group."""
 
@@ -113,6 +105,18 @@ class Pushed:
     """For INVALID and FORGOTTEN: the field, with `value` and `limit` for the error."""
     value: str = ""
     limit: str = ""
+
+
+@dataclass(slots=True)
+class NewGroup:
+    """A group on its way into the queue: facts, the serialized wire Group, stored untouched and returned byte for byte,
+    and what became of it.
+    """
+
+    facts: GroupFacts
+    body: Buffer = field(repr=False)
+    outcome: Pushed | None = None
+    """Of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import floor
 from struct import Struct
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -21,6 +22,9 @@ from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
+
+Entry: TypeAlias = ops.NewGroup | pb.PushAck
+"""A group to push, or the refusal of one that breaks a rule."""
 
 _FINAL = (
     *(ops.PushKind.QUEUED, ops.PushKind.DUPLICATE, ops.PushKind.CLOSED),
@@ -54,7 +58,7 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
     return ops.NewGroup(_facts(header, summary, len(body)), body)
 
 
-def entry(body: memoryview, max_payload_bytes: int) -> ops.NewGroup | pb.PushAck:
+def entry(body: memoryview, max_payload_bytes: int) -> Entry:
     """The group to push, or the acknowledgement that refuses it."""
     try:
         return new_group(body, max_payload_bytes)
@@ -145,10 +149,15 @@ def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.Wei
 # ── acknowledgements ─────────────────────────────────────────────────────────
 
 
-def to_ack(pushed: ops.Pushed, facts: ops.GroupFacts) -> pb.PushAck:
-    """The acknowledgement of a group that the store has judged; BLOCKED ones never get here."""
+def to_ack(entry: Entry) -> pb.PushAck:
+    """The acknowledgement of a group that the store has judged, or was refused; BLOCKED ones never get here."""
+    if isinstance(entry, pb.PushAck):
+        return entry
+    pushed = entry.outcome
+    if pushed is None:
+        raise RuntimeError("the group was not pushed")
     if pushed.kind is ops.PushKind.UNKNOWN_LEASE:
-        return refusal(UnknownLease(facts.lease_id), pushed.group_id)
+        return refusal(UnknownLease(entry.facts.lease_id), pushed.group_id)
     if pushed.kind in {ops.PushKind.INVALID, ops.PushKind.FORGOTTEN}:
         return refusal(InvalidField(pushed.field, pushed.value, pushed.limit), pushed.group_id)
     return pb.PushAck(outcome=_OUTCOMES[pushed.kind], group_id=pushed.group_id)
