@@ -67,8 +67,8 @@ def producer(address: str) -> dict[str, Handler]:
     """Command `produce`: encode and push every group of a size, each once."""
     from buffer_wire import layout
     from rollout_workers.counters import Counters
-    from rollout_workers.pusher import Pusher
-    from rollout_workers.service import ServiceClient
+    from rollout_workers.service.client import ServiceClient
+    from rollout_workers.service.pusher import Pusher
 
     async def produce(run_id: str, size: workload.Size) -> None:
         client = ServiceClient(address, run_id, instance_id="bench", timeout_s=60.0)

@@ -85,8 +85,8 @@ def producer(address: str) -> dict[str, Handler]:
     """Command `fill`: push `count` groups, numbered from `first`, and return when all are queued."""
     from buffer_wire import layout
     from rollout_workers.counters import Counters
-    from rollout_workers.pusher import Pusher
-    from rollout_workers.service import ServiceClient
+    from rollout_workers.service.client import ServiceClient
+    from rollout_workers.service.pusher import Pusher
 
     payload = layout.write_payload(workload.arrays(_SIZE))
     # One loop for all commands: gRPC's poller stays bound to it.

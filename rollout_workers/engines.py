@@ -12,7 +12,7 @@ from rollout_workers.engine.sglang.hosts import LaunchedHost, RemoteHost
 from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.engine.types import Engine
 from rollout_workers.options import WorkerOptions
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.slot import EngineSlot
 
 
 class EngineHost(Protocol):

@@ -28,11 +28,11 @@ import numpy as np
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
-from rollout_workers.engine_calls import EMPTY_CALLS, EngineCalls
 from rollout_workers.errors import EpisodeFull, PromptRefused
-from rollout_workers.prompts import Conversation, Prompts, Tokenizer, messages_of
-from rollout_workers.samples import SampleProgress, TokenIds, TurnNote
-from rollout_workers.sampling import request_of
+from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
+from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
+from rollout_workers.generation.samples import SampleProgress, TokenIds, TurnNote
+from rollout_workers.generation.sampling import request_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ The function is named `module:function` and takes one RewardInput:
 
 A coroutine function runs on the worker's event loop and must not block it. A plain one runs in a thread, the samples of
 a group one after another, so it may compute; it must be safe to call from several threads. With reward_processes it
-runs in processes of its own instead (reward_processes.py), one sample at a time in each. The result must be finite.
+runs in processes of its own instead (rewarding/processes.py), one sample at a time in each. The result must be finite.
 A sample for which it raises, or takes too long, is asked for again, and then generated again, as often as the worker's
 max_sample_attempts allows; the rewards of its siblings are kept. The timeout of a plain function in a thread is that of
 all samples that were given to the thread together; in all other cases each sample has its own.
@@ -25,11 +25,11 @@ from typing import Any, TypeAlias
 from rollout_workers.counters import describe
 from rollout_workers.errors import PromptRefused, RewardFailed
 from rollout_workers.functions import is_coroutine, load
-from rollout_workers.prompts import Prompts
+from rollout_workers.generation.prompts import Prompts
+from rollout_workers.generation.samples import GroupProgress, TokenIds
 from rollout_workers.reward_inputs import RewardInput, RewardTurn
-from rollout_workers.reward_processes import RewardProcesses
-from rollout_workers.reward_threads import RewardThreads
-from rollout_workers.samples import GroupProgress, TokenIds
+from rollout_workers.rewarding.processes import RewardProcesses
+from rollout_workers.rewarding.threads import RewardThreads
 
 __all__ = ["RewardFunction", "RewardInput", "RewardTurn", "Scorer", "Scores", "load_reward"]
 

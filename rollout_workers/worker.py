@@ -17,37 +17,37 @@ from typing import Any
 import structlog
 
 from buffer_wire.errors import InvalidField, RolloutBufferError
-from rollout_workers.breaker import Breaker
 from rollout_workers.counters import Counters
-from rollout_workers.dispatcher import Dispatcher
-from rollout_workers.drivers import Driver, Together
 from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engine_state import Event
 from rollout_workers.engines import EngineHost, hosts_of, open_engines, open_slot
-from rollout_workers.evaluation_target import EvaluationTarget
-from rollout_workers.evaluator import Evaluator
-from rollout_workers.fleet import Fleet, Seat
+from rollout_workers.fleet.fleet import Fleet, Seat
+from rollout_workers.fleet.guard import EngineGuard
+from rollout_workers.fleet.reporter import Reporter, report_all
+from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
-from rollout_workers.guard import EngineGuard
-from rollout_workers.keeper import LeaseKeeper, hurry_after_publishes
+from rollout_workers.generation.prompts import Prompts
 from rollout_workers.options import WorkerOptions
-from rollout_workers.progress import Progress
-from rollout_workers.prompts import Prompts
-from rollout_workers.pusher import Pusher
-from rollout_workers.reporter import Reporter, report_all
-from rollout_workers.reward_processes import RewardProcesses
+from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewards import RewardFunction, Scorer, load_reward, no_reward
-from rollout_workers.router import RouterClient, RouterWatch, first_ready
-from rollout_workers.service import ServiceClient
-from rollout_workers.slot import EngineSlot
-from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.service.pusher import Pusher
+from rollout_workers.slots.breaker import Breaker
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.dispatcher import Dispatcher
+from rollout_workers.tasks.drivers import Driver, Together
+from rollout_workers.tasks.evaluation_target import EvaluationTarget
+from rollout_workers.tasks.evaluator import Evaluator
+from rollout_workers.tasks.keeper import LeaseKeeper, hurry_after_publishes
+from rollout_workers.tasks.progress import Progress
+from rollout_workers.tasks.work import Stage, Tools
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.peers import ReportedPeers
 from rollout_workers.weights.loader import WeightLoader
-from rollout_workers.weights.peers import ReportedPeers
 from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.server import server_of
 from rollout_workers.weights.watcher import WeightWatcher
-from rollout_workers.work import Stage, Tools
 
 OUTSTANDING_PER_SLOT = 4
 """Leases held for each group on an engine: room for those being scored and pushed."""

@@ -28,8 +28,6 @@ CROWDED = {
     "buffer_service/rpc",
     "buffer_service/store",
     "buffer_wire",
-    "rollout_workers",
-    "rollout_workers/weights",
 }
 """Folders that have more modules, still."""
 
@@ -37,7 +35,7 @@ LATE = {
     "buffer_cli": "a command imports its work when it runs",
     "buffer_service/store/transport/resp.py": "the supervisor, who meets no large reply, does without numpy",
     "buffer_wire/tls_files.py": "a client without TLS need not wait for ssl",
-    "rollout_workers/reward_child.py": "a child finds these on its parent's path only",
+    "rollout_workers/rewarding/child.py": "a child finds these on its parent's path only",
 }
 """Folders and files with imports inside functions of what is not optional, and why."""
 

@@ -19,8 +19,8 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import GroupPlace, PauseMode
-from rollout_workers.engine_state import Event
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.plans import Phase, Plan
 from rollout_workers.weights.watcher import WeightWatcher

@@ -21,12 +21,12 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engine_state import Event
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.collective import PlanFollower
-from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.swap import swap
 from rollout_workers.weights.watcher import Published, WeightWatcher

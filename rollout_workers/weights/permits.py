@@ -2,7 +2,7 @@
 
 Invariant: `async with load(…)` gives back what it was granted, however it ends. An engine that gives way to something
 newer before it was granted anything stays in line. The service hears of the wish, and answers it, in the engine's
-reports (reporter.py): a report without the wish takes it back, so one task sends both.
+reports (fleet/reporter.py): a report without the wish takes it back, so one task sends both.
 """
 
 import enum
@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
-from rollout_workers.service import WaitLog
-from rollout_workers.slot import EngineSlot
+from rollout_workers.service.client import WaitLog
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.weights.watcher import WeightWatcher
 
 _SAY_AGAIN_S = 10.0

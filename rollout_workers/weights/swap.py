@@ -10,8 +10,8 @@ from pathlib import Path
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engine_state import Event
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
 
 _RESUME_S = 10.0
 

@@ -14,7 +14,7 @@ import structlog
 from buffer_wire.retry import rpc_error
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import Changes
-from rollout_workers.service import BACKOFF, ServiceClient, on_whom, worth_waiting
+from rollout_workers.service.client import BACKOFF, ServiceClient, on_whom, worth_waiting
 from rollout_workers.versions import Version
 from rollout_workers.weights.plans import Plan
 

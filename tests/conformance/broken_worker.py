@@ -11,9 +11,9 @@ import numpy as np
 
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2, tasks_pb2_grpc
-from rollout_workers import pusher
-from rollout_workers.keeper import LeaseKeeper
-from rollout_workers.samples import GroupProgress
+from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.service import pusher
+from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.weights.watcher import WeightWatcher
 
 

@@ -16,7 +16,7 @@ from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.sglang import weights as sglang_weights
 from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
 from rollout_workers.engine.types import PauseMode, TensorSpec
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.weights.swap import swap
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, ok, refused

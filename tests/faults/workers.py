@@ -12,8 +12,8 @@ from typing import Any
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
-from rollout_workers.pusher import Pusher
-from rollout_workers.service import ServiceClient
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.service.pusher import Pusher
 from rollout_workers.versions import BASE, Version
 from tests.faults.history import History, gather_or_cancel
 from tests.faults.made_groups import Made, digest, make, versions_of

@@ -15,7 +15,7 @@ from buffer_wire.codec import join_push
 from buffer_wire.errors import InvalidField, PermissionDenied, Unauthenticated
 from buffer_wire.retry import rpc_error
 from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
-from rollout_workers.service import ServiceClient
+from rollout_workers.service.client import ServiceClient
 from rollout_workers.versions import Version
 from rollout_workers.weights.watcher import WeightWatcher
 from tests.security.contract import call

@@ -4,7 +4,7 @@ import pytest
 
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import runs_pb2, tasks_pb2
-from rollout_workers.service import ServiceClient
+from rollout_workers.service.client import ServiceClient
 from rollout_workers.versions import Version
 from tests.support.claims import proven
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, failure, make_group, make_task

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rollout_workers.versions import Version
-from rollout_workers.weights.pins import LOCKS
+from rollout_workers.weights.fetching.pins import LOCKS
 
 CONTENT = {"config.json": b'{"a": 1}', "model.safetensors": bytes(range(256)) * 4096, "sub/tokenizer.json": b"{}"}
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)

@@ -9,11 +9,11 @@ from typing import Any
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
-from rollout_workers.reporter import Reporter
-from rollout_workers.service import ServiceClient
-from rollout_workers.slot import EngineSlot
+from rollout_workers.fleet.reporter import Reporter
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
-from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.watcher import WeightWatcher

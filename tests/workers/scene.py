@@ -8,15 +8,15 @@ import numpy as np
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.episode import Episode
-from rollout_workers.episodes import Episodes
 from rollout_workers.functions import Rollout
-from rollout_workers.prompts import Prompts
-from rollout_workers.samples import GroupProgress
-from rollout_workers.slot import EngineSlot
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.generation.prompts import Prompts
+from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.episodes import Episodes
 from rollout_workers.versions import Version
 from tests.workers.building import lease, task
 from tests.workers.chat import ChatTokenizer

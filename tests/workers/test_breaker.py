@@ -3,7 +3,6 @@
 import pytest
 
 from buffer_wire.retry import Backoff
-from rollout_workers.breaker import Breaker, counts
 from rollout_workers.engine.errors import (
     EngineError,
     EngineLoadFailed,
@@ -12,6 +11,7 @@ from rollout_workers.engine.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
+from rollout_workers.slots.breaker import Breaker, counts
 
 
 class Clock:

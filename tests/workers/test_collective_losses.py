@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine_state import Event
+from rollout_workers.slots.engine_state import Event
 from tests.workers.building import time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_workers.decoding import Decoded, DecodeMeter
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
-from rollout_workers.slot import EngineSlot
+from rollout_workers.slots.decoding import Decoded, DecodeMeter
+from rollout_workers.slots.slot import EngineSlot
 from tests.support.virtual_clock import VirtualClock
 from tests.workers.building import generated
 

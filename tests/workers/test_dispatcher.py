@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_buffer.v1 import tasks_pb2
-from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.simulated.engine import SimulatedEngine
-from rollout_workers.keeper import LeaseKeeper
-from rollout_workers.service import WaitLog
-from rollout_workers.slot import EngineSlot
+from rollout_workers.service.client import WaitLog
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.dispatcher import Dispatcher
+from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.versions import Version
 from tests.workers.building import lease, task
 

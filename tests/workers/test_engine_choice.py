@@ -13,13 +13,14 @@ import structlog
 
 from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers import breaker, dispatcher, loads
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.simulated.host import SimulatedHost
 from rollout_workers.engine.types import EngineLoad, GeneratedSample, SampleRequest
-from rollout_workers.loads import LoadView
 from rollout_workers.options import SimulatedOptions
+from rollout_workers.slots import breaker, loads
+from rollout_workers.slots.loads import LoadView
+from rollout_workers.tasks import dispatcher
 from rollout_workers.worker import Worker
 from tests.workers.building import eventually, length_reward, options, task, time_passes
 from tests.workers.fake_service import FakeService

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.engine_state import (
+from rollout_workers.slots.engine_state import (
     TRANSITIONS,
     EngineState,
     Event,

@@ -12,17 +12,17 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
-from rollout_workers.dispatcher import Dispatcher
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import SampleRequest
-from rollout_workers.evaluator import Evaluator
-from rollout_workers.prompts import Prompts
+from rollout_workers.generation.prompts import Prompts
 from rollout_workers.rewards import Scorer
-from rollout_workers.service import WaitLog
-from rollout_workers.slot import EngineSlot
+from rollout_workers.service.client import WaitLog
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.dispatcher import Dispatcher
+from rollout_workers.tasks.evaluator import Evaluator
+from rollout_workers.tasks.work import Tools
 from rollout_workers.versions import BASE, Version
-from rollout_workers.work import Tools
 from tests.workers.building import length_reward, task
 
 NEWER = Version(1, 1)

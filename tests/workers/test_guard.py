@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from buffer_wire.retry import Backoff
-from rollout_workers import guard
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import Engine, SampleRequest
-from rollout_workers.engine_state import Event
 from rollout_workers.errors import EnginesLost
-from rollout_workers.guard import EngineGuard
-from rollout_workers.slot import EngineSlot
+from rollout_workers.fleet import guard
+from rollout_workers.fleet.guard import EngineGuard
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
 from tests.workers.building import eventually
 
 

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout_workers.keeper import LeaseEnd, LeaseKeeper
-from rollout_workers.service import ServiceClient
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.tasks.keeper import LeaseEnd, LeaseKeeper
 from tests.workers.building import eventually, lease, task, time_passes
 from tests.workers.fake_service import FakeService, FakeTask
 

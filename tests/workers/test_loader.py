@@ -5,7 +5,7 @@ import pytest
 
 from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.engine_state import Event
+from rollout_workers.slots.engine_state import Event
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import time_passes, weight_files
 from tests.workers.fake_service import FakeService

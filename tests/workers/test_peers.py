@@ -12,10 +12,10 @@ from aiohttp import web
 
 from rollout_buffer.v1 import common_pb2, weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
-from rollout_workers.service import ServiceClient
+from rollout_workers.service.client import ServiceClient
 from rollout_workers.versions import Version
-from rollout_workers.weights.fetcher import WeightFetcher
-from rollout_workers.weights.peers import ReportedPeers
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.peers import ReportedPeers
 from rollout_workers.weights.server import WeightServer
 from tests.workers.building import weight_files
 from tests.workers.fake_service import FakeService
@@ -202,7 +202,7 @@ async def test_engines_that_report_the_version_and_an_address_are_the_peers(fake
 
 
 async def test_service_that_does_not_answer_means_no_peers(fake: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_workers.weights.peers._ANSWER_S", 0.2)
+    monkeypatch.setattr("rollout_workers.weights.fetching.peers._ANSWER_S", 0.2)
     await fake.stop()
     service = ServiceClient(fake.address, "r", instance_id="i", timeout_s=20)
     assert await ReportedPeers(service).with_version(V1) == []

@@ -12,15 +12,15 @@ from buffer_wire.access import Access
 from buffer_wire.errors import RunPaused, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
-from rollout_workers.pusher import Pusher
-from rollout_workers.samples import GroupProgress
-from rollout_workers.service import ServiceClient
+from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.service.pusher import Pusher
 from rollout_workers.versions import BASE
 from tests.workers.building import eventually, generated, lease, task
 from tests.workers.fake_service import FakeService, FakeTask
 
 if TYPE_CHECKING:
-    from rollout_workers.parcels import PushResult
+    from rollout_workers.service.parcels import PushResult
 
 
 class Pushing:
@@ -231,7 +231,7 @@ async def test_withdrawn_group_is_not_sent_again(fake: FakeService) -> None:
 async def test_group_above_the_message_limit_is_refused_here(
     fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_workers.pusher.MAX_MESSAGE_BYTES", 1_000)
+    monkeypatch.setattr("rollout_workers.service.pusher.MAX_MESSAGE_BYTES", 1_000)
     async with pushing(fake) as p:
         result = await p.push("t1", tokens=500)
     assert result.outcome == "refused"

@@ -3,7 +3,7 @@
 import contextlib
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.reload_phases import PhaseMeter
+from rollout_workers.slots.reload_phases import PhaseMeter
 
 
 def test_phases_are_counted_however_they_end() -> None:

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 
 from buffer_wire.retry import Backoff
-from rollout_workers import guard
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.engine.types import SampleRequest
-from rollout_workers.engine_calls import EngineCalls
-from rollout_workers.engine_state import Event
 from rollout_workers.engines import open_slot
-from rollout_workers.guard import EngineGuard
-from rollout_workers.samples import GroupProgress
+from rollout_workers.fleet import guard
+from rollout_workers.fleet.guard import EngineGuard
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.generation.engine_calls import EngineCalls
+from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.slots.engine_state import Event
 from tests.engine.fake_sglang import FakeSglang, answer, asks_vocabulary, event, ok, refused
 from tests.workers.building import eventually, lease, options, task
 

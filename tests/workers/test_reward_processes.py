@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.prompts import Prompts
-from rollout_workers.reward_processes import RewardProcesses
+from rollout_workers.generation.prompts import Prompts
+from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewards import Scorer, Scores, load_reward
 from rollout_workers.worker import Worker
 from tests.workers.building import eventually, options, task

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from rollout_workers.reward_threads import RewardThreads
+from rollout_workers.rewarding.threads import RewardThreads
 from tests.workers.building import eventually
 
 

@@ -11,9 +11,9 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import EngineInfo
 from rollout_workers.errors import PromptRefused, RewardFailed
-from rollout_workers.prompts import Prompts, check_prompt
+from rollout_workers.generation.prompts import Prompts, check_prompt
+from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.rewards import RewardFunction, RewardInput, Scorer, load_reward
-from rollout_workers.samples import GroupProgress
 from rollout_workers.versions import BASE
 from tests.workers.building import generated, lease, task
 

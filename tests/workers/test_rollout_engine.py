@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
-from rollout_workers.engine_state import Event
 from rollout_workers.episode import Episode
 from rollout_workers.errors import SamplesFailed
-from rollout_workers.rollout import SingleTurn
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.tasks.rollout import SingleTurn
 from rollout_workers.versions import Version
 from tests.workers.building import eventually, generated, time_passes
 from tests.workers.scene import Scene, two_turns
 
 if TYPE_CHECKING:
-    from rollout_workers.episodes import Episodes
+    from rollout_workers.tasks.episodes import Episodes
 
 
 async def test_swallowed_engine_failure_fails_the_sample_all_the_same() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from rollout_buffer.v1 import groups_pb2
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine_state import Event
 from rollout_workers.episode import Episode
 from rollout_workers.errors import SamplesFailed
-from rollout_workers.rollout import SingleTurn
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.tasks.rollout import SingleTurn
 from tests.workers.building import eventually, time_passes
 from tests.workers.scene import Scene, two_turns
 

@@ -11,11 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers import router as router_module
 from rollout_workers.engine.errors import EngineMalformed, EngineUnavailable, EngineUnfit
 from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.engines import open_slot
-from rollout_workers.router import RouterClient, RouterWatch, first_ready
+from rollout_workers.fleet import router as router_module
+from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.worker import Worker
 from tests.engine.fake_sglang import FakeSglang
 from tests.workers.building import eventually, length_reward, options, task, weight_files

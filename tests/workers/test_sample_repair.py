@@ -12,20 +12,20 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
-from rollout_workers.engine_state import Event
 from rollout_workers.errors import SamplesFailed
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
-from rollout_workers.rollout import SingleTurn
-from rollout_workers.samples import GroupProgress
-from rollout_workers.slot import EngineSlot
-from rollout_workers.work import Stage
+from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.rollout import SingleTurn
+from rollout_workers.tasks.work import Stage
 from tests.engine.fake_sglang import FakeSglang, answer, ok
 from tests.workers.building import lease, task, time_passes
 from tests.workers.fake_service import FakeService
@@ -163,8 +163,8 @@ async def test_engine_that_still_answers_after_a_broken_connection_is_tried_agai
 
 
 async def test_stop_does_not_wait_for_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_workers.attempts.FIRST_WAIT_S", 60.0)
-    monkeypatch.setattr("rollout_workers.attempts.LONGEST_WAIT_S", 60.0)
+    monkeypatch.setattr("rollout_workers.generation.attempts.FIRST_WAIT_S", 60.0)
+    monkeypatch.setattr("rollout_workers.generation.attempts.LONGEST_WAIT_S", 60.0)
     turn, engine, slot = await turn_of()
     engine.fail_samples(2, 1)
     running = asyncio.create_task(turn.run())
@@ -325,7 +325,7 @@ async def test_lease_that_is_lost_before_a_sample_is_generated_again_ends_there(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.ttl_ms = 300
-    monkeypatch.setattr("rollout_workers.attempts.FIRST_WAIT_S", 1.0)
+    monkeypatch.setattr("rollout_workers.generation.attempts.FIRST_WAIT_S", 1.0)
     judge = Judge(2)
     await fake.submit(task("t1"))
     async with working(fake, tmp_path, reward=judge) as running:

@@ -8,15 +8,15 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
-from rollout_workers.attempts import Attempts
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.episode import Episode
-from rollout_workers.rollout import SingleTurn
-from rollout_workers.samples import GroupProgress
-from rollout_workers.sampling import request_of
-from rollout_workers.slot import EngineSlot
+from rollout_workers.generation.attempts import Attempts
+from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.generation.sampling import request_of
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.rollout import SingleTurn
 from tests.workers.building import generated, lease, task
 from tests.workers.scene import PROMPT, Scene
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.versions import Version
-from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from tests.workers.building import weight_files
 from tests.workers.fetched import CONTENT, V1, V2, V3, left_over, read, what_is_in
 

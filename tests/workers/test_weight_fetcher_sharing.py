@@ -9,8 +9,8 @@ import pytest
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsUnavailable
-from rollout_workers.weights.copy import take_file
-from rollout_workers.weights.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.copy import take_file
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from tests.workers.building import weight_files
 from tests.workers.fetched import CONTENT, V1, left_over, read, what_is_in
 
@@ -33,7 +33,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(file.name)
         take_file(label, source, file, target)
 
-    monkeypatch.setattr("rollout_workers.weights.fetcher.take_file", noted)
+    monkeypatch.setattr("rollout_workers.weights.fetching.fetcher.take_file", noted)
     return names
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.versions import Version
-from rollout_workers.weights.fetcher import WeightFetcher
-from rollout_workers.weights.pins import LOCKS, Pin, remove_unpinned
+from rollout_workers.weights.fetching.fetcher import WeightFetcher
+from rollout_workers.weights.fetching.pins import LOCKS, Pin, remove_unpinned
 from tests.workers.building import weight_files
 
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
 PINS_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from rollout_workers.weights.pins import Pin
+from rollout_workers.weights.fetching.pins import Pin
 assert Pin.at(Path(sys.argv[1])) is not None
 print("pinned", flush=True)
 sys.stdin.read()

@@ -39,7 +39,7 @@ async def test_what_a_publish_admits_is_begun_with_its_weights_as_soon_as_they_a
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A worker that asked again by the clock would come too late for the test.
-    monkeypatch.setattr("rollout_workers.dispatcher._AFTER_QUICK_ANSWER_S", 600.0)
+    monkeypatch.setattr("rollout_workers.tasks.dispatcher._AFTER_QUICK_ANSWER_S", 600.0)
     simulated = SimulatedOptions(tokens_per_s=2_000.0, length_median=8.0)
     given = options(
         service.address, tmp_path, run_id=run_id, simulated=simulated, groups_per_engine=2 * N, lease_wait_s=30.0

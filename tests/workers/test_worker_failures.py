@@ -11,8 +11,8 @@ from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engine.simulated.host import SimulatedHost
+from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.rewards import RewardInput, Scorer, Scores
-from rollout_workers.samples import GroupProgress
 from rollout_workers.worker import Worker
 from tests.workers.building import eventually, options, task, time_passes, weight_files
 from tests.workers.fake_service import FakeService

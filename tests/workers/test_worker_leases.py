@@ -53,7 +53,7 @@ async def test_an_engine_that_was_too_old_asks_again_as_soon_as_it_has_loaded(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough that a request within the test cannot come of it.
-    monkeypatch.setattr("rollout_workers.dispatcher._AFTER_QUICK_ANSWER_S", 600.0)
+    monkeypatch.setattr("rollout_workers.tasks.dispatcher._AFTER_QUICK_ANSWER_S", 600.0)
     fake.holds, fake.wait = False, tasks_pb2.LEASE_WAIT_ENGINE_STALE
     async with working(fake, tmp_path):
         await fake.until(lambda: bool(fake.lease_requests))

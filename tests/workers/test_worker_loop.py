@@ -100,8 +100,8 @@ async def test_pause_that_aborts_resumes_the_partial_samples(fake: FakeService, 
 async def test_idle_worker_waits_politely_while_the_run_drains(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_workers.dispatcher._WARN_AFTER_S", 0.1)
-    monkeypatch.setattr("rollout_workers.dispatcher._AFTER_HELD_ANSWER_S", 0.1)
+    monkeypatch.setattr("rollout_workers.tasks.dispatcher._WARN_AFTER_S", 0.1)
+    monkeypatch.setattr("rollout_workers.tasks.dispatcher._AFTER_HELD_ANSWER_S", 0.1)
     fake.wait, fake.holds = tasks_pb2.LEASE_WAIT_DRAINING, False
     with structlog.testing.capture_logs() as logs:
         async with working(fake, tmp_path) as running:
@@ -117,7 +117,7 @@ async def test_idle_worker_waits_politely_while_the_run_drains(
 async def test_idle_engine_says_on_whom_it_waits(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_workers.dispatcher._WARN_AFTER_S", 0.2)
+    monkeypatch.setattr("rollout_workers.tasks.dispatcher._WARN_AFTER_S", 0.2)
     with structlog.testing.capture_logs() as logs:
         async with working(fake, tmp_path, lease_wait_s=0.1, progress_every_s=0.2) as running:
             await fake.until(lambda: len(fake.lease_requests) >= 6)

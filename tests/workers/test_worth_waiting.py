@@ -5,7 +5,7 @@ import pytest
 
 from buffer_wire.errors import InvalidField, RolloutBufferError, RunPaused, StoreRolledBack, UnknownRun
 from buffer_wire.status import error_of
-from rollout_workers.service import worth_waiting
+from rollout_workers.service.client import worth_waiting
 
 
 @pytest.mark.parametrize(

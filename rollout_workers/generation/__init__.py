@@ -1,0 +1,1 @@
+"""Generation: from a prompt, by calls of an engine, to samples."""

@@ -1,0 +1,352 @@
+"""The samples of one group while they grow: from a lease with or without a continuation, over any number of engine
+calls, to a finished group or to a continuation for somebody else.
+
+Invariants: a sample's spans tile its response tokens, versions not falling; every generated token has the
+log-probability with which it was drawn and mask 1, every token of an environment log-probability 0, mask 0 and the
+version of the token before it; every column that the task asks of the engine has as many tokens as the response; a
+sample that has a finish reason is never changed again; generated tokens that leave a group are counted: `received` +
+`resumed` = those of the samples + the sum of `discarded`.
+
+Turns are noted of samples that a rollout function makes. A note covers a complete turn: what lies behind the last one
+is a turn that the engine has not finished. (Samples of a single turn need none.)
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from buffer_wire import layout
+from buffer_wire.errors import InvalidField
+from buffer_wire.validate import check_group
+from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.types import FinishReason, GeneratedSample
+from rollout_workers.errors import GenerationFailed
+from rollout_workers.generation.columns import columns_of, rows_of
+from rollout_workers.versions import Version
+
+TokenIds: TypeAlias = npt.NDArray[np.int32]
+Logprobs: TypeAlias = npt.NDArray[np.float32]
+Mask: TypeAlias = npt.NDArray[np.uint8]
+N = TypeVar("N", np.int32, np.float32, np.uint8)
+
+_WIRE_FINISH = {"stop": groups_pb2.FINISH_REASON_STOP, "length": groups_pb2.FINISH_REASON_LENGTH}
+_FINISH: dict[int, FinishReason] = {
+    groups_pb2.FINISH_REASON_STOP: "stop",
+    groups_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Response tokens [start, end), counted from the response's first token."""
+
+    version: Version
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNote:
+    """Response tokens [start, end), counted from the response's first token, are one complete turn."""
+
+    role: str
+    """"assistant" where the model wrote, else whatever the environment calls itself."""
+    start: int
+    end: int
+    finish: FinishReason | None = None
+    """How a turn of the model ended; None for an environment's."""
+
+
+REWARD_COLUMN = "given_reward"
+"""In continuations: the reward that a rollout function gave, NaN where it gave none."""
+FINISH_COLUMN = "turn_finish"
+"""In continuations: how each turn ended, an index of _TURN_FINISHES."""
+_TURN_FINISHES: tuple[FinishReason | None, ...] = (None, "stop", "length")
+
+
+@dataclass(slots=True)
+class SampleProgress:
+    """One response so far."""
+
+    output_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [t]."""
+    logprobs: Logprobs = field(default_factory=lambda: np.empty(0, np.float32))
+    """float32 [t]."""
+    spans: list[Span] = field(default_factory=list)
+    finish: FinishReason | None = None
+    """None until it is finished; never "abort"."""
+    mask: Mask = field(default_factory=lambda: np.empty(0, np.uint8))
+    """uint8 [t]: 1 where the engine generated the token, 0 where it is an environment's."""
+    turns: list[TurnNote] = field(default_factory=list)
+    prompt_ids: TokenIds | None = None
+    """int32 [p]: a prompt of this sample's own; None: the group's."""
+    reward: float | None = None
+    """What the rollout function returned; None: the reward function is asked."""
+    columns: dict[str, TokenRows] = field(default_factory=dict)
+    """Those that the task asks of the engine, each of t tokens."""
+
+    def __len__(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that came from an engine."""
+        return int(np.count_nonzero(self.mask))
+
+    def append(self, new: GeneratedSample, version_of: Callable[[str], Version]) -> None:
+        """Add what an engine call brought. Raises ValueError for versions that fall."""
+        base = len(self)
+        spans = list(self.spans)
+        for span in new.spans:
+            version = version_of(span.version_label)
+            if spans and version < spans[-1].version:
+                raise ValueError(f"tokens of weights {version} follow tokens of {spans[-1].version}")
+            if spans and version == spans[-1].version:
+                spans[-1] = Span(version, spans[-1].start, base + span.end)
+            else:
+                spans.append(Span(version, base + span.start, base + span.end))
+        self.spans = spans
+        self.columns = {name: rows + new.columns[name] for name, rows in self.columns.items()}
+        self.output_ids = np.concatenate([self.output_ids, new.output_ids])
+        self.logprobs = np.concatenate([self.logprobs, new.logprobs])
+        self.mask = np.concatenate([self.mask, np.ones(len(new.output_ids), np.uint8)])
+        self.finish = None if new.finish_reason == "abort" else new.finish_reason
+
+    def interject(self, ids: TokenIds) -> None:
+        """Add an environment's tokens, int32 [n]. There must be generated ones before them."""
+        last = self.spans[-1]
+        self.spans[-1] = Span(last.version, last.start, last.end + len(ids))
+        self.output_ids = np.concatenate([self.output_ids, ids])
+        self.logprobs = np.concatenate([self.logprobs, np.zeros(len(ids), np.float32)])
+        self.mask = np.concatenate([self.mask, np.zeros(len(ids), np.uint8)])
+        self.columns = {name: rows + TokenRows.none_for(len(ids)) for name, rows in self.columns.items()}
+
+    def note_turn(self, role: str, finish: FinishReason | None = None) -> TurnNote:
+        """What lies behind the last turn is a complete one."""
+        note = TurnNote(role, self.noted, len(self), finish)
+        self.turns.append(note)
+        return note
+
+    @property
+    def noted(self) -> int:
+        """Tokens that belong to complete turns."""
+        return self.turns[-1].end if self.turns else 0
+
+    def clear(self) -> None:
+        """Forget the response, to start it anew."""
+        self.output_ids, self.logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
+        self.mask = np.empty(0, np.uint8)
+        self.columns = {name: TokenRows.none_for(0) for name in self.columns}
+        self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
+
+
+class GroupProgress:
+    """The G samples of one lease."""
+
+    def __init__(self, lease: tasks_pb2.Lease, prompt_ids: TokenIds) -> None:
+        self.lease = lease
+        self.task = lease.task
+        self.prompt_ids = prompt_ids
+        asked = list(lease.task.columns)
+        self.samples = [
+            SampleProgress(columns={name: TokenRows.none_for(0) for name in asked})
+            for _ in range(lease.task.group_size)
+        ]
+        self.received = 0
+        """Tokens that engines generated under this lease."""
+        self.resumed = 0
+        """Generated tokens of the continuation that was taken."""
+        self.discarded: Counter[str] = Counter()
+        """Generated tokens that were thrown away, by reason."""
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Indexes of the samples that go on."""
+        return [i for i, sample in enumerate(self.samples) if sample.finish is None]
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens so far."""
+        return self.tokens_of(range(len(self.samples)))
+
+    def tokens_of(self, indices: Iterable[int]) -> int:
+        """Response tokens of these samples so far."""
+        return sum(len(self.samples[i]) for i in indices)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the samples that came from engines."""
+        return sum(sample.generated for sample in self.samples)
+
+    def prompt_of(self, index: int) -> TokenIds:
+        """int32 [p]: the prompt of this sample."""
+        own = self.samples[index].prompt_ids
+        return self.prompt_ids if own is None else own
+
+    def start_anew(self, index: int, reason: str) -> None:
+        """Forget a response; its generated tokens count as discarded for `reason`."""
+        lost = self.samples[index].generated
+        if lost:
+            self.discarded[reason] += lost
+        self.samples[index].clear()
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version of any token so far."""
+        return max((sample.spans[-1].version for sample in self.samples if sample.spans), default=None)
+
+    def take_continuation(self) -> str | None:
+        """Start from what the lease's earlier attempt left; returns why it cannot be used, or None.
+
+        Without a usable continuation the samples stay empty: the work is done anew, never wrongly.
+        """
+        group = self.lease.continuation
+        try:
+            check_group(group.header, len(group.payload), continuation=True)
+            columns = layout.read_payload(group.header, group.payload)
+        except (InvalidField, ValueError) as error:
+            return str(error)
+        wires = group.header.samples
+        if len(wires) != len(self.samples):
+            return f"it has {len(wires)} samples, the task asks for {len(self.samples)}"
+        try:
+            asked = {name: rows_of(name, columns, wires) for name in self.task.columns}
+        except ValueError as error:
+            return str(error)
+        own_prompts = REWARD_COLUMN in columns
+        at, turns_at, taken = 0, 0, []
+        for i, wire in enumerate(wires):
+            sample = _sample_of(wire, columns, at)
+            sample.columns = {name: rows[i] for name, rows in asked.items()}
+            prompt = columns[layout.TOKEN_IDS][at : at + wire.prompt_len].astype(np.int32)
+            at += wire.tokens
+            if not np.array_equal(prompt, self.prompt_ids):
+                if not own_prompts:
+                    return "its prompt is not the task's"
+                sample.prompt_ids = prompt
+            if own_prompts:
+                given = float(columns[REWARD_COLUMN][i].item())
+                sample.reward = None if math.isnan(given) else given
+                finishes = columns[FINISH_COLUMN][turns_at : turns_at + len(wire.turns)].tolist()
+                sample.turns = [
+                    TurnNote(turn.role, turn.start - wire.prompt_len, turn.end - wire.prompt_len, _turn_finish(finish))
+                    for turn, finish in zip(wire.turns, finishes, strict=True)
+                ]
+                turns_at += len(wire.turns)
+            taken.append(sample)
+        self.samples = taken
+        self.resumed = self.generated
+        return None
+
+    def to_group(self, rewards: Sequence[float], worker_id: str) -> tuple[groups_pb2.GroupHeader, bytes]:
+        """Header and payload of the finished group. Raises GenerationFailed, InvalidField."""
+        for i, sample in enumerate(self.samples):
+            if sample.finish is None or not len(sample):
+                what = "is not finished" if sample.finish is None else "ended without a token"
+                raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
+        header, payload = self._encode(rewards, worker_id)
+        header.metadata_json = self.task.metadata_json
+        check_group(header, len(payload))
+        return header, payload
+
+    def to_continuation(self, worker_id: str) -> groups_pb2.Group | None:
+        """Everything so far, unfinished samples as ABORTED; None when there is not a single token."""
+        if not self.tokens:
+            return None
+        header, payload = self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns())
+        return groups_pb2.Group(header=header, payload=payload)
+
+    def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Array]]:
+        """What a rollout function's samples have beyond those of a single turn."""
+        samples = self.samples
+        if not any(sample.turns or sample.reward is not None or sample.prompt_ids is not None for sample in samples):
+            return []
+        given = np.array([math.nan if s.reward is None else s.reward for s in samples], np.float64)
+        finishes = np.array([_TURN_FINISHES.index(note.finish) for s in samples for note in s.turns], np.uint8)
+        rows = [len(sample.turns) for sample in samples]
+        finish_column = layout.column_of(FINISH_COLUMN, finishes, groups_pb2.AXIS_RAGGED, rows)
+        return [(layout.column_of(REWARD_COLUMN, given, groups_pb2.AXIS_SAMPLE), given), (finish_column, finishes)]
+
+    def _encode(
+        self,
+        rewards: Sequence[float],
+        worker_id: str,
+        *,
+        more: Sequence[tuple[groups_pb2.Column, layout.Array]] = (),
+    ) -> tuple[groups_pb2.GroupHeader, bytes]:
+        prompts = [self.prompt_of(i) for i in range(len(self.samples))]
+        ids = _interleave(prompts, [sample.output_ids for sample in self.samples])
+        logprobs = _interleave(
+            [np.zeros(len(p), np.float32) for p in prompts], [sample.logprobs for sample in self.samples]
+        )
+        mask = _interleave([np.zeros(len(p), np.uint8) for p in prompts], [sample.mask for sample in self.samples])
+        columns = ((layout.TOKEN_IDS, ids), (layout.LOGPROBS, logprobs), (layout.LOSS_MASK, mask))
+        asked = [
+            column
+            for name in self.task.columns
+            for column in columns_of(name, [s.columns[name] for s in self.samples], [len(p) for p in prompts])
+        ]
+        more = [*asked, *more]
+        header = groups_pb2.GroupHeader(
+            task_id=self.task.task_id,
+            generation=self.lease.generation,
+            lease_id=self.lease.lease_id,
+            environment=self.task.environment,
+            samples=[
+                _wire_sample(sample, len(prompt), reward)
+                for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True)
+            ],
+            columns=[
+                *(layout.column_of(name, array, groups_pb2.AXIS_TOKEN) for name, array in columns),
+                *(column for column, _ in more),
+            ],
+            worker_id=worker_id,
+        )
+        return header, layout.write_payload([*(array for _, array in columns), *(array for _, array in more)])
+
+
+def _turn_finish(code: int) -> FinishReason | None:
+    return _TURN_FINISHES[code] if code < len(_TURN_FINISHES) else None
+
+
+def _wire_sample(sample: SampleProgress, prompt: int, reward: float) -> groups_pb2.Sample:
+    return groups_pb2.Sample(
+        tokens=prompt + len(sample),
+        prompt_len=prompt,
+        loss_tokens=sample.generated,
+        reward=reward,
+        finish_reason=_WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED),
+        spans=[
+            groups_pb2.VersionSpan(version=span.version.wire(), start=prompt + span.start, end=prompt + span.end)
+            for span in sample.spans
+        ],
+        turns=[
+            groups_pb2.Turn(role=note.role, start=prompt + note.start, end=prompt + note.end) for note in sample.turns
+        ],
+    )
+
+
+def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at: int) -> SampleProgress:
+    """A sample of a continuation, whose first token is `at` in the columns."""
+    response = slice(at + wire.prompt_len, at + wire.tokens)
+    return SampleProgress(
+        output_ids=columns[layout.TOKEN_IDS][response].astype(np.int32),
+        logprobs=columns[layout.LOGPROBS][response].astype(np.float32),
+        mask=columns[layout.LOSS_MASK][response].astype(np.uint8),
+        spans=[
+            Span(Version.of(span.version), span.start - wire.prompt_len, span.end - wire.prompt_len)
+            for span in wire.spans
+        ],
+        finish=_FINISH.get(wire.finish_reason),
+    )
+
+
+def _interleave(prompts: Sequence[npt.NDArray[N]], responses: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
+    """The prompt before each response: prompt 0, response 0, prompt 1, response 1, …."""
+    return np.concatenate([part for both in zip(prompts, responses, strict=True) for part in both])

@@ -1,0 +1,1 @@
+"""Running of reward functions, in processes and in threads."""

@@ -1,0 +1,1 @@
+"""Calls of the rollout-buffer service, and the pushing of groups to it."""

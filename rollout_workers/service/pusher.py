@@ -1,0 +1,254 @@
+"""Carries finished groups to the service: one stream of bundles for the whole worker, one answer per group.
+
+Invariants: a group leaves only with a final answer (queued, duplicate, closed, filtered, invalid, refused) or by
+`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent: one without
+a lease carries the run's revision from before its first try, so that a repeat of it is never trained twice; what waits
+and what is under way stays within `window_bytes` and `window_groups`, so a full queue at the service stops the engines
+instead of filling this process's memory.
+"""
+
+import asyncio
+import time
+from collections import deque
+
+import grpc
+import structlog
+
+from buffer_wire.codec import join_group, join_push
+from buffer_wire.errors import AccessRefused, RolloutBufferError
+from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
+from buffer_wire.retry import Backoff
+from buffer_wire.status import from_detail
+from buffer_wire.stream_end import StreamEnd
+from rollout_buffer.v1 import groups_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.counters import Counters
+from rollout_workers.service.client import BACKOFF, PushStream, ServiceClient, on_whom, worth_waiting
+from rollout_workers.service.parcels import Line, Parcel, PushResult
+
+_REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
+_log = structlog.get_logger()
+
+
+class Pusher:
+    """One worker's push stream."""
+
+    def __init__(
+        self,
+        service: ServiceClient,
+        counters: Counters,
+        *,
+        bundle_bytes: int = 4 << 20,
+        bundle_wait_s: float = 0.02,
+        window_bytes: int = 256 << 20,
+        window_groups: int = 1_024,
+    ) -> None:
+        self._service = service
+        self._counters = counters
+        self._bundle_bytes = bundle_bytes
+        self._bundle_wait_s = bundle_wait_s
+        self._window_bytes = window_bytes
+        self._window_groups = window_groups
+        self._waiting = Line()
+        self._sent: deque[tuple[int, list[Parcel]]] = deque()
+        self._open: set[Parcel] = set()
+        self._open_bytes = 0
+        self._changes = Changes()
+        self._known_revision = 0
+        """The run's, as of the beginning of the stream, where groups have no leases."""
+        self._one_by_one = False
+        """After the service has refused a whole bundle: one group at a time, until the culprit is found."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest group without an answer, in seconds; 0 when there is none."""
+        return max((time.monotonic() - parcel.since for parcel in self._open), default=0.0)
+
+    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+        """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group."""
+        size = header.ByteSize() + len(payload) + 32
+        if size > MAX_MESSAGE_BYTES:
+            error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
+            return self._settled("refused", error)
+        await self._changes.until(lambda: self._has_room(size))
+        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
+        self._open.add(parcel)
+        self._open_bytes += size
+        self._waiting.join(parcel)
+        self._changes.notify()
+        try:
+            return await parcel.result
+        finally:
+            self._open.discard(parcel)
+            self._open_bytes -= size
+            self._changes.notify()
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled. Raises RolloutBufferError when the service is gone for too long."""
+        delays, trouble_since = BACKOFF.delays(), float("inf")
+        log = self._service.wait_log("push groups")
+        while True:
+            await self._changes.until(lambda: len(self._waiting) > 0)
+            answered = sum(self._counters.pushed.values())
+            token = self._service.tokens.current
+            error = await self._stream()
+            self._requeue()
+            if sum(self._counters.pushed.values()) > answered:
+                delays, trouble_since = BACKOFF.delays(), float("inf")
+            if error is not None:
+                if self._service.met(error) or self._service.renewed(error, token):
+                    continue
+                if worth_waiting(error):
+                    trouble_since = min(trouble_since, time.monotonic())
+                    if time.monotonic() - trouble_since > self._service.timeout_s:
+                        raise error
+                    log.say(on_whom(error, self._service.address), str(error))
+                elif isinstance(error, AccessRefused):
+                    raise error
+                else:
+                    self._counters.failed(error)
+                    self._suspect(error)
+            await asyncio.sleep(next(delays))
+
+    # ── one stream ───────────────────────────────────────────────────────────
+
+    async def _stream(self) -> RolloutBufferError | None:
+        """Use one stream until it ends; returns its error, None when the service ended it in order."""
+        try:
+            if not self._waiting.first.header.lease_id:
+                self._known_revision = await self._service.revision()
+        except RolloutBufferError as error:
+            return error
+        stream = self._service.push()
+        end = StreamEnd(stream)
+        sender = asyncio.create_task(self._send(stream), name="push sender")
+        try:
+            async for reply in stream:
+                self._take(reply)
+        except grpc.RpcError:
+            return await end.error()
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            stream.cancel()
+        return None
+
+    async def _send(self, stream: PushStream) -> None:
+        sequence = 0
+        while True:
+            await self._changes.until(self._may_send)
+            if not self._one_by_one and self._waiting.size_bytes < self._bundle_bytes:
+                await self._changes.until(self._is_bundle, timeout_s=self._bundle_wait_s)
+            parcels = self._next_bundle()
+            if not parcels:
+                continue
+            sequence += 1
+            for parcel in parcels:
+                self._stamp(parcel.header)
+            self._sent.append((sequence, parcels))
+            message = join_push(
+                self._service.ref(), sequence, [join_group(parcel.header, parcel.payload) for parcel in parcels]
+            )
+            try:
+                await stream.write(message)
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                return  # The reader learns why.
+
+    def _stamp(self, header: groups_pb2.GroupHeader) -> None:
+        if not header.lease_id and not header.first_revision:
+            header.first_revision = max(self._known_revision, self._service.ref().seen_revision)
+
+    def _may_send(self) -> bool:
+        return len(self._waiting) > 0 and not (self._one_by_one and self._sent)
+
+    def _is_bundle(self) -> bool:
+        return self._waiting.size_bytes >= self._bundle_bytes
+
+    def _next_bundle(self) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        size = 0
+        most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
+        while len(self._waiting) and len(parcels) < most:
+            parcel = self._waiting.first
+            if parcels and size + parcel.size_bytes > self._bundle_bytes:
+                break
+            self._waiting.take()
+            if parcel.result.done():
+                continue
+            parcels.append(parcel)
+            size += parcel.size_bytes
+        return parcels
+
+    # ── answers ──────────────────────────────────────────────────────────────
+
+    def _take(self, reply: groups_pb2.PushGroupsResponse) -> None:
+        self._service.note(reply)
+        while self._sent and self._sent[0][0] <= reply.sequence:
+            sequence, parcels = self._sent.popleft()
+            if sequence == reply.sequence and len(parcels) == len(reply.acks):
+                for parcel, ack in zip(parcels, reply.acks, strict=True):
+                    self._answer(parcel, ack)
+                self._one_by_one = False
+            else:
+                self._waiting.return_to_head(parcels)
+        self._changes.notify()
+
+    def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
+        name = groups_pb2.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        if ack.outcome == groups_pb2.PUSH_OUTCOME_REJECTED_FULL:
+            self._counters.pushed[name] += 1
+            self._again_later(parcel)
+            return
+        error = from_detail(ack.error) if ack.HasField("error") else None
+        if error is not None and error.attributes.get("field") == "first_revision" and parcel.answered:
+            # It was known for sure that this group was not accepted, and is again: as of the present revision.
+            parcel.header.first_revision = 0
+            self._again_later(parcel)
+            return
+        self._settle(parcel, name, error)
+
+    def _again_later(self, parcel: Parcel) -> None:
+        delays = _REJECTED.delays()
+        for _ in range(min(parcel.rejections, 8)):
+            next(delays)
+        parcel.rejections += 1
+        asyncio.get_running_loop().call_later(next(delays), self._again, parcel)
+
+    def _again(self, parcel: Parcel) -> None:
+        if not parcel.result.done():
+            self._waiting.join(parcel)
+            self._changes.notify()
+
+    def _settle(self, parcel: Parcel, outcome: str, error: RolloutBufferError | None) -> None:
+        if not parcel.result.done():
+            parcel.result.set_result(self._settled(outcome, error))
+
+    def _settled(self, outcome: str, error: RolloutBufferError | None) -> PushResult:
+        self._counters.pushed[outcome] += 1
+        return PushResult(outcome, error)
+
+    # ── after a failure ──────────────────────────────────────────────────────
+
+    def _requeue(self) -> None:
+        """Everything unanswered goes to the head of the line again, in order."""
+        for _, parcels in reversed(self._sent):
+            for parcel in parcels:
+                parcel.answered = False
+            self._waiting.return_to_head(parcels)
+        self._sent.clear()
+
+    def _suspect(self, error: RolloutBufferError) -> None:
+        """The service refused a whole request: find the group that it cannot take, and give that one up."""
+        if self._one_by_one and len(self._waiting):
+            culprit = self._waiting.take()
+            self._settle(culprit, "refused", error)
+            _log.error("group refused", task=culprit.header.task_id, error=str(error))
+        self._one_by_one = True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if not self._open:
+            return True
+        return len(self._open) < self._window_groups and self._open_bytes + size_bytes <= self._window_bytes

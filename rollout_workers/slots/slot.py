@@ -1,0 +1,281 @@
+"""One engine as the worker's parts share it: its state, its meters, and what is reported of both.
+
+Invariants: the state changes by `move` alone, along the table of engine_state.py; an engine gets leases only when it
+is reachable, was brought to a published version since it was last connected, and is neither quarantined nor unfit.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, Unpack
+
+import structlog
+
+from buffer_wire.limits import MAX_ERROR_CHARS
+from rollout_buffer.v1 import weights_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.counters import describe
+from rollout_workers.engine.errors import EngineError, EngineUnfit
+from rollout_workers.engine.types import Engine, EngineInfo, GeneratedSample, SampleRequest
+from rollout_workers.slots.breaker import Breaker, counts
+from rollout_workers.slots.decoding import DecodeMeter
+from rollout_workers.slots.engine_state import (
+    EngineState,
+    Event,
+    Facts,
+    Fitness,
+    Link,
+    Pause,
+    Reported,
+    Supply,
+    Trust,
+    Weights,
+)
+from rollout_workers.slots.loads import LoadView
+from rollout_workers.slots.reload_phases import PhaseMeter
+from rollout_workers.versions import BASE, Version
+
+_log = structlog.get_logger()
+
+
+class SwapHold(Protocol):
+    """What can ask an engine to keep its weights for a while."""
+
+    @property
+    def active(self) -> bool:
+        """True while the weights have to stay."""
+        ...
+
+    async def released(self) -> None:
+        """Return when they may go, or when the longest time for it has passed."""
+        ...
+
+
+class EngineSlot:
+    """State of one engine."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        engine: Engine,
+        info: EngineInfo,
+        *,
+        base_model: str | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine_id = engine_id
+        self.info = info
+        self.base_model = base_model
+        """What holds version 0, as the engine would load it; None when nobody knows."""
+        self.changes = Changes()
+        self._at = EngineState()
+        self._said = set[str]()
+        self.hold: SwapHold | None = None
+        """Waited for before the engine is paused for new weights."""
+        self.weights_url = ""
+        """Where this worker serves what it has fetched."""
+        self.reloads, self.last_reload_ms = 0, 0
+        self.errors, self.last_error = 0, ""
+        self.breaker = Breaker()
+        """Open after failed calls in a row: no new work until a trial has succeeded."""
+        self.evaluating = 0
+        """Groups of evaluations on the engine: the training leaves them room."""
+        self.in_flight = 0
+        """Requests of this worker that the engine has not answered."""
+        self.phases = PhaseMeter(clock)
+        self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
+        self.engine = engine
+        self.load = LoadView()
+        self.doubts = 0
+        """Answers that broke the engine's contract: the guard looks whether it is still the same."""
+
+    @property
+    def engine(self) -> Engine:
+        """Another one once a dead engine was started anew; what both decode is counted together."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
+        engine.on_decoding = self.decoding.changed
+
+    # ── where it is ──────────────────────────────────────────────────────────
+
+    def move(self, event: Event, **facts: Unpack[Facts]) -> None:
+        """Take the engine to the state that the event leads to; the only way to another."""
+        self._at = self._at.after(event, **facts)
+        self.changes.notify()
+
+    @property
+    def state(self) -> "Reported.ValueType":
+        """As it is reported."""
+        return self._at.reported(works=self.leasable)
+
+    @property
+    def leasable(self) -> bool:
+        """True when the engine may be given new work."""
+        return self._at.is_sound and not self.breaker.is_open
+
+    @property
+    def reachable(self) -> bool:
+        """True until the engine is lost."""
+        return self._at.link is not Link.LOST
+
+    @property
+    def suspect(self) -> bool:
+        """True from an error that may mean that the engine is gone until the guard has heard from it."""
+        return self._at.link is Link.SUSPECT
+
+    @property
+    def current(self) -> bool:
+        """True once this worker has seen the engine at a published version, until the engine is lost."""
+        return self._at.is_published
+
+    @property
+    def pristine(self) -> bool:
+        """True while the engine holds the weights it started with."""
+        return self._at.weights in {Weights.OWN, Weights.BASE}
+
+    @property
+    def loading(self) -> bool:
+        """True from before the pause until after the resume."""
+        return self._at.pause is not Pause.RUNS
+
+    @property
+    def broken(self) -> bool:
+        """True while the engine is paused because what it holds cannot be trusted."""
+        return self._at.pause is Pause.SPOILED
+
+    @property
+    def awaits_plan(self) -> bool:
+        """True while the published weights are not to be had for this engine, other than by a collective update."""
+        return self._at.supply is Supply.BROADCAST_ONLY
+
+    @property
+    def quarantined(self) -> bool:
+        """True from when it took no new weights in time until it rejoins."""
+        return self._at.trust is Trust.QUARANTINED
+
+    @property
+    def unfit(self) -> bool:
+        """True when the engine cannot generate what the run asks for, until it is started anew."""
+        return self._at.fitness is Fitness.UNFIT
+
+    @property
+    def loaded(self) -> Version:
+        """What the engine itself last confirmed."""
+        return self._at.loaded
+
+    @property
+    def base(self) -> Version:
+        """The version 0 that the weights it started with count as."""
+        return self._at.base
+
+    @property
+    def membership(self) -> int:
+        """The process group that the engine belongs to; 0: none."""
+        return self._at.membership
+
+    @property
+    def prepared(self) -> Version | None:
+        """The planned version for which the engine is paused and ready to receive."""
+        return self._at.prepared
+
+    def version_of(self, label: str) -> Version:
+        """The version of an engine's label; a label that no worker gave means the weights it started with."""
+        return Version.parse(label) or self.base
+
+    def failed(self, error: BaseException, *, suspect: bool = False, doubted: bool = False) -> None:
+        """Note an error; `suspect` when the engine may be gone, `doubted` when it may be another."""
+        self.errors += 1
+        failures = self.breaker.failures
+        cut_off = f"no work after {failures} failed calls in a row, the last: " if self.breaker.is_open else ""
+        self.last_error = cut_off + describe(error)
+        self.doubts += doubted
+        if suspect:
+            self.move(Event.SUSPECTED)
+        self.changes.notify()
+
+    def take_out(self, why: str) -> None:
+        """Have no more work done here: every task like the present one would fail."""
+        if not self.unfit:
+            _log.error("engine unfit", engine=self.engine_id, address=self.info.address, why=why)
+            self.move(Event.UNFIT)
+            self.failed(EngineUnfit(self.info.address, why))
+
+    def say_once(self, what: str) -> None:
+        """Log a warning about the engine that many tasks would repeat."""
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("engine", engine=self.engine_id, address=self.info.address, notice=what)
+
+    async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
+        """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
+        self.in_flight += len(requests)
+        try:
+            done = await self.engine.generate(requests, deadline_s=deadline_s)
+        except EngineError as error:
+            self._received(error.partial)
+            if counts(error) and self.breaker.failed():
+                _log.error("circuit open", engine=self.engine_id, failures=self.breaker.failures, error=str(error))
+                self.changes.notify()
+            raise
+        else:
+            self._received(done)
+            if self.breaker.succeeded():
+                _log.info("circuit closed", engine=self.engine_id)
+                self.changes.notify()
+            return done
+        finally:
+            self.in_flight -= len(requests)
+
+    def take_cut_off(self) -> int:
+        """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""
+        tokens = self.engine.take_cut_off()
+        self.decoding.received(tokens)
+        return tokens
+
+    def _received(self, samples: Sequence[GeneratedSample]) -> None:
+        self.decoding.received(sum(len(sample.output_ids) + sample.unusable_tokens for sample in samples))
+
+    async def refresh(self) -> None:
+        """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
+        label = await self.engine.loaded_version()
+        known = Version.parse(label)
+        # A label in our form says that somebody updated the engine, not from which run: it is loaded once more.
+        event = Event.CONNECTED_OWN if known is None else Event.CONNECTED_OTHER
+        self.move(event, loaded=known or BASE, base=BASE, membership=0, prepared=None)
+        for notice in self.info.notices:
+            _log.warning("engine connected", engine=self.engine_id, address=self.info.address, notice=notice)
+
+    def adopt(self, version: Version) -> None:
+        """The engine holds this published version."""
+        self.move(Event.ADOPTED, loaded=version, base=version if self.pristine else self.base)
+
+    def reloaded(self, began: float) -> None:
+        """Count a load that succeeded, of which the part out of service `began` then."""
+        self.reloads += 1
+        self.last_reload_ms = round((time.monotonic() - began) * 1000)
+
+    def report(self, worker_id: str) -> weights_pb2.EngineReport:
+        """The engine as a message, without what it has decoded."""
+        return weights_pb2.EngineReport(
+            engine_id=self.engine_id,
+            worker_id=worker_id,
+            state=self.state,
+            loaded=self.loaded.wire(),
+            reloads=self.reloads,
+            last_reload_ms=self.last_reload_ms,
+            last_error=self.last_error[:MAX_ERROR_CHARS],
+            errors=self.errors,
+            membership=self.membership,
+            prepared=self.prepared.wire() if self.prepared is not None else None,
+            weights_url=self.weights_url,
+        )
+
+    def full_report(self, worker_id: str) -> weights_pb2.EngineReport:
+        """The same with what the engine has decoded and how long its reloads took, which is no reason for a report."""
+        report, decoded = self.report(worker_id), self.decoding.show()
+        report.decoded_tokens = decoded.tokens
+        report.decode_busy_ms, report.decode_request_ms = decoded.busy_ms, decoded.request_ms
+        report.reload_phases.extend(self.phases.show())
+        return report

@@ -1,0 +1,1 @@
+"""Tasks, and evaluations: from a lease to groups to push."""

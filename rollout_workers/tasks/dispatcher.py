@@ -1,0 +1,258 @@
+"""Leases tasks for one engine, up to its concurrency, and starts their work.
+
+Invariants: at most `concurrency` groups are being generated (not counting single samples that are generated anew after
+their reward failed) and at most `outstanding` leases are held, those being scored and pushed included; a lease request
+has an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
+begins, and what the last request may have granted is handed back; while requests of others wait inside the engine,
+nothing is leased for it.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.retry import Backoff
+from rollout_buffer.v1 import tasks_pb2
+from rollout_workers.changes import Changes
+from rollout_workers.counters import describe
+from rollout_workers.service.client import ServiceClient
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.keeper import LeaseKeeper
+from rollout_workers.tasks.work import Stage, Tools, Work
+from rollout_workers.versions import Version
+
+_MAX_PER_REQUEST = 256
+_QUICK_ANSWER_S = 0.05
+_AFTER_QUICK_ANSWER_S = 0.25
+_AFTER_HELD_ANSWER_S = 2.0
+_WARN_AFTER_S = 60.0
+_UNSEEN_S = 2.0
+_HEAD_START_S = 0.05
+"""How long an engine waits for a less loaded one of this worker to ask first."""
+_CROWDED = Backoff(first_s=0.1, ceiling_s=1.0)
+
+WAITS_ON = {
+    tasks_pb2.LEASE_WAIT_NO_TASKS: "the trainer's feeder: no task is pending",
+    tasks_pb2.LEASE_WAIT_AT_CAPACITY: "the trainer's pulls: the run admits no more work",
+    tasks_pb2.LEASE_WAIT_ENGINE_STALE: "this engine's reload: its weights are too old",
+    tasks_pb2.LEASE_WAIT_PAUSED: "an operator, or a trainer's resume: the run is paused",
+    tasks_pb2.LEASE_WAIT_BACKING_OFF: "time: every pending task is backing off after a failure",
+    tasks_pb2.LEASE_WAIT_QUARANTINED: "this engine's next successful reload: it is quarantined",
+    tasks_pb2.LEASE_WAIT_DRAINING: "an operator, who may continue the run: it is being drained",
+}
+"""On whom an engine without work waits."""
+
+_HELD = (tasks_pb2.LEASE_WAIT_PAUSED, tasks_pb2.LEASE_WAIT_DRAINING)
+"""Waits that only an operator or a trainer ends."""
+
+_log = structlog.get_logger()
+
+
+class Dispatcher:
+    """The lease loop of one engine. `outstanding` bounds the leases held; `peers` are all of the worker."""
+
+    def __init__(
+        self,
+        slot: EngineSlot,
+        service: ServiceClient,
+        keeper: LeaseKeeper,
+        tools: Tools,
+        *,
+        concurrency: int,
+        outstanding: int,
+        lease_wait_s: float,
+        peers: "list[Dispatcher] | tuple[()]" = (),
+    ) -> None:
+        self._slot = slot
+        self._service = service
+        self._keeper = keeper
+        self._tools = tools
+        self._concurrency = concurrency
+        self._outstanding = outstanding
+        self._lease_wait_s = lease_wait_s
+        self._changes = Changes()
+        self._works: set[Work] = set()
+        self._generating = 0
+        self._stopping = False
+        self._requests = 0
+        self._asked = False
+        """True while a request is unanswered, or its answer came too late for its leases to be begun."""
+        self._wants = False
+        """True while it is about to ask."""
+        self._peers = peers
+        self._worked_at = time.monotonic()
+        self._warned_at = 0.0
+        self.waiting_on = ""
+        """Why the last lease request brought less than asked; empty when it did not."""
+
+    @property
+    def held(self) -> int:
+        """Leases held now."""
+        return len(self._works)
+
+    @property
+    def generating(self) -> int:
+        """Groups on the engine now."""
+        return self._generating
+
+    async def run(self) -> None:
+        """Lease and work until `stop`; returns when all work has ended. Raises RolloutBufferError."""
+        async with asyncio.TaskGroup() as group:
+            leasing = group.create_task(self._lease_loop(group), name=f"leases of {self._slot.engine_id}")
+            await self._changes.until(lambda: self._stopping)
+            leasing.cancel()
+            await asyncio.wait([leasing])
+            # Before anything goes back, or this would lease it again.
+            await self._return_unseen()
+            for work in list(self._works):
+                group.create_task(work.interrupt())
+
+    def stop(self) -> None:
+        """Lease nothing more, and stop generating."""
+        self._stopping = True
+        self._changes.notify()
+
+    def look_again(self) -> None:
+        """Something else on the engine has ended or begun."""
+        self._changes.notify()
+
+    def cut(self, *stages: Stage) -> None:
+        """Have the work in these stages handed back as it is."""
+        for work in list(self._works):
+            if work.stage in stages:
+                work.cut()
+
+    # ── leasing ──────────────────────────────────────────────────────────────
+
+    def _room(self) -> int:
+        free = self._concurrency - self._generating - self._slot.evaluating
+        return min(free, self._outstanding - len(self._works), _MAX_PER_REQUEST)
+
+    async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            if not await self._slot.changes.until(lambda: self._slot.leasable, timeout_s=_WARN_AFTER_S):
+                self._idle(f"engine {self._slot.engine_id}: {self._slot.last_error or 'it is being loaded'}")
+                continue
+            await self._changes.until(lambda: self._room() > 0)
+            if not await self._is_fit():
+                continue
+            await self._after_less_loaded()
+            if self._room() <= 0:
+                self._wants = False
+                continue  # Evaluations have come in between.
+            began, loaded = time.monotonic(), self._slot.loaded
+            reply = await self._ask()
+            if self._stopping:
+                return
+            for lease in reply.leases:
+                self._start(group, lease, began)
+            self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
+            if reply.leases:
+                self._worked_at = time.monotonic()
+                continue
+            if reply.wait != tasks_pb2.LEASE_WAIT_DRAINING:
+                self._idle(self.waiting_on)
+            if time.monotonic() - began < _QUICK_ANSWER_S:
+                await self._after_quick_answer(reply.wait, loaded)
+
+    async def _after_quick_answer(self, wait: "tasks_pb2.LeaseWait.ValueType", loaded: Version) -> None:
+        """Not every wait is waited for at the service. One for newer weights than `loaded` ends with their load: a
+        synchronous run would lose the rest of the pause with every step.
+        """
+        if wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE:
+            await self._slot.changes.until(lambda: self._slot.loaded != loaded, _AFTER_QUICK_ANSWER_S)
+        else:
+            await asyncio.sleep(_AFTER_HELD_ANSWER_S if wait in _HELD else _AFTER_QUICK_ANSWER_S)
+
+    async def _is_fit(self) -> bool:
+        """False when new work would not be begun: the engine was lost, or others' requests wait in it."""
+        slot, waits = self._slot, _CROWDED.delays()
+        while slot.leasable and not self._stopping:
+            self._wants = True
+            await slot.load.ask(slot.engine, slot.in_flight)
+            if not slot.load.is_crowded(slot.info.max_running_requests):
+                return slot.leasable
+            self._wants = False
+            self.waiting_on = f"engine {slot.engine_id}: {slot.load.waiting} requests wait in it, others' among them"
+            self._idle(self.waiting_on)
+            await asyncio.sleep(next(waits))
+            await slot.load.ask(slot.engine, slot.in_flight, max_age_s=0.0)
+        self._wants = False
+        return False
+
+    async def _after_less_loaded(self) -> None:
+        """Let dispatchers ask first whose engines have less to do: tasks may be few."""
+        by = time.monotonic() + _HEAD_START_S
+        while time.monotonic() < by and any(peer.is_ahead_of(self) for peer in self._peers):  # noqa: ASYNC110 - brief
+            await asyncio.sleep(_HEAD_START_S / 5)
+
+    @property
+    def busy(self) -> float:
+        """Requests on the engine for each that it decodes at once."""
+        slot = self._slot
+        return slot.load.requests(slot.in_flight) / max(slot.info.max_running_requests, 1)
+
+    def is_ahead_of(self, other: "Dispatcher") -> bool:
+        """True when this one is about to ask, has not asked yet, and its engine has less to do than `other`'s."""
+        return self is not other and self._wants and not self._asked and self.busy < other.busy
+
+    async def _ask(self) -> tasks_pb2.LeaseTasksResponse:
+        self._requests += 1
+        self._asked, self._wants = True, False
+        reply = await self._lease(self._room(), self._slot.loaded, self._lease_wait_s)
+        if not self._stopping:
+            self._asked = False
+        return reply
+
+    async def _lease(self, room: int, loaded: Version, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
+        return await self._service.lease(
+            self._slot.engine_id, f"r{self._requests}", loaded, max_tasks=room, wait_s=wait_s
+        )
+
+    def _start(self, group: asyncio.TaskGroup, lease: tasks_pb2.Lease, asked_at: float) -> None:
+        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_generated=self._release)
+        self._works.add(work)
+        self._generating += 1
+        self._keeper.hold(lease, asked_at, work.ended)
+        group.create_task(self._see_through(work), name=f"work {lease.lease_id}")
+
+    async def _see_through(self, work: Work) -> None:
+        try:
+            await work.run()
+        finally:
+            self._keeper.release(work.lease.lease_id)
+            self._works.discard(work)
+            self._changes.notify()
+
+    def _release(self) -> None:
+        self._generating -= 1
+        self._changes.notify()
+
+    async def _give_back(self, lease_return: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
+        reply = await self._service.give_back(self._slot.engine_id, [lease_return])
+        return reply.outcomes[0]
+
+    async def _return_unseen(self) -> None:
+        """A request was cut off by `stop`: whatever it granted, or grants now, goes back at once."""
+        if not self._asked:
+            return
+        try:
+            async with asyncio.timeout(_UNSEEN_S):
+                reply = await self._lease(1, self._slot.loaded, 0.0)
+                returns = [
+                    tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)
+                    for lease in reply.leases
+                ]
+                if returns:
+                    await self._service.give_back(self._slot.engine_id, returns)
+        except (RolloutBufferError, TimeoutError) as error:
+            _log.warning("leases of the last request expire by themselves", error=describe(error))
+
+    def _idle(self, waiting_on: str) -> None:
+        now = time.monotonic()
+        if not self._works and now - max(self._worked_at, self._warned_at) >= _WARN_AFTER_S:
+            self._warned_at = now
+            idle_s = round(now - self._worked_at)
+            _log.warning("no work", engine=self._slot.engine_id, for_s=idle_s, waiting_on=waiting_on)

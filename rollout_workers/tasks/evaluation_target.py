@@ -1,0 +1,32 @@
+"""What an engine that works for evaluations only is to load: in the place of the published weights.
+
+Such an engine follows no publishes. It is not reported either: it is no engine that a trainer waits for, makes a member
+of a process group, or counts among those that may be out of service.
+"""
+
+import structlog
+
+from rollout_buffer.v1 import evaluations_pb2 as pb
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.versions import Version
+from rollout_workers.weights.watcher import Published, WeightWatcher
+
+_LOOK_S = 5.0
+_log = structlog.get_logger()
+
+
+class EvaluationTarget(WeightWatcher):
+    """In the place of the watcher, for the loader of one engine; it is not `run`."""
+
+    async def aim(self, slot: EngineSlot, wanted: pb.WantedWeights) -> None:
+        """Have the engine loaded with these weights; returns when it has them, or soon, to ask again what is wanted."""
+        target = Published.of(Version.of(wanted.version), wanted.manifest)
+        if target != self.latest:
+            self.latest = target
+            _log.info("evaluation wants", engine=slot.engine_id, version=target.version.label)
+            if target.only_broadcast:
+                why = f"weights {target.version} were broadcast and come without files: no evaluation of them here"
+                slot.failed(RuntimeError(why))
+            self.messages += 1
+            self.changes.notify()
+        await slot.changes.until(lambda: slot.leasable and slot.loaded == target.version, _LOOK_S)

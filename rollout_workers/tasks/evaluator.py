@@ -1,0 +1,387 @@
+"""Leases tasks of evaluations for one engine, and keeps the engine at their weights until they are made.
+
+Invariants: a task is worked on only while the engine has exactly the version that its evaluation wants; what is not
+made when the weights go is handed back, and made anew from nothing elsewhere. Before the weights go the service is
+asked once more without waiting, so that an evaluation submitted before a publish finds its engine. Nothing of it meets
+the queue or the counters of the training.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from buffer_wire.errors import InvalidRequest, RolloutBufferError
+from buffer_wire.limits import MAX_MESSAGE_BYTES
+from rollout_buffer.v1 import evaluations_pb2 as pb
+from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.changes import Changes, until_any
+from rollout_workers.counters import Counters, describe
+from rollout_workers.service.evaluation_calls import EvaluationCalls
+from rollout_workers.service.parcels import PushResult
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.evaluation_target import EvaluationTarget
+from rollout_workers.tasks.keeper import LeaseKeeper
+from rollout_workers.tasks.work import Stage, Tools, Work
+from rollout_workers.versions import Version
+
+_MAX_PER_REQUEST = 256
+_QUICK_ANSWER_S = 0.05
+_AFTER_QUICK_ANSWER_S = 2.0
+_LAST_QUESTION_S = 5.0
+_CLOSED_S = 60.0
+"""How long nothing is leased after the weights were held for the longest time, if they do not go then."""
+_CLEAR_S = 10.0
+_AGAIN_S = 0.5
+_UNSEEN_S = 2.0
+
+_ON_ENGINE = (Stage.PREPARING, Stage.GENERATING)
+_RETURNED = {
+    pb.EVALUATION_OUTCOME_PENDING: tasks_pb2.RETURN_OUTCOME_PENDING,
+    pb.EVALUATION_OUTCOME_FAILED: tasks_pb2.RETURN_OUTCOME_FAILED,
+}
+_PUSHED = {
+    pb.EVALUATION_OUTCOME_ACCEPTED: "queued",
+    pb.EVALUATION_OUTCOME_DUPLICATE: "duplicate",
+    pb.EVALUATION_OUTCOME_CLOSED: "closed",
+}
+_log = structlog.get_logger()
+
+
+class EvaluationResults:
+    """Takes the groups of one engine's evaluations to the service, in the place of the pusher."""
+
+    def __init__(
+        self, holder: str, calls: EvaluationCalls, counters: Counters, pinned: Callable[[str], Version]
+    ) -> None:
+        self._holder = holder
+        self._calls = calls
+        self._counters = counters
+        self._pinned = pinned
+
+    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+        """The final answer to a group. Raises what no repeat can mend, but for refusals."""
+        result = await self._pushed(header, payload)
+        self._counters.pushed[result.outcome] += 1
+        return result
+
+    async def _pushed(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+        wanted = self._pinned(header.lease_id)
+        found = {Version.of(span.version) for sample in header.samples for span in sample.spans}
+        if found != {wanted}:
+            said = ", ".join(sorted(version.label for version in found))
+            return PushResult(
+                "refused", RolloutBufferError(f"it has tokens of {said}, and {wanted.label} is evaluated")
+            )
+        group = groups_pb2.Group(header=header, payload=payload)
+        size = group.ByteSize()
+        if size > MAX_MESSAGE_BYTES - 1_024:
+            return PushResult("refused", RolloutBufferError(f"the group takes {size} bytes, too many for a message"))
+        try:
+            outcome = await self._calls.finish(self._holder, header.lease_id, group)
+        except InvalidRequest as error:
+            return PushResult("refused", error)
+        return PushResult(_PUSHED.get(outcome, "closed"))
+
+
+class Evaluator:
+    """The evaluations of one engine; the slot's `hold`. `on_change` is called when the engine has more or less to do.
+
+    `target`: given when the engine works for evaluations only, and so loads what they want.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the worker's options say
+        self,
+        slot: EngineSlot,
+        calls: EvaluationCalls,
+        tools: Tools,
+        *,
+        concurrency: int,
+        hold_s: float,
+        lease_wait_s: float,
+        counters: Counters,
+        on_change: Callable[[], None] | None = None,
+        target: EvaluationTarget | None = None,
+    ) -> None:
+        self._slot = slot
+        self._calls = calls
+        results = EvaluationResults(slot.engine_id, calls, counters, self._pinned)
+        self._tools = replace(tools, pusher=results, counters=counters, may_take_out=False)
+        self._concurrency = concurrency
+        self._hold_s = hold_s
+        self._lease_wait_s = lease_wait_s
+        self._on_change = on_change
+        self._target = target
+        self.keeper = LeaseKeeper(f"{slot.engine_id} (evaluations)", _Beats(slot.engine_id, calls))
+        self._changes = Changes()
+        self._asking = asyncio.Lock()
+        self._works: dict[str, tuple[Work, Version]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._stopping = False
+        self._yielding = 0
+        """Above 0 while the weights are to go: the waiting request is broken off."""
+        self._known = True
+        """False when the service is too old for evaluations."""
+        self._closed_until = 0.0
+        self._requests = 0
+        self._unanswered = False
+        self.waiting_on = ""
+        """Why the last lease request brought nothing; empty when it did not."""
+
+    # ── what others see ──────────────────────────────────────────────────────
+
+    @property
+    def held(self) -> int:
+        """Leases held now."""
+        return len(self._works)
+
+    @property
+    def generating(self) -> int:
+        """Groups on the engine now."""
+        return sum(work.stage in _ON_ENGINE for work, _ in self._works.values())
+
+    @property
+    def active(self) -> bool:
+        """True while the engine has to keep its weights."""
+        return self.generating > 0
+
+    async def run(self) -> None:
+        """Lease and work until `stop`; returns when all work has ended. Raises RolloutBufferError."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            leasing = group.create_task(self._lease_loop(), name=f"evaluations of {self._slot.engine_id}")
+            watching = group.create_task(self._drop_outdated())
+            keeping = group.create_task(self.keeper.run())
+            await self._changes.until(lambda: self._stopping)
+            leasing.cancel()
+            await asyncio.wait([leasing])
+            await self._return_unseen()
+            async with asyncio.TaskGroup() as interrupting:
+                for work, _ in list(self._works.values()):
+                    interrupting.create_task(work.interrupt())
+            await self._changes.until(lambda: not self._works)
+            for task in (watching, keeping):
+                task.cancel()
+
+    def stop(self) -> None:
+        """Lease nothing more, and stop generating."""
+        self._stopping = True
+        self._changes.notify()
+
+    def cut(self, *stages: Stage) -> None:
+        """Have the work in these stages handed back."""
+        for work, _ in list(self._works.values()):
+            if work.stage in stages:
+                work.cut()
+
+    async def released(self) -> None:
+        """Return when the engine's weights may go: nothing pending wants them, or they were held long enough."""
+        deadline = time.monotonic() + self._hold_s
+        self._yielding += 1
+        self._changes.notify()
+        try:
+            while not self._stopping:
+                asked_more = await self._ask_at_last(deadline)
+                if not self.active and not asked_more:
+                    return
+                if not await self._changes.until(lambda: not self.active, deadline - time.monotonic()):
+                    break
+        finally:
+            self._yielding -= 1
+            self._changes.notify()
+        if not self._stopping:
+            await self._give_up_hold()
+
+    # ── leasing ──────────────────────────────────────────────────────────────
+
+    def _pinned(self, lease_id: str) -> Version:
+        return self._works[lease_id][1]
+
+    def _room(self) -> int:
+        return min(self._concurrency - self.generating, _MAX_PER_REQUEST)
+
+    def _may_ask(self) -> bool:
+        slot = self._slot
+        fit = slot.leasable or self._target is not None
+        return fit and not (slot.loading or self._yielding) and self._room() > 0
+
+    async def _lease_loop(self) -> None:
+        while True:
+            await until_any(self._may_ask, self._slot.changes, self._changes, timeout_s=60.0)
+            closed_s = self._closed_until - time.monotonic()
+            if closed_s > 0:
+                loaded = self._slot.loaded
+                await self._slot.changes.until(lambda loaded=loaded: self._slot.loaded != loaded, closed_s)  # type: ignore[misc]
+                self._closed_until = 0.0
+            if not self._may_ask():
+                continue
+            began = time.monotonic()
+            try:
+                reply = await self._poll()
+            except RolloutBufferError as error:
+                if error.attributes.get("status") != "UNIMPLEMENTED":
+                    raise
+                self._known = self._unanswered = False
+                _log.info("no evaluations", why="the service does not know them")
+                return
+            if reply is None or reply.leases:
+                continue
+            if reply.HasField("wanted") and self._target is not None and not self._works:
+                await self._target.aim(self._slot, reply.wanted)
+            elif time.monotonic() - began < _QUICK_ANSWER_S:
+                # Not every wait is waited for at the service.
+                await asyncio.sleep(_AFTER_QUICK_ANSWER_S)
+
+    async def _poll(self) -> pb.LeaseEvaluationResponse | None:
+        """A request that waits for work; None when it was broken off because the weights are to go."""
+        asking = asyncio.create_task(self._ask(self._lease_wait_s))
+        yielding = asyncio.create_task(self._changes.until(lambda: self._yielding > 0 or self._stopping))
+        try:
+            await asyncio.wait({asking, yielding}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            for task in (asking, yielding):
+                task.cancel()
+            await asyncio.gather(asking, yielding, return_exceptions=True)
+
+    async def _ask(self, wait_s: float) -> pb.LeaseEvaluationResponse:
+        """One request. One that was broken off is repeated under its own name, and so brings what it was given."""
+        async with self._asking:
+            if not self._unanswered:
+                self._requests += 1
+            self._unanswered = True
+            began = time.monotonic()
+            reply = await self._calls.lease(
+                self._slot.engine_id,
+                f"v{self._requests}",
+                self._slot.loaded,
+                max_tasks=max(self._room(), 1) if self._slot.leasable else 0,
+                wait_s=wait_s,
+                would_load=self._target is not None,
+            )
+            self._unanswered = False
+            self.waiting_on = "" if reply.leases else "evaluations"
+            for lease in reply.leases:
+                await self._take(lease, began)
+            return reply
+
+    async def _take(self, lease: pb.EvaluationLease, asked_at: float) -> None:
+        slot, version = self._slot, Version.of(lease.version)
+        fit = slot.leasable and not slot.loading and slot.loaded == version
+        if not fit or self._stopping or self._group is None or lease.lease_id in self._works:
+            if lease.lease_id not in self._works:
+                await self._hand_back(lease.lease_id)
+            return
+        as_lease = tasks_pb2.Lease(lease_id=lease.lease_id, task=lease.task, attempt=lease.attempt, ttl_ms=lease.ttl_ms)
+        work = Work(as_lease, slot, self._tools, give_back=self._give_back, on_generated=self._notify_soon)
+        self._works[lease.lease_id] = work, version
+        self.keeper.hold(as_lease, asked_at, work.ended)
+        self._group.create_task(self._see_through(work), name=f"evaluation {lease.lease_id}")
+        self._notify()
+
+    async def _see_through(self, work: Work) -> None:
+        try:
+            await work.run()
+        finally:
+            self.keeper.release(work.lease.lease_id)
+            del self._works[work.lease.lease_id]
+            self._notify()
+
+    def _notify_soon(self) -> None:
+        # The work is at its next stage when whoever called this goes on.
+        asyncio.get_running_loop().call_soon(self._notify)
+
+    def _notify(self) -> None:
+        self._slot.evaluating = self.generating
+        self._changes.notify()
+        if self._on_change is not None:
+            self._on_change()
+
+    # ── when the weights go ──────────────────────────────────────────────────
+
+    async def _ask_at_last(self, deadline: float) -> bool:
+        """Ask without waiting; whether there was something. A service that does not answer holds nothing up."""
+        slot = self._slot
+        if not (self._known and slot.leasable) or slot.loading or self._room() <= 0:
+            return False
+        try:
+            async with asyncio.timeout(min(_LAST_QUESTION_S, max(deadline - time.monotonic(), 0.1))):
+                return bool((await self._ask(0.0)).leases)
+        except (TimeoutError, RolloutBufferError):
+            return False  # What is to be said of it, the next waiting request says.
+
+    async def _give_up_hold(self) -> None:
+        """The weights were held for the longest time: what is on the engine goes back, and nothing new comes."""
+        self._closed_until = time.monotonic() + _CLOSED_S
+        works = [work for work, _ in self._works.values() if work.stage in _ON_ENGINE]
+        _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
+        await self._take_off(works)
+
+    async def _take_off(self, works: Sequence[Work]) -> None:
+        """Have work handed back. What is still on the engine after a while is told again: an engine may hear of a
+        request only after it was told to end it.
+        """
+        deadline = time.monotonic() + _CLEAR_S
+
+        def on_engine() -> list[Work]:
+            return [work for work in works if work.lease.lease_id in self._works and work.stage in _ON_ENGINE]
+
+        left = list(works)
+        while left and time.monotonic() < deadline:
+            async with asyncio.TaskGroup() as group:
+                for work in left:
+                    group.create_task(work.interrupt())
+            await self._changes.until(lambda: not on_engine(), _AGAIN_S)
+            left = on_engine()
+        for work in left:
+            work.cut()
+
+    async def _drop_outdated(self) -> None:
+        """Whatever becomes of the engine: work whose weights it does not have any more goes back."""
+        slot = self._slot
+
+        def outdated() -> list[Work]:
+            return [work for work, version in self._works.values() if version != slot.loaded or not slot.reachable]
+
+        told: set[Work] = set()
+        while True:
+            await slot.changes.until(lambda: not told.issuperset(outdated()), timeout_s=3_600.0)
+            await self._take_off([work for work in outdated() if work not in told])
+            told.clear()
+            told.update(outdated())
+
+    # ── ways back ────────────────────────────────────────────────────────────
+
+    async def _give_back(self, back: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
+        # What there is so far is of no use: the next attempt begins anew.
+        back.ClearField("continuation")
+        outcome = await self._calls.hand_back(self._slot.engine_id, back.lease_id, back.kind, back.error)
+        return _RETURNED.get(outcome, tasks_pb2.RETURN_OUTCOME_LOST)
+
+    async def _hand_back(self, lease_id: str) -> None:
+        await self._calls.hand_back(self._slot.engine_id, lease_id, tasks_pb2.RETURN_KIND_INTERRUPTED)
+
+    async def _return_unseen(self) -> None:
+        """Leases that were granted to a request that was broken off."""
+        if not self._unanswered:
+            return
+        try:
+            async with asyncio.timeout(_UNSEEN_S):
+                await self._ask(0.0)
+        except (TimeoutError, RolloutBufferError) as error:
+            _log.warning("leases of the last request expire by themselves", error=describe(error))
+
+
+class _Beats:
+    """Heartbeats of an engine's evaluations, whose holder is the engine."""
+
+    def __init__(self, holder: str, calls: EvaluationCalls) -> None:
+        self._holder = holder
+        self._calls = calls
+        self.address = calls.address
+        self.wait_log = calls.wait_log
+
+    async def extend(self, _: str, lease_ids: list[str], *, timeout_s: float) -> pb.ExtendEvaluationResponse:
+        return await self._calls.extend(self._holder, lease_ids, timeout_s=timeout_s)

@@ -1,0 +1,1 @@
+"""Fetching of weight files, once a host, from the trainer or from peers."""

@@ -1,0 +1,213 @@
+"""Puts the files of a version on the local disk, whole and verified, or not at all.
+
+Files arrive under a temporary directory; after the last checksum it is renamed to its place. So a directory that exists
+is complete, a wrong file replaces nothing, and a crash leaves only what the next start sweeps. The place's name holds
+the manifest's digest: a version of another content never meets it. Several workers may share the root: one of them
+brings a version for all, and what any of them loads or uses is pinned.
+
+A publisher that fails is no end: peers of the run that have the version are asked too.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import aiohttp
+
+from rollout_buffer.v1 import weights_pb2
+from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.versions import Version
+from rollout_workers.weights.fetching.copy import take_file
+from rollout_workers.weights.fetching.download import Download
+from rollout_workers.weights.fetching.files import check_manifest, digest, source_directory
+from rollout_workers.weights.fetching.peers import NoPeers, Peers
+from rollout_workers.weights.fetching.pins import Pin, remove_unpinned
+from rollout_workers.weights.fetching.sources import Sources
+from rollout_workers.weights.fetching.turn import LOCK, there, turn
+
+_STALL_S = 30.0
+_ABANDONED_S = 3_600.0
+_PATIENCE = 0.5
+"""Share of the time that is left for which another worker is waited for: the rest has to do without it."""
+_PARTIAL = ".part-"
+
+
+class WeightFetcher:
+    """Fetches into `root`, one version at a time; used by all loaders of a worker."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        owner: str,
+        keep: int,
+        stall_s: float = _STALL_S,
+        peers: Peers | None = None,
+        prefer_peers: bool = False,
+    ) -> None:
+        self._root = root.absolute()
+        self._owner = owner
+        self._keep = keep
+        self._stall_s = stall_s
+        self._peers = peers or NoPeers()
+        self._prefer_peers = prefer_peers
+        self._lock = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+        self._in_use: dict[str, Pin] = {}
+        """By engine_id, as are those that are fetched."""
+        self._fetched: dict[str, Pin] = {}
+        """For engines that have not loaded them yet."""
+        self._complete: dict[str, tuple[Path, frozenset[str]]] = {}
+        """Verified by this process, by label: the directory, and the names in its manifest."""
+
+    async def fetch(
+        self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float, engine_id: str | None = None
+    ) -> Path:
+        """Directory with the verified files of `version`; kept for an engine until it holds or fetches another one.
+
+        Raises WeightsInvalid (the source's content is wrong), WeightsUnavailable (not to be had within `deadline_s`).
+        """
+        deadline_at = time.monotonic() + deadline_s
+        label = version.label
+        check_manifest(label, manifest)
+        place = self._root / f"{label}-{digest(manifest)}"
+        try:
+            async with asyncio.timeout(deadline_s), self._lock:
+                while (pin := Pin.at(place)) is None:
+                    await self._bring_once(version, manifest, place, deadline_at)
+                pin.touch()
+                if engine_id is None:
+                    pin.release()
+                else:
+                    _exchange(self._fetched, engine_id, pin)
+                self._complete[label] = place, frozenset(file.name for file in manifest.files)
+        except TimeoutError:
+            raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
+        except OSError as error:
+            raise WeightsUnavailable(label, str(self._root), error.strerror or str(error)) from error
+        return place
+
+    def hold(self, engine_id: str, place: Path) -> None:
+        """Note that an engine uses a directory now, in place of the one before; then drop what is too old."""
+        _exchange(self._in_use, engine_id, Pin.at(place))
+        _exchange(self._fetched, engine_id, None)
+        self._retain()
+
+    def release(self, engine_id: str) -> None:
+        """Keep nothing for an engine that has left."""
+        _exchange(self._in_use, engine_id, None)
+        _exchange(self._fetched, engine_id, None)
+        self._retain()
+
+    def find(self, label: str, name: str) -> Path | None:
+        """A file of a complete version; None when there is no such version or file."""
+        place, names = self._complete.get(label, (self._root, frozenset[str]()))
+        path = place / name
+        return path if name in names and path.is_file() else None
+
+    async def close(self) -> None:
+        """Close connections; nothing is kept for any engine any more."""
+        for pins in (self._in_use, self._fetched):
+            for engine_id in list(pins):
+                _exchange(pins, engine_id, None)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def sweep(self) -> None:
+        """Remove what fetches of this owner, or of anybody an hour ago, left unfinished."""
+        for path in self._root.glob(f".*{LOCK}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
+        for path in self._root.glob(f".*{_PARTIAL}*"):
+            with contextlib.suppress(OSError):
+                mine = path.name.endswith(f"{_PARTIAL}{self._owner}")
+                if mine or time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    async def _bring_once(
+        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+    ) -> None:
+        """Bring a version, unless another worker that shares the root does so in time."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        async with turn(place, wait_s=(deadline_at - time.monotonic()) * _PATIENCE):
+            if not there(place):
+                await self._bring(version, manifest, place, deadline_at)
+
+    async def _bring(
+        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+    ) -> None:
+        label = version.label
+        partial = self._root / f".{place.name}{_PARTIAL}{self._owner}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            source = source_directory(label, manifest.base_url)
+            for file in manifest.files:
+                target = partial / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if source is not None and await self._taken(version, source, file, target):
+                    continue
+                sources = Sources(
+                    file.name,
+                    manifest.base_url if source is None else None,
+                    lambda: self._peers.with_version(version),
+                    prefer_peers=self._prefer_peers,
+                )
+                await Download(label, sources, file, target, stall_s=self._stall_s).run(self._http(), deadline_at)
+            with contextlib.suppress(FileExistsError):
+                # Another worker of this host may have been faster: its directory is as good.
+                self._rename(partial, place)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    async def _taken(self, version: Version, source: Path, file: weights_pb2.WeightFile, target: Path) -> bool:
+        """Take a file from a directory; False when it is not there and peers have the version."""
+        try:
+            await asyncio.to_thread(take_file, version.label, source, file, target)
+        except WeightsUnavailable:
+            if not await self._peers.with_version(version):
+                raise
+            return False
+        return True
+
+    @staticmethod
+    def _rename(partial: Path, place: Path) -> None:
+        try:
+            os.rename(partial, place)  # noqa: PTH104 - raises for a directory that is not empty, and says which
+        except OSError:
+            if not place.is_dir():
+                raise
+            raise FileExistsError(str(place)) from None
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False)
+        return self._session
+
+    def _retain(self) -> None:
+        held = {pin.place for pins in (self._in_use, self._fetched) for pin in pins.values()}
+        places: list[tuple[int, Version, Path]] = []
+        for path in self._root.iterdir() if self._root.is_dir() else ():
+            version = Version.parse(path.name.rpartition("-")[0])
+            with contextlib.suppress(OSError):  # Another worker may remove it.
+                if version is not None:
+                    # When it was asked for counts first: an earlier run of this name may have left higher versions.
+                    places.append((path.stat().st_mtime_ns, version, path))
+        places.sort(reverse=True)
+        for *_, path in places[self._keep :]:
+            if path not in held:
+                remove_unpinned(path, self._root / f".{path.name}-removed{_PARTIAL}{self._owner}")
+
+
+def _exchange(pins: dict[str, Pin], engine_id: str, pin: Pin | None) -> None:
+    """Put a pin in the place of the engine's former one."""
+    former = pins.pop(engine_id, None)
+    if pin is not None:
+        pins[engine_id] = pin
+    if former is not None:
+        former.release()
