@@ -251,6 +251,10 @@ metrics-reference: install ## rewrite docs/metrics.md from the metrics that the 
 .PHONY: lint ruff type imports rooms lua-lint proto-lint prose format
 lint: ruff type imports rooms lua-lint proto-lint prose ## every static check
 
+.PHONY: lines
+lines: ## lines of the product by area, for docs/architecture.md
+	@python3 scripts/lines.py
+
 ruff: $(TOOLS)
 	@echo "lint: ruff, rules"
 	@$(BIN)/ruff check
