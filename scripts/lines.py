@@ -1,4 +1,4 @@
-"""Prints how many lines each area of the product has: written by hand, without tests, docs, generated code and results."""
+"""Prints how many lines each area of the product has: by hand, without tests, docs, generated code and results."""
 
 import subprocess
 from pathlib import Path
