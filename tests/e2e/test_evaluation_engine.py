@@ -71,6 +71,8 @@ def test_evaluations_are_wholly_of_their_version_while_newer_ones_are_published(
             for batch in itertools.islice(session, 2):
                 session.publish(weights(batch.step + 1), wait_for=1, timeout_s=60)
             for _ in range(3):
+                # A slow engine may skip a version, and its evaluation would wait for another worker.
+                session.wait_for_engines(1, timeout_s=60)
                 version = session.version
                 evaluation = session.evaluate(EVALUATED)
                 session.publish(weights(version + 1))
