@@ -35,11 +35,12 @@ def weights(version: int) -> Callable[[Path], object]:
     return lambda directory: write_constant_model(directory, FIRST + version)
 
 
-def check_tokens(batch: Batch) -> None:
+def check_tokens(batch: Batch, *, labelled_late: int = 0) -> None:
     for sample in batch.samples:
         assert sample.tokens - sample.prompt_len == RESPONSE_TOKENS
         for span in sample.spans:
-            assert set(sample.token_ids[span.start : span.end].tolist()) == {FIRST + span.version.version}
+            made_by = {token - FIRST for token in sample.token_ids[span.start : span.end].tolist()}
+            assert made_by <= {span.version.version + late for late in range(labelled_late + 1)}
         # A model that is sure of its token gives it a probability of nearly 1.
         np.testing.assert_allclose(sample.logprobs, 0.0, atol=0.05)
 
@@ -91,7 +92,8 @@ def test_real_engine_reloads_in_flight_and_is_started_again_when_it_is_killed(tm
 
         os.kill(server_pid(worker), signal.SIGKILL)
         for batch in itertools.islice(session, 6):
-            check_tokens(batch)
+            # Tokens of a killed server may be said to be one version older than they are (docs/engines.md).
+            check_tokens(batch, labelled_late=1)
         # The new server starts with the base model: nothing of it may be left in what it generates now.
         assert min(group.tail_version for group in batch.groups) >= 8
         assert worker.stop() == 0
