@@ -49,7 +49,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self._process.returncode
 
     def terminate(self) -> None:
@@ -105,5 +105,5 @@ async def _served(child: Child, state: Path) -> str:
 
 
 def _address(state: Path) -> str | None:
-    """What a service has written once it serves."""
+    """Address that a service writes to its state file once it serves; None before."""
     return str(json.loads(state.read_text())["address"]) if state.exists() else None

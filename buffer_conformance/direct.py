@@ -47,7 +47,7 @@ class Direct:
         trying_s: float = TRYING_S,
         **fields: Any,  # noqa: ANN401 - fields of the request
     ) -> Any:  # noqa: ANN401 - the reply
-        """One unary call, repeated while `retry_on` holds. Raises RolloutBufferError."""
+        """Make a unary call, repeated while `retry_on` holds, and return the reply. Raises RolloutBufferError."""
         known = METHODS[method]
         rpc = self._channel.unary_unary(
             known.path,
@@ -69,7 +69,7 @@ class Direct:
         return reply
 
     async def stream(self, method: str, *, timeout_s: float = ATTEMPT_S, **fields: Any) -> list[Any]:  # noqa: ANN401
-        """All replies to one request. Raises RolloutBufferError."""
+        """Return all replies to one request. Raises RolloutBufferError."""
         known = METHODS[method]
         rpc = self._channel.unary_stream(
             known.path,

@@ -1,5 +1,6 @@
-"""What the proxy does to calls besides passing them on: lose a reply, break a call before its request goes on, hold
-requests back. Each fault is armed for some methods, and strikes a number of times.
+"""Faults of the proxy: lose a reply, break a call before its request goes on, hold requests back.
+
+Each fault is armed for some methods, and strikes a number of times.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ class Broken(Exception):
 
 @dataclass(slots=True)
 class Fault:
-    """One armed fault; `fired` is set once it has struck for the first time."""
+    """An armed fault; `fired` is set once it has struck for the first time."""
 
     methods: frozenset[str]
     what: str
@@ -48,7 +49,7 @@ def always(_: object) -> bool:
 
 
 class Faults:
-    """All faults that are armed."""
+    """The armed faults of the proxy."""
 
     def __init__(self) -> None:
         self._replies: list[Fault] = []

@@ -1,4 +1,4 @@
-"""Every RPC of the contract by its short name, with its path and messages, taken from the descriptors."""
+"""RPCs of the contract by their short names, with paths and message classes, taken from the descriptors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rollout_buffer.v1 import batches_pb2, evaluations_pb2, groups_pb2, inspect_
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC."""
+    """An RPC of the contract: its name, path and message classes."""
 
     name: str
     path: str
@@ -38,6 +38,6 @@ METHODS: Mapping[str, Method] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for name, method in _methods(service).items()
 }
-"""By short name; those are unique over the services of the contract."""
+"""RPCs by short name; short names are unique over the services of the contract."""
 
 BY_PATH: Mapping[str, Method] = {method.path: method for method in METHODS.values()}

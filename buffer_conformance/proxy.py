@@ -24,7 +24,7 @@ from rollout_buffer.v1 import common_pb2
 _NOT_CARRIED = ("grpc-", ":", "user-agent", "te", "content-type", "authorization")
 _FIRST_REQUEST_S = 1.0
 _WRITE_S = 5.0
-"""For a reply that is being written when its call is to end: gRPC takes no status while a message is on its way."""
+"""Longest wait for a reply that is being written when its call is to end: gRPC takes no status meanwhile."""
 AWAY = "the service was away"
 
 

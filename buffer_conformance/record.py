@@ -1,4 +1,4 @@
-"""What passed between the candidate and the service: every call, message, error and time, and what the kit did.
+"""Record of every call, message, error and time between the candidate and the service, and of what the kit did.
 
 Invariants: entries are appended in the order in which the proxy saw them; a reply counts as delivered when the proxy
 passed it on, a request as arrived when the proxy read it. Times are seconds since the record began.
@@ -22,7 +22,7 @@ UNANSWERED = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOW
 
 @dataclass(slots=True)
 class Entry:
-    """One message. `message` is None where the bytes are not what the contract says."""
+    """A message of a call. `message` is None where the bytes do not parse as the contract's message."""
 
     at_s: float
     raw: bytes
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Exchange:
-    """One RPC of the candidate."""
+    """An RPC of the candidate, with its messages and its end."""
 
     number: int
     method: str
@@ -44,7 +44,7 @@ class Exchange:
     status: str = OPEN
     error: common_pb2.ErrorDetail | None = None
     fault: str = ""
-    """What the kit did to it, in words."""
+    """Fault that the kit applied to the call, in words; empty for none."""
 
     @property
     def request(self) -> Any:  # noqa: ANN401 - a message of its method
@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def replied_s(self) -> float:
-        """When the first reply was passed on; infinity for never."""
+        """Time at which the first reply was passed on; infinity for never."""
         return next((entry.at_s for entry in self.replies if entry.delivered), float("inf"))
 
     @property
@@ -94,7 +94,7 @@ class Record:
 
     @property
     def ended_s(self) -> float:
-        """When the last thing happened."""
+        """Time of the last mark or of the last call's beginning; 0 for an empty record."""
         return max([mark.at_s for mark in self.marks] + [exchange.began_s for exchange in self.exchanges], default=0.0)
 
     def open(self, path: str) -> Exchange:

@@ -17,7 +17,7 @@ def has_failed(verdicts: Sequence[Verdict]) -> bool:
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """One line a rule, and below a broken one what broke it."""
+    """Report of a line for each rule, with the violations below a broken one."""
     lines = []
     for verdict in verdicts:
         times = f"{verdict.exercised}×" if verdict.exercised else ""

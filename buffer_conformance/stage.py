@@ -1,4 +1,4 @@
-"""What both suites stand on: the candidate as a command, the proxy before it, the record, and waits with deadlines."""
+"""Surroundings of both suites: the candidate's command, the proxy before it, the record, and waits with deadlines."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """How a suite runs."""
+    """Options of a suite: the candidate's command, its folder, the service, and the waits."""
 
     command: Sequence[str]
     """The candidate; {address} and {run} in it are filled in, and stand in RB_ADDRESS and RB_RUN."""
     folder: Path
-    """For the candidate's output."""
+    """Folder for the candidate's output."""
     service: str | None = None
     """host:port; None: a service of the kit's own."""
     patience_s: float = 60.0
@@ -44,7 +44,7 @@ class SuiteOptions:
 
 
 class Stage:
-    """One suite's surroundings."""
+    """Surroundings of one suite: its proxy, its record, and the candidate's process."""
 
     def __init__(self, options: SuiteOptions, proxy: Proxy, run_id: str) -> None:
         self.options = options
@@ -101,7 +101,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def scenario(self, name: str) -> AsyncIterator[bool]:
-        """One scenario; gives False when it is not to be run. That it got stuck is noted, and is the end of it."""
+        """Run a scenario; gives False when it is not to be run. A stuck scenario ends, and the record notes it."""
         wanted = not self.options.only or name in self.options.only
         if wanted:
             self.record.mark("scenario", name=name)

@@ -1,4 +1,4 @@
-"""Both suites by name: their scenarios, and the rules that judge the record."""
+"""Suites for workers and for trainers, by name: their scenarios, and the rules that judge the record."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from buffer_conformance.stage import SuiteOptions
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """How a kind of candidate is run, and what is asked of it."""
+    """A suite for one kind of candidate: its scenarios, and the rules that judge the record."""
 
     run: Callable[[SuiteOptions], Coroutine[Any, Any, Record]]
     rules: Sequence[Rule]
@@ -27,4 +27,4 @@ SUITES: Mapping[str, Suite] = {
     "worker": Suite(run_worker_suite, WORKER_RULES, tuple(WORKER_SCENARIOS)),
     "trainer": Suite(run_trainer_suite, TRAINER_RULES, tuple(TRAINER_SCENARIOS)),
 }
-"""By kind of candidate."""
+"""Suites by kind of candidate."""

@@ -1,4 +1,4 @@
-"""What both ends of the wire share: errors, payload layout, message codec, connections, access, estimates and limits.
+"""Parts shared by both ends of the wire: errors, payload layout, codec, connections, access, estimates and limits.
 
 Needs grpcio, protobuf and numpy only, and knows neither the service, nor the workers, nor the trainer client.
 """

@@ -1,4 +1,4 @@
-"""How a client gets in: its token, and TLS. Knows no gRPC; `buffer_wire.connect` makes channels of it.
+"""Access of a client: its token, and TLS. Knows no gRPC; `buffer_wire.connect` makes channels of it.
 
 Invariants: a token is never shown and never travels in plain text to another machine, unless `insecure` says so; a
 token from a file is read again when the file changes, so it can be replaced while a trainer runs.
@@ -18,7 +18,7 @@ LOOK_S = 1.0
 """Shortest time between two looks at a token file."""
 
 SYSTEM = "system"
-"""As `tls_ca`: the certificate authorities that gRPC trusts by itself."""
+"""Value of `tls_ca` that means the certificate authorities that gRPC trusts by itself."""
 
 _VARIABLES = {
     "token": "RB_TOKEN",
@@ -35,12 +35,14 @@ ENVIRONMENT = frozenset(_VARIABLES.values())
 
 
 _TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|xds|vsock):\S+|(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):\d{1,5}")
-"""What gRPC connects to: a target with one of its schemes, or host:port. It takes a name alone for port 443 of it."""
+"""Addresses that gRPC connects to: host:port, or a target with a scheme. gRPC reads a bare name as port 443."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What is unset is taken from the environment: RB_TOKEN or RB_TOKEN_FILE, RB_TLS_CA, RB_TLS_CLIENT_CERT,
+    """Access of a client to a service: its token, and TLS.
+
+    Fields that are unset are taken from the environment: RB_TOKEN or RB_TOKEN_FILE, RB_TLS_CA, RB_TLS_CLIENT_CERT,
     RB_TLS_CLIENT_KEY, RB_TLS_SERVER_NAME, RB_INSECURE.
     """
 
@@ -60,7 +62,7 @@ class Access:
     """Send the token in plain text to other machines too."""
 
     def effective(self) -> Self:
-        """With the environment where nothing is set. Raises InvalidField for what contradicts itself."""
+        """Fill unset fields from the environment. Raises InvalidField for fields that contradict each other."""
         found: dict[str, object] = {}
         given_token = self.token or self.token_file
         for name, variable in _VARIABLES.items():

@@ -7,13 +7,13 @@ message waits 13 ms behind 4 x 8 MB on a shared channel.
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 
 MAX_METADATA_BYTES = 16 << 10
-"""Of the header fields of one request, names and values."""
+"""Largest size in bytes of the header fields of one request, names and values."""
 
 MAX_RPCS_PER_CONNECTION = 4_096
-"""At once; more wait at the client."""
+"""Largest number of RPCs at once on a connection; more wait at the client."""
 
 HANDSHAKE_TIMEOUT_MS = 20_000
-"""For TLS and the first frames of a connection."""
+"""Longest time for TLS and the first frames of a connection, in milliseconds."""
 
 KEEPALIVE_S = 20.0
 """Silence of a peer after which it is pinged; one that does not answer within half of it again is dead."""

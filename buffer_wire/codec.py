@@ -126,7 +126,7 @@ _HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | _LEN, 2 << 3 | _LEN
 
 
 _MAX_LENGTH_END = 1 + _LENGTH_BYTES
-"""Where the first length of a group ends at the latest."""
+"""Largest offset at which the first length of a group can end, in bytes."""
 
 
 def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
@@ -207,7 +207,7 @@ def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[list[Buffe
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One group of a pull stream: `body` is its serialized Group."""
+    """A group of a pull stream: `body` is its serialized Group."""
 
     body: Buffer
     sequence: int

@@ -12,10 +12,10 @@ from buffer_wire.renewed import RenewedChannel
 from buffer_wire.tls_files import TlsFiles, TlsMaterial
 
 HANDSHAKE_MS = 5_000
-"""How long a connection over TLS may take to be up: some round trips, and work on both sides."""
+"""Longest time to set up a connection over TLS, in milliseconds: some round trips, and work on both sides."""
 
 _HANDSHAKE_OPTION = "grpc.min_reconnect_backoff_ms"
-"""What gRPC calls that; a failed attempt is still repeated as soon as the other options say."""
+"""Name of gRPC's option for that limit; a failed attempt is still repeated as soon as the other options say."""
 
 
 class Connector:

@@ -16,7 +16,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantities:
-    """What a run's staleness depends on, over the window; symbols as in docs/staleness.md."""
+    """Quantities that determine a run's staleness, over the window; symbols as in docs/staleness.md."""
 
     engines: int = 0
     """Ready or loading, and heard of."""
@@ -53,11 +53,11 @@ class Quantities:
     queue_cap: str = "max_queued_groups"
     """The cap that allows the fewest groups, by the mean size of those that were accepted."""
     train_period_s: float | None = None
-    """From batch to batch."""
+    """Mean time from batch to batch."""
     publish_period_s: float | None = None
-    """From publish to publish."""
+    """Mean time from publish to publish."""
     group_generation_s: float | None = None
-    """From lease to acceptance, waits for environments, rewards and room in the queue included."""
+    """Mean time from lease to acceptance, waits for environments, rewards and room in the queue included."""
     expected_generation_s: float | None = None
     """M·L̄/v: decoding the longest response."""
     decoded_tokens_per_s: float | None = None
@@ -71,18 +71,18 @@ class Predicted:
     """Mean staleness by the closed form, in versions."""
 
     form: str = ""
-    """Which one, in words."""
+    """Name of the closed form, in words."""
     pre_queue: float | None = None
     in_queue: float | None = None
     staleness: float | None = None
     period_ratio: float | None = None
     """Train period over the ideal one; under admission a lower bound."""
     rough: bool = False
-    """Only the simulator predicts here."""
+    """True where no closed form is exact and only the simulator predicts."""
     tolerance: float | None = None
-    """How far the measured mean may be off without a reason to look for one."""
+    """Largest difference between predicted and measured mean that needs no explanation."""
     notes: tuple[str, ...] = ()
-    """What of the policy the form leaves out."""
+    """Parts of the policy that the closed form leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +105,17 @@ class Measured:
     pre_queue: float | None = None
     in_queue: float | None = None
     staleness: float | None = None
-    """By the head."""
+    """Mean staleness, by the head version."""
     tokens: float | None = None
     """Mean over response tokens."""
     worst: int | None = None
-    """By the head, of the whole run."""
+    """Largest staleness of the whole run, by the head version."""
     environments: tuple[EnvironmentStaleness, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One mean of what was trained beside the same of what was sampled."""
+    """A mean over the trained samples beside the mean over all sampled ones."""
 
     name: str
     sampled: float
@@ -142,7 +142,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the numbers say, in words."""
+    """Conclusions from the numbers, in words."""
 
     bound: str = ""
     """`rollout`, `train`, `balanced`, or empty while it is not known."""
@@ -153,7 +153,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One lever, and what the closed form says that it does; best first."""
+    """A lever, and its effect by the closed form; the best comes first."""
 
     lever: str
     """`split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
@@ -161,17 +161,17 @@ class Advice:
     staleness: float
     """Predicted after it, in versions."""
     change: float
-    """Of the predicted staleness, in versions; below 0 is fresher."""
+    """Predicted change of staleness, in versions; below 0 is fresher."""
     throughput: float | None = None
     """Predicted change of trained tokens/s, as a share; None where the closed form cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What is known of a run's staleness."""
+    """Estimate of a run's staleness: measured, predicted, and what to do about it."""
 
     publishes: int
-    """In the window, after the first."""
+    """Publishes in the window, after the first."""
     window_s: float
     quantities: Quantities
     unknown: tuple[Unknown, ...]

@@ -75,7 +75,7 @@ class ColumnSpec:
     row_bytes: int
     """Bytes of one row: items times item size."""
     ragged_rows: tuple[int, ...]
-    """For AXIS_RAGGED: rows of each sample."""
+    """Rows of each sample, for AXIS_RAGGED."""
 
     def rows(self, tokens: int, samples: int) -> int:
         """Rows of the column in a group of this many tokens and samples."""
@@ -86,7 +86,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlace:
-    """Where a column lies in the payload: bytes [start, stop), `shape` = (rows, *item_shape)."""
+    """Place of a column in the payload: bytes [start, stop), `shape` = (rows, *item_shape)."""
 
     spec: ColumnSpec
     start: int
@@ -126,7 +126,7 @@ def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
 
 
 def places(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnPlace]:
-    """Where each column lies in a group of this many tokens and samples, in order."""
+    """Places of the columns in a group of this many tokens and samples, in order."""
     offset = 0
     for spec in specs:
         rows = spec.rows(tokens, samples)

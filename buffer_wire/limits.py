@@ -21,19 +21,19 @@ MAX_PLAN_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
 MAX_ERROR_CHARS = 2_048
 MAX_INTEGER = (1 << 53) - 1
-"""Of every integer of a request whose field says nothing else: a double holds it exactly."""
+"""Largest integer of a request whose field sets no other limit: a double holds it exactly."""
 MAX_COUNTER = (1 << 48) - 1
-"""Of tokens or milliseconds that a worker or trainer counts from its beginning; the store adds them up in doubles."""
+"""Largest count of tokens or milliseconds from a worker or trainer; the store adds counts up in doubles."""
 MAX_VERSION = (1 << 43) - 1
-"""Of weights: a thousand times it is still an exact integer in a double, which the store computes with."""
+"""Largest weight version: 1,000 times it is still an exact integer in a double, which the store computes with."""
 MAX_SEED = MAX_INTEGER
-"""Of sampling. The sum with a sample's index still fits everywhere where numbers are doubles or signed."""
+"""Largest sampling seed. Its sum with a sample's index still fits where numbers are doubles or signed."""
 
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COLUMN_NAME = re.compile(r"[a-z0-9_]{1,64}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What no name, id, path or address holds: they become keys, labels, lines of logs, headers and names of files."""
+"""Control characters, refused in names, ids, paths and addresses: these become keys, labels, headers and file names."""
 
 
 def is_file_name(name: str) -> bool:

@@ -1,12 +1,12 @@
-"""A channel over which nothing has to be made anew: calls carry today's token, connections show today's certificate.
+"""Channel that lasts: each call carries today's token, each new connection shows today's certificate.
 
 gRPC reads a client's certificate once, when a channel is made. So there is a channel behind this one, and another one
-as soon as the certificate has changed. Invariants: a call ends on the channel that it began on; a channel that was
-replaced is closed by the first call that begins after all of its own have ended, so no call is lost by a replacement;
-nothing is kept of a call that has ended.
+as soon as the certificate has changed. Invariants: a call ends on the channel that it began on. A replaced channel is
+closed by the first call that begins after all of its own have ended, so no call is lost by a replacement. Nothing is
+kept of a call that has ended.
 
-The token is added to the metadata of every call here, and not by gRPC's call credentials, which exist on TLS
-connections alone, nor by its interceptors, which put queues between a stream and its caller.
+The token is added to the metadata of every call here. gRPC's call credentials exist on TLS connections alone, and its
+interceptors put queues between a stream and its caller.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class _Line:
 
 
 class RenewedChannel:
-    """What callers of gRPC see: its four ways to call, and `close`."""
+    """A channel as callers of gRPC see it: its four ways to call, and `close`."""
 
     def __init__(self, make: Make, tokens: TokenSource, files: TlsFiles | None) -> None:
         self._make = make
@@ -48,7 +48,7 @@ class RenewedChannel:
         material = files.current if files is not None else None
         self._line = _Line(make(material), material)
         self._replaced: set[_Line] = set()
-        """Those that calls were still on when a call began last."""
+        """Replaced channels that still had calls when a call began last."""
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 

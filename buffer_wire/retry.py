@@ -1,6 +1,6 @@
-"""RPCs repeated until they succeed: which errors are worth it, how long to wait in between, and when to give up.
+"""RPCs repeated until they succeed: which errors are repeated, how long to wait in between, and when to give up.
 
-Every request of the contract may be repeated as it is (identities make repeats harmless), so a lost reply, a restarting
+Every request of the contract may be repeated as it is (identities make repeats harmless). So a lost reply, a restarting
 service and a full queue are met the same way. The last error is raised as it came, with a note on the attempts.
 
     await retry_async(lambda: stub.Commit(request, timeout=5), deadline_s=60, waiting_on="the service at host:port")
@@ -28,7 +28,7 @@ Mend = Callable[[RolloutBufferError], bool]
 
 
 def _no_pause(_: RolloutBufferError) -> None:
-    """No answer is waited for by the service."""
+    """Default of `Backoff.pause`: treats every answer as one for which the service has not waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ DEFAULT_BACKOFF = Backoff()
 
 
 class Tokens(Protocol):
-    """Where a caller's token comes from."""
+    """Source of a caller's token."""
 
     @property
     def current(self) -> str:

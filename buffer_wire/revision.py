@@ -27,4 +27,4 @@ class Revision(int):
 
 
 NO_REVISION = Revision()
-"""Of a caller who has seen none."""
+"""Revision of a caller who has seen none."""

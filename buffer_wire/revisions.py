@@ -12,7 +12,10 @@ from rollout_buffer.v1 import common_pb2
 
 
 class Revisions:
-    """One for each process and service; pass every reply's revision to `note`, and every error to `met`."""
+    """Revisions that a process has seen from one service, by run.
+
+    Pass the revision of every reply to `note`, and every error to `met`.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()

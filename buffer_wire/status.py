@@ -15,7 +15,7 @@ DETAIL_KEY = "rollout-buffer-error-bin"
 
 
 class ServiceUnreachable(RolloutBufferError):
-    """No answer of the service itself: connection refused, reset, or the RPC's own deadline. Attributes: status."""
+    """The service itself gave no answer: connection refused, reset, or the RPC's own deadline. Attributes: status."""
 
     reason = "service_unreachable"
     code = "UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""Why a stream of grpc.aio that is written to has ended: what the server said, not what a failed write says over it.
+"""End of a written grpc.aio stream: the server's status, not the one that a failed write puts over it.
 
 In grpcio, 1.85 included, a write that fails because the stream has just ended puts "INTERNAL: Internal error from
 Core" over the status that the server gave (grpc/grpc#36066); under steady writes nine ends in ten. The server's status
@@ -49,7 +49,7 @@ class StreamEnd:
 
 
 def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that has nothing to wait for."""
+    """Return the result of a coroutine that has nothing to wait for."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -44,7 +44,7 @@ class TlsFiles:
 
     @property
     def current(self) -> TlsMaterial:
-        """What is in force: the same object until the files have changed. They are looked at once a second."""
+        """Material in force: the same object until the files have changed. The files are looked at once a second."""
         now = self._clock()
         if now - self._looked >= LOOK_S:
             self._looked = now

@@ -20,7 +20,7 @@ _MAYBE_UNFINISHED = _FINISHED | {pb.FINISH_REASON_ABORTED}
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """What a checked header says of the group as a whole. Versions are (epoch, version)."""
+    """Summary of a group by its checked header. Versions are (epoch, version)."""
 
     tokens: int
     loss_tokens: int

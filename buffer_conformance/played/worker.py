@@ -15,7 +15,7 @@ _TRYING_S = 600.0
 
 
 class KitWorker:
-    """One worker with one engine that loads whatever is published at once; `run` it as a task."""
+    """A worker played by the kit: its one engine loads every published version at once; `run` it as a task."""
 
     def __init__(self, direct: Direct, name: str) -> None:
         self._direct = direct

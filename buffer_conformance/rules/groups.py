@@ -1,4 +1,4 @@
-"""What the protocol asks of the groups that a worker pushes, and of the continuations that it hands back."""
+"""Rules over the groups that a worker pushes, and over the continuations that it hands back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _SETTLING_S = 2.0
 
 
 def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldLease | None]]:
-    """Each distinct group and continuation: where it was, itself, whether it is a continuation, its lease."""
+    """Distinct groups and continuations, as (call that carried it, group, whether it is a continuation, its lease)."""
     held = leases(record)
     seen: set[bytes] = set()
     for push in pushes(record):

@@ -13,7 +13,7 @@ from buffer_conformance.record import Record
 
 @dataclass(slots=True)
 class Finding:
-    """What a rule found. `exercised` counts what it judged."""
+    """Result of a rule's check: its violations; `exercised` counts the cases that it judged."""
 
     exercised: int = 0
     violations: list[str] = field(default_factory=list)
@@ -27,17 +27,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the protocol."""
+    """A rule of the protocol: a sentence, its reference, and a check of the record."""
 
     id: str
     sentence: str
     reference: str
-    """Where it comes from: a heading of docs/protocol.md, or a message of the proto files."""
+    """Origin of the rule: a heading of docs/protocol.md, or a message of the proto files."""
     check: Callable[[Record], Finding]
 
 
 class Outcome(enum.StrEnum):
-    """What became of a rule."""
+    """Outcome of a rule: passed, failed, or not exercised."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def judged(rules: Sequence[Rule], record: Record) -> list[Verdict]:
-    """Every rule's verdict, in order."""
+    """Verdicts of the rules, in the rules' order."""
     verdicts = []
     for rule in rules:
         finding = rule.check(record)

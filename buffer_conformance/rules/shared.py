@@ -59,7 +59,7 @@ def _is_binding(exchange: Exchange, entry: Entry) -> bool:
 
 
 def well_formed(record: Record) -> Finding:
-    """No request is refused for its form."""
+    """Rule: no request is refused for its form."""
     finding = Finding()
     for exchange in record.exchanges:
         error = exchange.error
@@ -71,7 +71,7 @@ def well_formed(record: Record) -> Finding:
 
 
 def goes_on(record: Record) -> Finding:
-    """Every scenario came to its end in time."""
+    """Rule: every scenario came to its end in time."""
     finding = Finding()
     stuck = {mark.data["name"]: mark.data["why"] for mark in record.marked("stuck")}
     for mark in record.marked("scenario"):
@@ -126,7 +126,7 @@ def _restarted(record: Record, before: Exchange, after: Exchange) -> bool:
 
 
 def paced(streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:
-    """After calls that brought nothing, no more than MOST_IN_A_SECOND follow within a second."""
+    """Rule of pace: after calls that brought nothing, no more than MOST_IN_A_SECOND follow within a second."""
     finding = Finding()
     for calls in streams:
         after = [b for a, b in pairwise(calls) if fruitless(a)]

@@ -1,4 +1,4 @@
-"""What the protocol asks of a trainer: taking over, feeding, pulling, committing, publishing, and giving way."""
+"""Rules for a trainer: taking over, feeding, pulling, committing, publishing, and giving way."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _PULL_MAY_DIFFER = ("train_version", "wait_ms")
 
 @dataclass(slots=True)
 class Epoch:
-    """What one epoch's resume replied, and the calls that name the epoch, in order of arrival."""
+    """An epoch: the resume that began it, and the calls that name it, in order of arrival."""
 
     number: int
     resumed: Exchange | None
@@ -32,12 +32,12 @@ class Epoch:
 
     @property
     def start(self) -> Any:  # noqa: ANN401 - a ResumeResponse
-        """What the resume replied."""
+        """Reply to the resume that began the epoch; None where none is known."""
         return self.resumed.reply if self.resumed is not None else None
 
 
 def epochs(record: Record) -> list[Epoch]:
-    """Every epoch that the candidate was given, or named."""
+    """Epochs that the candidate was given, or named in a call."""
     found: dict[int, Epoch] = {}
     for call in record.of("Resume", *_OF_AN_EPOCH):
         if call.method == "Resume":
@@ -307,4 +307,4 @@ TRAINER_RULES = (
     Rule("T12", "Training goes on after every fault.", "What is promised", goes_on),
     Rule("T13", "Calls that fail are not repeated in a hurry.", "Errors", trainer_pace),
 )
-"""Every rule for trainers; docs/conformance.md lists them."""
+"""Rules for trainers; docs/conformance.md lists them."""

@@ -23,7 +23,7 @@ PUSHES = ("PushGroups", "PushGroup")
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One group on its way, once."""
+    """A group that was sent once in a push, with its answer."""
 
     at_s: float
     exchange: Exchange
@@ -31,7 +31,7 @@ class Push:
     """The serialized Group."""
     group: groups_pb2.Group
     ack: groups_pb2.PushAck | None
-    """None where no answer reached the candidate."""
+    """Answer to the push; None where none reached the candidate."""
     acked_s: float
 
     @property
@@ -49,7 +49,7 @@ class Push:
 
 
 def pushes(record: Record) -> Iterator[Push]:
-    """Every group that was pushed, in order within each call."""
+    """Pushes of groups, in order within each call."""
     for exchange in record.of(*PUSHES):
         single = exchange.method == "PushGroup"
         acks = {} if single else {e.message.sequence: e for e in exchange.replies if e.message and e.delivered}
@@ -76,9 +76,9 @@ class HeldLease:
     asked: Exchange
     granted_s: float
     renewed: list[float] = field(default_factory=list)
-    """When heartbeats for it arrived that were answered LIVE, or not at all."""
+    """Arrival times of heartbeats for this lease that were answered LIVE, or not at all."""
     ends: list[tuple[float, float, str, Exchange]] = field(default_factory=list)
-    """What ended it: asked at, answered at, how ("pushed", "returned", "lost"), in which call."""
+    """Ends of the lease: asked at, answered at, how ("pushed", "returned", "lost"), in which call."""
 
     @property
     def worker(self) -> tuple[str, str]:
@@ -93,17 +93,17 @@ class HeldLease:
 
     @property
     def ended_s(self) -> float:
-        """When the candidate learned of the first end; infinity for never."""
+        """Time at which the candidate learned of the first end; infinity for never."""
         return min((answered for _, answered, _, _ in self.ends), default=float("inf"))
 
     @property
     def lost_s(self) -> float:
-        """When the candidate learned that it is lost; infinity for never."""
+        """Time at which the candidate learned that the lease is lost; infinity for never."""
         return min((answered for _, answered, how, _ in self.ends if how == "lost"), default=float("inf"))
 
 
 def leases(record: Record) -> dict[str, HeldLease]:
-    """Every lease that reached the candidate, by id."""
+    """Leases that reached the candidate, by id."""
     held: dict[str, HeldLease] = {}
     for exchange in record.of("LeaseTasks"):
         for lease in exchange.reply.leases if exchange.reply is not None else ():
@@ -166,7 +166,7 @@ def disturbed(record: Record, since_s: float, until_s: float) -> bool:
 
 
 def process_ends(record: Record) -> list[float]:
-    """When the candidate was told to end, or ended, in order."""
+    """Times at which the candidate was told to end, or ended, in order."""
     return [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit", "taken_over", "end")]
 
 

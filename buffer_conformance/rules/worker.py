@@ -1,4 +1,4 @@
-"""What the protocol asks of a worker: its leases, its heartbeats, its identity, and its end."""
+"""Rules for a worker: its leases, its heartbeats, its identity, and its end."""
 
 from itertools import pairwise
 
@@ -238,4 +238,4 @@ _RULES = (
     Rule("W16", "Work goes on after every fault.", "What is promised", goes_on),
 )
 WORKER_RULES = tuple(sorted(_RULES, key=lambda rule: int(rule.id[1:])))
-"""Every rule for workers; docs/conformance.md lists them."""
+"""Rules for workers; docs/conformance.md lists them."""

@@ -49,14 +49,14 @@ async def run_trainer_suite(options: SuiteOptions) -> Record:
 
 
 class TrainerSuite:
-    """One candidate's way through the scenarios."""
+    """Scenarios that one candidate, a trainer, is taken through."""
 
     def __init__(self, stage: Stage, direct: Direct) -> None:
         self._stage = stage
         self._direct = direct
 
     async def run(self) -> None:
-        """All scenarios, one after the other."""
+        """Run all scenarios, one after the other."""
         for name, scenario in TRAINER_SCENARIOS.items():
             async with self._stage.scenario(name) as wanted:
                 if wanted:
@@ -68,7 +68,7 @@ class TrainerSuite:
     # ── scenarios ────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Its first resume is not answered."""
+        """Scenario: the candidate starts, and its first resume is not answered."""
         fault = self._stage.proxy.faults.lose_reply("Resume")
         await self._stage.start_candidate()
         await self._stage.until_fired(fault, "a resume")
@@ -105,7 +105,7 @@ class TrainerSuite:
         await self._stage.end_candidate(EXIT_WITHIN_S, terminate=False)
 
     async def started_again(self) -> None:
-        """It is started anew, and resumes the run."""
+        """Scenario: the candidate is started anew, and resumes the run."""
         await self._stage.start_candidate()
         await self.goes_on()
 
@@ -115,7 +115,7 @@ class TrainerSuite:
         return sum(exchange.reply is not None for exchange in self._stage.record.of("Publish"))
 
     async def goes_on(self) -> None:
-        """It trains."""
+        """Scenario: the candidate trains until it has published some more versions."""
         wanted = self._published() + _PUBLISHES
         await self._stage.until(lambda: self._published() >= wanted, f"{_PUBLISHES} more versions")
 
@@ -137,4 +137,4 @@ TRAINER_SCENARIOS: Mapping[str, Callable[[TrainerSuite], Awaitable[None]]] = {
     "taken over": TrainerSuite.taken_over,
     "started again": TrainerSuite.started_again,
 }
-"""By name, in the order in which they are run."""
+"""Scenarios by name, in the order in which they are run."""

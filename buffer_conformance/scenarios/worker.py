@@ -55,7 +55,7 @@ async def run_worker_suite(options: SuiteOptions) -> Record:
 
 
 class WorkerSuite:
-    """One candidate's way through the scenarios."""
+    """Scenarios that one candidate, a worker, is taken through."""
 
     def __init__(self, stage: Stage, direct: Direct, trainer: KitTrainer) -> None:
         self._stage = stage
@@ -64,7 +64,7 @@ class WorkerSuite:
         self._rival: tasks_pb2.Lease | None = None
 
     async def run(self) -> None:
-        """All scenarios, one after the other."""
+        """Run all scenarios, one after the other."""
         await self._keep_one_lease()
         beating = asyncio.create_task(self._keep_rival_alive())
         try:
@@ -230,4 +230,4 @@ WORKER_SCENARIOS: Mapping[str, Callable[[WorkerSuite], Awaitable[None]]] = {
     "lost lease": WorkerSuite.lost_lease,
     "termination": WorkerSuite.termination,
 }
-"""By name, in the order in which they are run."""
+"""Scenarios by name, in the order in which they are run."""

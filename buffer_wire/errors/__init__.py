@@ -129,5 +129,5 @@ def _walk(cls: type[RolloutBufferError]) -> Iterator[type[RolloutBufferError]]:
 
 
 def by_reason() -> dict[str, type[RolloutBufferError]]:
-    """Every error of the tree by its reason. A class without one of its own is its parent to everybody else."""
+    """Errors of the tree by reason. A class without a reason of its own travels as its parent."""
     return {cls.reason: cls for cls in _walk(RolloutBufferError) if "reason" in vars(cls)}

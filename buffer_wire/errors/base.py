@@ -1,4 +1,4 @@
-"""What every error of the tree is."""
+"""Base class of the errors: reason, gRPC code, attributes, and the way over the wire."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Self

@@ -31,7 +31,7 @@ class InvalidPolicy(InvalidRequest):
 
 
 class UnknownRun(InvalidRequest):
-    """No run of that id. Attributes: run_id."""
+    """No run has that id. Attributes: run_id."""
 
     reason = "unknown_run"
     code = "NOT_FOUND"

@@ -10,7 +10,7 @@ class StoreFault(RolloutBufferError):
 
     reason = "store_fault"
     of_one_run: ClassVar[bool] = True
-    """It may be about one run, and says nothing of the others."""
+    """True when the error may concern one run alone, and says nothing of the others."""
 
 
 class StoreUnavailable(StoreFault):
