@@ -16,9 +16,7 @@ from buffer_wire import limits
 from buffer_wire.access import Access, check_address
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.sglang.versions import release_of
-
-PAUSE_MODES = ("retract", "in_place", "abort")
-"""How an engine treats running requests while weights are loaded; see docs of the engine."""
+from rollout_workers.engine.types import PauseMode
 
 EVALUATIONS = ("also", "never", "only")
 """Whether a worker takes tasks of evaluations."""
@@ -255,7 +253,7 @@ class WorkerOptions:
         _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
         _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
-        _check("pause_mode", self.pause_mode, lambda m: m in PAUSE_MODES, f"one of {', '.join(PAUSE_MODES)}")
+        _check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
         _check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
         _check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
         _check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/architecture.md"
 
 
-def test_every_file_that_the_page_names_exists_once_by_that_name() -> None:
+def test_every_file_that_the_page_names_exists() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     named = set(re.findall(r"`([\w./]+\.(?:py|lua|proto))`", PAGE.read_text()))
     assert len(named) > 50
