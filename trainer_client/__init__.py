@@ -1,12 +1,12 @@
-"""The trainer's side of the rollout buffer: tasks in, batches out, weights published.
+"""Trainer's side of the rollout buffer: tasks in, batches out, weights published.
 
-Needs grpcio, protobuf and numpy. torch is used by `trainer_client.collate`, `dataset`, `objectives` and some
-publishers and integrations, and imported when they are.
+Needs grpcio, protobuf and numpy. `trainer_client.collate`, `dataset`, `objectives` and some publishers and integrations
+use torch, and import it when they are imported.
 
-Nothing but the errors is imported before it is used. The names below are looked up when they are first asked for
-(PEP 562). The client imports sessions, and what decodes groups and estimates, numpy with it, inside the methods that
-begin with them; annotations there are quoted. Such imports are calls under way (`trainer_client.forks`): a child that
-is born in the middle of one would wait for it for ever.
+Imports are lazy, except for the errors. The names below are looked up at their first use (PEP 562). The client imports
+sessions, the decoding of groups and estimates (and numpy with it) inside the methods that need them first. Annotations
+there are quoted. Such imports count as calls under way (`trainer_client.forks`), because a child that is forked in the
+middle of an import would wait for it for ever.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""A rank's shard of a step, or of one of its rounds, as numpy arrays that lie in the received messages.
+"""Shard that one rank gets of a step, or of one of its rounds, as numpy arrays over the received messages.
 
-Invariants: every array is a read-only view, nothing is copied, so a batch lives exactly as long as something
-still refers to one of its arrays; arrays may be unaligned, which numpy handles; a per-token array of a sample
-has its T = tokens of prompt and response as its first axis.
+Invariants: every array is a read-only view, nothing is copied. So a received message stays in memory exactly as long as
+something refers to one of its arrays. Arrays may be unaligned, which numpy handles. A per-token array of a sample has T
+= tokens of prompt and response as its first axis.
 """
 
 import json
@@ -27,8 +27,10 @@ _FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length", pb.
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Facts of a step. Totals are over all ranks and over the step's rounds so far: the step's own where `final` is
-    set, so that a token-mean loss over any sharding and any rounds equals the single-process one.
+    """Facts of a step: sizes, versions, staleness. Totals are sums over all ranks and over the step's rounds so far.
+
+    Where `final` is set, they are the step's own. A token-mean loss over any sharding and any rounds then equals the
+    single-process one.
     """
 
     step: int
@@ -38,26 +40,26 @@ class BatchInfo:
     total_tokens: int
     total_loss_tokens: int
     shard_groups: int
-    """Groups of this rank."""
+    """Groups of this rank's shard."""
     shard_tokens: int
     staleness_mean: float
     """Mean over the step's groups of train_version − head_version."""
     staleness_max: int
     replayed: bool
-    """True when this repeats an earlier assembly of the step."""
+    """True when this pull repeats an earlier assembly of the step."""
     queued_groups: int
     """Groups queued after the assembly."""
     waited_s: float
-    """How long this pull took, from its call to its last byte."""
+    """Duration of this pull, from its call to its last byte."""
     round: int = 0
-    """The round, from 0; the last one where several were gathered into a whole batch."""
+    """Number of the round, from 0; the last one where several were gathered into a whole batch."""
     final: bool = True
     """True for the step's last round, and for whole batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens [start, end) of a sample were produced under `version`."""
+    """Span: the tokens [start, end) of a sample, which were generated under `version`."""
 
     version: WeightVersion
     start: int
@@ -66,7 +68,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens [start, end) of a sample are one turn of `role`."""
+    """Turn of a conversation: the tokens [start, end) of a sample, written by `role`."""
 
     role: str
     start: int
@@ -75,36 +77,37 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One response: the prompt and everything after it."""
+    """Sample: one response with its prompt, as arrays over its T tokens."""
 
     token_ids: npt.NDArray[np.int32]
-    """[T] prompt and response."""
+    """Token ids of prompt and response, int32 [T]."""
     logprobs: npt.NDArray[np.float32]
-    """[T] of the policy that generated the token; 0 where the mask is 0. Entry t belongs to token t."""
+    """Log-probabilities under the policy that generated each token, float32 [T]; entry t belongs to token t. 0 where
+    the mask is 0."""
     loss_mask: npt.NDArray[np.uint8]
-    """[T] 1 where the token counts in the loss."""
+    """Loss mask, uint8 [T]: 1 where the token counts in the loss."""
     prompt_len: int
     loss_tokens: int
-    """Ones in loss_mask."""
+    """Number of ones in loss_mask."""
     reward: float
     finish_reason: str
-    """"stop" or "length"."""
+    """Reason for the sample's end: "stop" or "length"."""
     spans: tuple[VersionSpan, ...]
-    """Tile [prompt_len, T), in order."""
+    """Spans by weight version, in order; they tile [prompt_len, T)."""
     turns: tuple[Turn, ...]
     extras: Mapping[str, layout.Array]
-    """Further columns by name: [T, …] per token, […] per sample, [rows, …] ragged; bfloat16 comes as its bits in
+    """Further columns by name: [T, …] per token, […] per sample, [rows, …] ragged. bfloat16 comes as its bits in
     uint16."""
     tail_version: int = field(repr=False)
-    """The group's, to which versions of an abandoned timeline are cut."""
+    """Tail version of the sample's group, to which versions of an abandoned timeline are cut."""
 
     @property
     def tokens(self) -> int:
-        """T, the length of prompt and response."""
+        """Number of tokens T, prompt and response."""
         return len(self.token_ids)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickled, arrays are copied, which they have to be to reach another process."""
+        """Copy the arrays for pickling: another process cannot share the received message."""
         kept = {name: value for name, value in self.__dict__.items() if name != "versions"}
         return {**kept, "extras": dict(self.extras)}
 
@@ -113,10 +116,10 @@ class Sample:
 
     @cached_property
     def versions(self) -> npt.NDArray[np.int64]:
-        """[T] the weight version behind each token; −1 for the prompt.
+        """Weight version that generated each token, int64 [T]; −1 for the prompt.
 
-        A version of a timeline that a resume abandoned counts no more than what was published after it, and
-        no more than the group's tail.
+        A resume abandons a timeline. A version of an abandoned timeline counts no more than what was published after
+        it, and no more than the group's tail version.
         """
         out = np.empty(len(self.token_ids), np.int64)
         self.write_versions(out)
@@ -134,24 +137,26 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The samples of one task generation."""
+    """Group: the samples of one task, generated once."""
 
     header: pb.GroupHeader = field(repr=False)
-    """As the worker wrote it."""
+    """Header of the group, as the worker wrote it."""
     payload: memoryview = field(repr=False)
-    """The columns' bytes, inside the message that was received."""
+    """Payload: the bytes of the columns, inside the received message."""
     sequence: int
-    """Position of acceptance within the run."""
+    """Position of the group among those that the run accepted."""
     head_version: int
     """Smallest version of any sample's first token, in the present timeline."""
     tail_version: int
     """Largest version of any sample's last token, in the present timeline."""
     train_version: int
-    """The version whose weights train on it."""
+    """Weight version that trains on the group."""
 
     @classmethod
     def of(cls, delivered: Delivered, train_version: int) -> "Group":
-        """Take a delivered group apart. Raises MalformedMessage when the payload is not what the header says."""
+        """Split a delivered group into header and payload. Raises MalformedMessage when the payload's size contradicts
+        the header.
+        """
         head, payload = split_group(memoryview(delivered.body))
         header = pb.GroupHeader.FromString(bytes(head))
         expected = layout.payload_bytes(header)
@@ -160,7 +165,7 @@ class Group:
         return cls(header, payload, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickled, it is copied out of the message, and nothing parsed goes along."""
+        """Copy header and payload out of the message for pickling; what was parsed is left out."""
         kept = {name: self.__dict__[name] for name in self.__dataclass_fields__}
         return {**kept, "header": self.header.SerializeToString(), "payload": bytes(self.payload)}
 
@@ -170,47 +175,47 @@ class Group:
 
     @property
     def task_id(self) -> str:
-        """The task that it is the result of."""
+        """Id of the task that the group answers."""
         return self.header.task_id
 
     @property
     def generation(self) -> int:
-        """How often the task was started anew from nothing."""
+        """Generation of the task: the number of times that it was started anew from nothing."""
         return self.header.generation
 
     @property
     def environment(self) -> str:
-        """The task's environment."""
+        """Name of the task's environment."""
         return self.header.environment
 
     @property
     def worker_id(self) -> str:
-        """The worker that made it."""
+        """Id of the worker that pushed the group."""
         return self.header.worker_id
 
     @property
     def staleness(self) -> int:
-        """train_version − head_version, at least 0."""
+        """Staleness in versions: train_version − head_version, at least 0."""
         return max(0, self.train_version - self.head_version)
 
     @cached_property
     def metadata(self) -> Mapping[str, object]:
-        """The task's metadata, parsed at first use."""
+        """Metadata of the task, parsed from JSON at first use."""
         return MappingProxyType(json.loads(self.header.metadata_json) if self.header.metadata_json else {})
 
     @cached_property
     def columns(self) -> Mapping[str, layout.Array]:
-        """Every column by name, [rows, …] over all samples, one after another."""
+        """Columns by name, each [rows, …] over all samples of the group, one after another."""
         return MappingProxyType(layout.read_payload(self.header, self.payload))
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:
-        """[G] reward of each sample."""
+        """Reward of each sample, float32 [G]."""
         return np.array([sample.reward for sample in self.header.samples], np.float32)
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        """The G samples; their arrays are slices of `columns`."""
+        """Samples of the group, G of them; their arrays are slices of `columns`."""
         columns = self.columns
         ends = {
             column.name: list(accumulate(layout.column_rows(self.header, column), initial=0))
@@ -248,31 +253,31 @@ def _sample(sample: pb.Sample, arrays: dict[str, layout.Array], tail_version: in
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
-    """One rank's shard of a step, or of one round of it."""
+    """Batch, as one rank gets it: its shard of a step, or of one round of the step."""
 
     info: BatchInfo
     groups: Sequence[Group]
-    """In the step's order."""
+    """Groups of the shard, in the step's order."""
     received_bytes: int
-    """Bytes of the messages that the arrays lie in."""
+    """Size of the messages that the arrays lie in, in bytes."""
 
     @property
     def step(self) -> int:
-        """The step."""
+        """Number of the step, from 0."""
         return self.info.step
 
     @property
     def round(self) -> int:
-        """The round of the step, from 0."""
+        """Number of the round within the step, from 0."""
         return self.info.round
 
     @property
     def final(self) -> bool:
-        """True when nothing of the step comes after it: its totals are the step's."""
+        """True when no further round of the step comes: the totals are the step's own."""
         return self.info.final
 
     @property
     def samples(self) -> Iterator[Sample]:
-        """All samples of the shard, group after group."""
+        """Yield all samples of the shard, group after group."""
         for group in self.groups:
             yield from group.samples

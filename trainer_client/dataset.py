@@ -1,4 +1,4 @@
-"""A run as a torch dataset: one rank's steps, pulled in the process that iterates, such as a DataLoader's worker.
+"""Torch dataset over a run: one rank's steps, pulled in the process that iterates, such as a DataLoader's worker.
 
     with BufferClient(address) as client, client.session("math", tasks=tasks, publisher=publisher) as session:
         dataset = BufferDataset(address, "math", start=session.start, collate=partial(pack, multiple_of=64))
@@ -10,10 +10,10 @@
 The dataset only pulls. Feeding, publishing, commits and checkpoints stay with the session of the main process, which
 `follow` tells of each step that the training loop gets, and from which it learns where to begin.
 
-Invariants: an item is a step, in order, each once, and after a restart from the first one that the loop did not get;
-one worker of a loader pulls, the others have nothing to give; a pull states the version that will train on its step by
-the rule of `TrainClock`, from the service's own record of what is published and committed, so that it holds in any
-process; nobody goes back to a step in silence: an iteration begins where `seek` said, and every other is refused.
+Invariants: items are steps, in order, each once; after a restart they go on at the first one that the loop did not get.
+One worker of a loader pulls; the others give nothing. A pull states the version that will train on its step by the rule
+of `TrainClock`. That rule uses the service's own record of publishes and commits here, so it holds in any process. An
+iteration begins where `seek` said, and any other is refused: no step comes again unasked.
 
 Needs torch: pip install 'rollout-buffer[torch]'.
 """
@@ -50,34 +50,34 @@ logger = logging.getLogger("trainer_client")
 T = TypeVar("T")
 
 NOTICE_S = 0.2
-"""How soon a loader hears that the tasks are used up, or could not be fed."""
+"""Interval, in seconds, at which `follow` checks that the tasks are used up or could not be fed."""
 
 _POSITION, _ITERATION, _EXHAUSTED, _BEGINS = range(4)
-"""_BEGINS: the iteration that `seek` announced, which a worker may begin much later."""
+"""Indices of the shared words. _BEGINS holds the iteration that `seek` announced; a worker may begin it much later."""
 _TAKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One sample, and where it belongs."""
+    """Sample with its place in the run: its group, step and train_version."""
 
     sample: Sample
     group: Group
     group_index: int
-    """Which group of the shard, from 0."""
+    """Index of the sample's group in the shard, from 0."""
     step: int
     train_version: int
     final: bool
-    """True for the last one of this rank's shard of the step."""
+    """True for the last sample of this rank's shard of the step."""
 
 
 class ServiceClock(TrainClock):
-    """A TrainClock for a process that is not told of publishes: it asks the service.
+    """TrainClock for a process that is not told of publishes; it asks the service.
 
         train_version(s) = published version + ⌊(s − P) / batches_per_publish⌋
 
-    P, the steps in the published weights, are the committed ones, unless the trainer has committed steps that it has
-    not published yet: then the publishes since the start tell, by their number.
+    P is the number of steps in the published weights, which are the committed ones. If the trainer has committed steps
+    that it has not published yet, P follows from the number of publishes since the start.
     """
 
     def __init__(self, look: Callable[[], RunState], start: Resumed) -> None:
@@ -86,7 +86,7 @@ class ServiceClock(TrainClock):
         self._start = start
 
     def train_version(self, step: int) -> int:
-        """The version that will train on `step`."""
+        """Return the version that will train on `step`, from the run's present state."""
         run = self._look()
         per_publish = run.policy.batches_per_publish or 1
         version, committed = run.published.version, run.committed_steps
@@ -96,15 +96,15 @@ class ServiceClock(TrainClock):
 
 
 class BufferDataset(IterableDataset[T], Generic[T]):
-    """The steps of a run for one rank, each as `collate` gives it.
+    """Iterable dataset: the steps of a run for one rank, each as `collate` returns it.
 
     `start`: rank 0's `session.start`. `collate`: a function of a `Batch` that can be pickled where workers are spawned
-    (`collate`, `pack`, a `functools.partial` or a function of a module); None: the `Batch` itself. `samples`: one
+    (`collate`, `pack`, a `functools.partial` or a function of a module); None: the `Batch` itself. `samples`: give one
     `StepSample` after the other instead. `stop_step`: the first step that is not pulled any more; None: all there are.
     `batch_groups`, `pull_timeout_s`: as of a session. `options`: of the client.
 
-    Pickles to a spawned worker; holds no connection. Iterating raises what a session's iteration raises; from a
-    worker a DataLoader makes a RuntimeError of it that quotes the error.
+    Pickles to a spawned worker; holds no connection. Iterating raises what a session's iteration raises. A DataLoader
+    turns an error of its worker into a RuntimeError that quotes it.
     """
 
     def __init__(  # noqa: PLR0913 - what a rank says in one place
@@ -150,16 +150,16 @@ class BufferDataset(IterableDataset[T], Generic[T]):
         self._shared[_ITERATION] += 1
 
     def end(self) -> None:
-        """Say that no task will be submitted any more: an iteration ends when nothing is pending or being generated.
+        """Say that no more tasks will be submitted: an iteration ends when none is pending or being generated.
 
-        `follow` says so on rank 0; it has to be told to the other ranks.
+        `follow` calls it on rank 0; the other ranks have to be told by the trainer.
         """
         self._shared[_EXHAUSTED] = 1
 
     def __iter__(self) -> Iterator[T]:
-        """The steps from where `seek` said; nothing in a loader's workers beyond the first.
+        """Iterate over the steps from where `seek` said; gives nothing in a loader's workers beyond the first.
 
-        Raises InvalidField where nobody has said since the last iteration began.
+        Raises InvalidField where `seek` was not called since the last iteration began.
         """
         worker = get_worker_info()
         if worker is not None and worker.id > 0:
@@ -218,13 +218,15 @@ class BufferDataset(IterableDataset[T], Generic[T]):
 
 
 def follow(session: TrainerSession, loader: "DataLoader[T]") -> Iterator[T]:
-    """The loader's items from the session's next step on; each counts as handed to the training loop when it comes.
+    """Yield the loader's items from the session's next step on; each counts as handed to the training loop when it
+    comes.
 
-    `loader`: over a `BufferDataset` of whole steps, with batch_size=None, and any number of workers; again after an
-    error or an end, it goes on where the loop stands. Ends as the session's own iteration does.
+    `loader`: over a `BufferDataset` of whole steps, with batch_size=None and any number of workers. Called again after
+    an error or an end, it goes on where the loop stands. Ends as the session's own iteration does.
 
-    Raises InvalidField for another loader, and for one that pulls further ahead than the policy's prefetch_batches
-    where there is a max_staleness; what feeding raised; RuntimeError for a worker that was killed or raised.
+    Raises InvalidField for another loader. It does so too for one that pulls further ahead than the policy's
+    prefetch_batches where there is a max_staleness. Raises what feeding raised, and RuntimeError for a worker that was
+    killed or raised.
     """
     dataset = _dataset_of(loader)
     ahead = loader.num_workers * (loader.prefetch_factor or 0)
@@ -247,7 +249,7 @@ def follow(session: TrainerSession, loader: "DataLoader[T]") -> Iterator[T]:
 
 
 class _Stopped(Exception):
-    """The iteration was ended from outside."""
+    """Signal that the iteration was ended from outside, or that the worker's parent process died."""
 
 
 def _dataset_of(loader: "DataLoader[T]") -> BufferDataset[T]:
@@ -259,7 +261,7 @@ def _dataset_of(loader: "DataLoader[T]") -> BufferDataset[T]:
 
 @contextmanager
 def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[None]:
-    """Tell the dataset when the tasks are used up, and end it when they cannot be fed, while the loop waits for it."""
+    """Tell the dataset when the tasks are used up, and stop it when feeding failed, while the block runs."""
     over = threading.Event()
 
     def watch() -> None:
@@ -281,7 +283,7 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
 
 
 def _whole(puller: Puller, step: int) -> Batch | None:
-    """The step, its rounds gathered; None when there will be none."""
+    """Pull the whole step, its rounds gathered; None when no more comes."""
     rounds, place = Rounds(), Place(step)
     while (whole := rounds.whole()) is None:
         batch = puller.take(place)

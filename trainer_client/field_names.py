@@ -1,4 +1,4 @@
-"""Options and values whose misspelt names are answered with the nearest one that there is."""
+"""Misspelt names of options and fields: errors that name the nearest known one."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from buffer_wire.errors import InvalidField
 
 
 def check_names(owner: str, known: Iterable[str], given: Mapping[str, object]) -> None:
-    """Raise InvalidField for the first name that is not among `known`; it names the closest one of them."""
+    """Raise InvalidField for the first name that is not among `known`; the error names the closest one of them."""
     fields = list(known)
     for name, value in given.items():
         if name not in fields:
@@ -18,9 +18,9 @@ def check_names(owner: str, known: Iterable[str], given: Mapping[str, object]) -
 
 
 class NamedFields:
-    """Base of dataclasses: raises InvalidField for a keyword that is none of the fields, and names the closest one.
+    """Base of dataclasses that raises InvalidField for an unknown keyword and names the closest field.
 
-    Python's own TypeError for it neither says what is close nor is among the errors that a trainer catches.
+    Python's own TypeError neither names the closest field nor is among the errors that a trainer catches.
     """
 
     __slots__ = ()

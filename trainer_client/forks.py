@@ -1,15 +1,15 @@
-"""Processes that fork while they talk to the service.
+"""Forks of a process that talks to the service: each waits until no blocking client is inside gRPC.
 
-gRPC survives a fork only when no thread is inside one of its calls at that moment: the child of any other fork crashes
-or hangs at its first call (grpcio 1.66 and 1.85 alike, whose own handlers then say that they were skipped). So a fork
-waits here until this process's blocking clients are outside: pulls that wait are cancelled, which their callers notice
-no more than a lost reply, calls that are under way end, and new ones begin when the fork is done.
+gRPC survives a fork only when no thread is inside one of its calls at that moment. The child of any other fork crashes
+or hangs at its first call. That holds for grpcio 1.66 and 1.85 alike, whose own fork handlers then log that they were
+skipped. So a fork waits here until this process's blocking clients are outside. Waiting pulls are cancelled, which
+their callers notice no more than a lost reply. Calls under way end, and new ones begin when the fork is done.
 
-Invariants: between the last hook before a fork and the first one after it no blocking client of the process is inside
-gRPC, or the child knows that one was and refuses to talk; a fork is held up for at most `LONGEST_HOLD_S`; nothing that
-the child uses was locked by another thread when it was born.
+Invariants: between the last hook before a fork and the first one after it, no blocking client of the process is inside
+gRPC. Where one was, the child knows it and refuses to talk. A fork is held up for at most `LONGEST_HOLD_S`. Nothing
+that the child uses was locked by another thread at the fork.
 
-That holds with GRPC_ENABLE_FORK_SUPPORT unset. Set to 1, gRPC hangs the children of a process with busy threads in a
+GRPC_ENABLE_FORK_SUPPORT has to be unset for this. Set to 1, gRPC hangs the children of a process with busy threads in a
 hook of its own, before any code of theirs runs.
 """
 
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 LONGEST_HOLD_S = 5.0
-"""How long a fork waits for calls that cannot be cancelled."""
+"""Longest time, in seconds, that a fork waits for calls that cannot be cancelled."""
 
 T = TypeVar("T")
 
@@ -29,11 +29,13 @@ _DISABLED = frozenset({"0", "f", "false", "n", "no", "off"})
 
 
 class UsedAfterFork(RuntimeError):
-    """Something that belongs to another process was used, or a child was born while gRPC could not bear it."""
+    """Error: something that belongs to another process was used, or the child was forked while gRPC could not survive
+    it.
+    """
 
 
 class CallUnderWay:
-    """One call; `cancel`, once it is known, ends it from another thread."""
+    """Handle of one call under way; `cancel`, once it is set, ends the call from another thread."""
 
     __slots__ = ("cancel",)
 
@@ -42,7 +44,9 @@ class CallUnderWay:
 
 
 class Calls:
-    """The calls into gRPC that are under way in this process, and imports beside them; `CALLS` is the one there is."""
+    """Register of the calls into gRPC, and of imports, that are under way in this process; `CALLS` is its only
+    instance.
+    """
 
     def __init__(self) -> None:
         self._asyncio_clients: weakref.WeakSet[object] = weakref.WeakSet()
@@ -56,7 +60,7 @@ class Calls:
 
     @contextmanager
     def under_way(self) -> Iterator[CallUnderWay]:
-        """Mark a call for as long as the block lasts. Waits for a fork that has begun.
+        """Register a call for as long as the block lasts. Waits for a fork that has begun.
 
         Raises UsedAfterFork in a process whose fork gRPC did not survive.
         """
@@ -74,9 +78,10 @@ class Calls:
                 self._changed.notify_all()
 
     def messages(self, stream: Iterator[T]) -> Iterator[T]:
-        """The stream's messages, each waited for as a call of its own, so that whoever takes them may be slow.
+        """Yield the stream's messages. Each is waited for as a call of its own, so the consumer may be slow between
+        them.
 
-        A stream that a fork meets while its next message is waited for is cancelled.
+        A fork cancels a stream whose next message is being waited for.
         """
         while True:
             with self.under_way() as call:
@@ -88,7 +93,7 @@ class Calls:
             yield message
 
     def note_asyncio(self, client: object) -> None:
-        """`client` keeps threads inside gRPC for as long as it lives, so no child of this process can use gRPC.
+        """Register an open asyncio client. It keeps threads inside gRPC, so no child forked meanwhile can use gRPC.
 
         Raises UsedAfterFork as `under_way` does.
         """
@@ -97,11 +102,11 @@ class Calls:
         self._asyncio_clients.add(client)
 
     def forget_asyncio(self, client: object) -> None:
-        """`client` is closed."""
+        """Unregister an asyncio client that was closed."""
         self._asyncio_clients.discard(client)
 
     def before_fork(self) -> None:
-        """Hold new calls back and wait for those under way."""
+        """Hold new calls back, cancel those that can be cancelled, and wait for those under way."""
         with self._changed:
             self._forks += 1
             for call in self._under_way:
@@ -110,17 +115,17 @@ class Calls:
             self._changed.wait_for(lambda: not self._under_way, LONGEST_HOLD_S)
 
     def after_fork_in_parent(self) -> None:
-        """Let calls go on."""
+        """Let calls go on after a fork."""
         with self._changed:
             self._forks -= 1
             self._changed.notify_all()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew; no other thread has come along, and none will ever release what it held."""
+        """Reset the register in the child: no other thread of the parent exists there to release its locks."""
         self._begin(self._obstacle())
 
     def _obstacle(self) -> str:
-        """Why gRPC cannot be used in a child born now; empty: it can."""
+        """Return the reason why gRPC cannot be used in a child forked now; empty when it can."""
         setting = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "")
         if self._unusable:
             return self._unusable
@@ -136,7 +141,7 @@ class Calls:
 
 
 class Holder:
-    """The process that holds something which no other may use."""
+    """Owner check: remembers the process that made something which no other process may use."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -144,11 +149,11 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """True in the process that holds it."""
+        """True in the process that made it."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises UsedAfterFork in any process but the holder."""
+        """Raise UsedAfterFork in any process but the owner."""
         if not self.is_here:
             raise UsedAfterFork(
                 f"{self._what} belongs to process {self._pid} and was used in its child {os.getpid()}: "

@@ -1,6 +1,6 @@
-"""What a publish offers to the engines: files under one address, tensors in files, or what a process group received.
+"""Manifests: the weights that a publish offers to the engines, as files, tensors in files, or by a broadcast.
 
-Invariant: the same manifest serializes to the same bytes, so that a repeated publish is recognised as one.
+Invariant: equal manifests serialize to the same bytes, so that a repeated publish is recognised.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One file: `name` is a relative path with "/", `sha256` 32 bytes."""
+    """File of weights: `name` is a relative path with "/", `sha256` 32 bytes."""
 
     name: str
     size_bytes: int
@@ -25,46 +25,49 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesManifest:
-    """Files by address: `base_url` is an absolute directory path, or http(s)://… under which each name is served."""
+    """Manifest of files by address: `base_url` is an absolute directory path, or http(s)://… under which each name is
+    served.
+    """
 
     base_url: str
     files: tuple[WeightFile, ...]
 
     def to_wire(self) -> pb.WeightManifest:
-        """The message."""
+        """Convert to the wire's WeightManifest."""
         return pb.WeightManifest(files=self.listing())
 
     def listing(self) -> pb.FilesManifest:
-        """The part of the message that other kinds hold as well."""
+        """Convert to the wire's FilesManifest, which the other kinds of manifest contain as well."""
         files = [pb.WeightFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
         return pb.FilesManifest(base_url=self.base_url, files=files)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorsManifest:
-    """Safetensors files whose tensors the workers hand to their engines by value, for small models.
+    """Manifest of safetensors files whose tensors the workers hand to their engines by value; for small models.
 
-    The engines need not be able to read the files, but must be on the workers' own machines.
+    The engines need not be able to read the files, but must run on the workers' own machines.
     """
 
     files: FilesManifest
 
     def to_wire(self) -> pb.WeightManifest:
-        """The message."""
+        """Convert to the wire's WeightManifest."""
         return pb.WeightManifest(tensors=pb.TensorsManifest(files=self.files.listing()))
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveManifest:
-    """Weights that the members of a process group have received already."""
+    """Manifest of weights that the members of a process group have already received by a broadcast."""
 
     membership: int
-    """Number of the group, from 1, as its members report it."""
+    """Membership number of the process group, from 1, as its members report it."""
     fallback: FilesManifest | None = None
-    """The same weights as files, for engines that were no members; None: they wait for the next version."""
+    """Manifest of the same weights as files, for engines that were not members; None: those wait for the next version.
+    """
 
     def to_wire(self) -> pb.WeightManifest:
-        """The message."""
+        """Convert to the wire's WeightManifest."""
         collective = pb.CollectiveManifest(membership=self.membership)
         fallback = None if self.fallback is None else self.fallback.listing()
         return pb.WeightManifest(collective=collective, fallback=fallback)
@@ -74,7 +77,7 @@ Manifest: TypeAlias = FilesManifest | TensorsManifest | CollectiveManifest
 
 
 def checksum(path: Path) -> WeightFile:
-    """Size and SHA-256 of a file, under its own name."""
+    """Compute size and SHA-256 of a file; the name is the file's own."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
@@ -84,7 +87,9 @@ def checksum(path: Path) -> WeightFile:
 
 
 def files_of(directory: Path) -> tuple[WeightFile, ...]:
-    """Every regular file below `directory`, sorted by name. Raises InvalidField when there is none."""
+    """List every regular file below `directory`, with checksums, sorted by name. Raises InvalidField when there is
+    none.
+    """
     files = []
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         found = checksum(path)
@@ -95,7 +100,10 @@ def files_of(directory: Path) -> tuple[WeightFile, ...]:
 
 
 def manifest_of(directory: Path) -> FilesManifest:
-    """The manifest of a directory that every engine can read and that is not changed any more."""
+    """Make the manifest of a directory that every engine can read and that is not changed any more.
+
+    Raises InvalidField for a directory that does not exist or has no file.
+    """
     directory = directory.resolve()
     if not directory.is_dir():
         raise InvalidField("source", str(directory), "an existing directory")

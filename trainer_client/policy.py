@@ -1,8 +1,8 @@
-"""The rules of a run as a trainer states them.
+"""Policy of a run as a trainer states it: batches, queue, staleness, filters, leases and durability.
 
     Policy(batch_groups=256, max_staleness=2, order="priority", environments={"easy": 1, "hard": Environment(share=3)})
 
-Invariant: a field that is None is not sent, so that the service's default, or the preset's, applies; `run().policy` has
+Invariant: a field that is None is not sent, so that the service's default, or the preset's, applies. `run().policy` has
 every field filled in with what is in force.
 """
 
@@ -25,21 +25,21 @@ Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment(NamedFields):
-    """Share and priority of one environment, on tasks that wait for a lease and on queued groups alike."""
+    """Share and priority of one environment, for tasks that wait for a lease and for queued groups alike."""
 
     share: int | None = None
     """Weight among the environments that have work, 0 to 10,000; 0: only when no other has any. None: 1 if any
     environment has a share, else there is no division."""
     priority: int | None = None
-    """Replaces the tasks' own priority against other environments', 0 to 255. None: their own."""
+    """Priority against other environments, 0 to 255, in place of the tasks' own. None: their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(NamedFields):
-    """What a run does with groups and tasks. Bounds are the service's; a breach names the field."""
+    """Rules of a run for its groups and tasks. Bounds are the service's; an error names the field that breaks one."""
 
     preset: str | None = None
-    """A named policy that the unset fields start from, for example "miles" or "areal(4)"."""
+    """Name of a policy that the unset fields start from, for example "miles" or "areal(4)"."""
 
     # ── batches ──────────────────────────────────────────────────────────────
     batch_groups: int | None = None
@@ -49,41 +49,43 @@ class Policy(NamedFields):
     equal_shards: bool | None = None
     """Every rank gets the same number of groups; default False."""
     micro_batch_groups: int | None = None
-    """n: batches are assembled in rounds of world_size · n groups as soon as these are there. Default 0, whole."""
+    """n: batches are assembled in rounds of world_size · n groups as soon as these are there. Default 0: in whole
+    batches."""
     order: Order | None = None
-    """In which order queued groups enter batches; default fifo."""
+    """Order in which queued groups enter batches; default fifo."""
     environments: Mapping[str, Environment | int] = field(default_factory=dict)
     """Shares and priorities by the environment's name; a number is its share."""
 
     # ── the queue ────────────────────────────────────────────────────────────
     max_queued_groups: int | None = None
-    """Default: batch_groups (queue factor 1)."""
+    """Cap on queued groups; default: batch_groups (queue factor 1)."""
     max_queued_tokens: int | None = None
-    """Over all queued samples; default 0, no cap."""
+    """Cap on tokens of all queued samples; default 0, no cap."""
     max_queued_bytes: int | None = None
-    """Default 8 GiB."""
+    """Cap on bytes of all queued groups; default 8 GiB."""
     overflow_action: OverflowAction | None = None
-    """What a push into a full queue meets; default drop_oldest."""
+    """Action on a push into a full queue; default drop_oldest."""
     quota_groups: int | None = None
-    """Cap over all that is queued, forming or delivered; default 0, none."""
+    """Cap on groups that are queued, forming or delivered; default 0, none."""
     quota_tokens: int | None = None
-    """Likewise in tokens."""
+    """Cap on their tokens; default 0, none."""
     quota_bytes: int | None = None
-    """Likewise in bytes."""
+    """Cap on their bytes; default 0, none."""
 
     # ── staleness ────────────────────────────────────────────────────────────
     max_staleness: int | None = None
     """η in versions: staler groups never reach a batch. Default: no gate."""
     staleness_measure: StalenessMeasure | None = None
-    """Which version of a group max_staleness is compared with; default head."""
+    """Version of a group that max_staleness is compared with; default head."""
     stale_action: StaleAction | None = None
-    """What happens to a group that is too stale; default drop."""
+    """Action on a group that is too stale; default drop."""
     max_generations: int | None = None
     """Generations of a task that recycling may start; default 0, no cap."""
     cancel_stale_leases: bool | None = None
     """Take back leases whose group could no longer be fresh; default False."""
     max_version_spread: int | None = None
-    """A continuation older than this many versions against its engine is given up. Default: no bound."""
+    """Largest number of versions by which a continuation may be behind its engine; an older one is given up. Default:
+    no bound."""
 
     # ── filters ──────────────────────────────────────────────────────────────
     filter_equal_rewards: bool | None = None
@@ -97,7 +99,7 @@ class Policy(NamedFields):
     filter_max_mean_reward_milli: int | None = None
     """Filter groups whose mean reward is higher, in thousandths. Default: no bound."""
     min_acceptance_milli: int | None = None
-    """Share of recent groups, in thousandths, below which the filter is said to starve the run; default 100."""
+    """Share of recent groups, in thousandths, below which the filter is reported to starve the run; default 100."""
 
     # ── tasks and leases ─────────────────────────────────────────────────────
     max_inflight_groups: int | None = None
@@ -105,9 +107,10 @@ class Policy(NamedFields):
     reserve_queue_space: bool | None = None
     """Lease only what would still fit into the queue; default False."""
     max_lookahead: int | None = None
-    """AReaL's cap: (this + 1) · batches_per_publish batches may exist that no publish covers. Default: no cap."""
+    """AReaL's cap: at most (this + 1) · batches_per_publish batches may exist that no publish covers. Default: no cap.
+    """
     lease_ttl_ms: int | None = None
-    """Default 60,000."""
+    """Lifetime of a lease without a heartbeat; default 60,000."""
     max_attempts: int | None = None
     """Attempts of a task that may fail before the task does; default 5."""
     retry_backoff_ms: int | None = None
@@ -115,7 +118,7 @@ class Policy(NamedFields):
     failure_budget: int | None = None
     """Failed tasks that the run survives. Default: no limit."""
     max_pending_tasks: int | None = None
-    """Default 10,000."""
+    """Cap on pending tasks; default 10,000."""
 
     # ── the trainer ──────────────────────────────────────────────────────────
     prefetch_batches: int | None = None
@@ -131,9 +134,9 @@ class Policy(NamedFields):
     record_groups: bool | None = None
     """Keep an event of everything that happens to groups; default False."""
     wait_replicas: int | None = None
-    """Replicas of the store that must have what is acknowledged, 0 (default) to 16."""
+    """Replicas of the store that must hold a write before it is acknowledged, 0 (default) to 16."""
     wait_timeout_ms: int | None = None
-    """Longest wait for them; default 1,000."""
+    """Longest wait for those replicas; default 1,000."""
 
     # ── weights ──────────────────────────────────────────────────────────────
     max_unavailable_engines: int | None = None
@@ -149,7 +152,8 @@ class Policy(NamedFields):
         object.__setattr__(self, "environments", rules)
 
     def to_wire(self) -> pb.RunPolicy:
-        """The message of the set fields. Raises InvalidField for a value that the message cannot hold."""
+        """Convert the set fields to the wire's RunPolicy. Raises InvalidField for a value that the message cannot hold.
+        """
         wire = pb.RunPolicy(environments=[_rule(name, rule) for name, rule in self.environments.items()])
         for each in fields(self):
             value = getattr(self, each.name)
@@ -165,7 +169,7 @@ class Policy(NamedFields):
 
     @classmethod
     def from_wire(cls, wire: pb.RunPolicy) -> "Policy":
-        """The inverse of `to_wire`."""
+        """Convert from the wire's RunPolicy; the inverse of `to_wire`."""
         values: dict[str, object] = {"preset": wire.preset or None}
         for each in fields(cls):
             if each.name == "environments":
@@ -179,17 +183,19 @@ class Policy(NamedFields):
 
 
 _UNSET: Mapping[str, object] = {"environments": {}}
-"""What stands for "not set" in the fields where it is not None."""
+"""Values that stand for "not set" in the fields where None does not."""
 
 
 def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
-    """`policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its fields."""
+    """Copy `policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its
+    fields.
+    """
     check_names("policy", Policy.__dataclass_fields__, changes)
     return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]
 
 
 _NUMBERS = {one.name: words(EnumTypeWrapper(one.enum_type)) for one in pb.RunPolicy.DESCRIPTOR.fields if one.enum_type}
-"""Numbers of the words of each field that is an enum."""
+"""Wire numbers by word, for each field that is an enum."""
 _WORDS = {name: {number: word for word, number in numbers.items()} for name, numbers in _NUMBERS.items()}
 
 

@@ -1,4 +1,4 @@
-"""A line on the terminal while the trainer waits: what for, how far, how long, on whom.
+"""Progress line on the terminal while the trainer waits: what it does, how far it is, how long, and on whom it waits.
 
     pulling step 12 [###########-------] 20/32 groups, 0:41, about 0:24 left, on generation: 14 tasks being generated
 
@@ -7,8 +7,8 @@
     with ProgressBar() as bar:
         client.wait_for_engines("math", 3, on_wait=bar)
 
-Invariants: it writes only to a terminal (elsewhere the log says the same every 30 s); one line, never longer than the
-terminal is wide; the line is gone when the wait is over, also by Ctrl-C.
+Invariants: it writes only to a terminal (elsewhere the log says the same every 30 s). It is one line, never longer than
+the terminal is wide. The line is gone when the wait is over, also after Ctrl-C.
 """
 
 import shutil
@@ -25,7 +25,9 @@ _LEAST_COLUMNS = 20
 
 
 class ProgressBar:
-    """An `on_wait` that draws. `then`: told of every wait as well. `stream`: standard error by default."""
+    """Callable for `on_wait` that draws a progress line. `then`: called with every wait as well. `stream`: standard
+    error by default.
+    """
 
     def __init__(self, then: OnWait | None = None, *, stream: TextIO | None = None) -> None:
         self._then = then
@@ -33,7 +35,7 @@ class ProgressBar:
         self._shown = False
         self._doing = ""
         self._began = (0.0, 0)
-        """Seconds waited and groups queued when this wait was first told of."""
+        """Seconds waited and groups queued when this wait was first reported."""
 
     def __call__(self, waiting: Waiting) -> None:
         """Draw the wait as it stands now."""
@@ -46,14 +48,14 @@ class ProgressBar:
             self._then(waiting)
 
     def clear(self) -> None:
-        """Take the line away, if there is one."""
+        """Remove the line, if there is one."""
         if self._shown:
             self._shown = False
             self._stream.write(_CLEAR)
             self._stream.flush()
 
     def line(self, waiting: Waiting) -> str:
-        """The whole line, however long."""
+        """Format the whole line, without regard to the terminal's width."""
         have, need = _groups(waiting)
         if waiting.doing != self._doing or waiting.waited_s < self._began[0]:
             self._doing, self._began = waiting.doing, (waiting.waited_s, have)
@@ -68,7 +70,9 @@ class ProgressBar:
         return f"{waiting.doing} [{bar}] {have}/{need} groups, {', '.join(parts)}"
 
     def _left_s(self, waited_s: float, have: int, need: int) -> float | None:
-        """At the rate at which groups came since the wait was first told of; None as long as none has come."""
+        """Estimate the seconds left at the rate at which groups came since the wait was first reported; None until one
+        came.
+        """
         since_s, came = waited_s - self._began[0], have - self._began[1]
         return max(0, need - have) * since_s / came if came > 0 and since_s > 0 else None
 
@@ -82,7 +86,7 @@ class ProgressBar:
 
 
 def _groups(waiting: Waiting) -> tuple[int, int]:
-    """Groups queued and needed; (0, 0) of a wait for something else."""
+    """Groups queued and needed; (0, 0) for a wait that is not for a batch."""
     if not isinstance(waiting.error, BatchNotReady):
         return 0, 0
     data = waiting.error.attributes

@@ -1,4 +1,4 @@
-"""Where a pull stands within steps and rounds, and rounds put together to whole batches."""
+"""Places of pulls within steps and rounds, and the gathering of rounds into whole batches."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """One round of one step; a whole batch is round 0."""
+    """Place of a pull: one round of one step; a whole batch is round 0."""
 
     step: int
     round: int = 0
 
     @classmethod
     def after(cls, batch: "Batch") -> Self:
-        """The place that follows a pulled one."""
+        """Return the place that follows a pulled batch or round."""
         return cls(batch.step + 1) if batch.final else cls(batch.step, batch.round + 1)
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Place:
 
 
 class Rounds:
-    """The rounds of one step that came so far, in order."""
+    """Rounds of one step that were pulled so far, in order."""
 
     def __init__(self) -> None:
         self._come: deque[Batch] = deque()
@@ -35,15 +35,15 @@ class Rounds:
         return len(self._come)
 
     def add(self, batch: "Batch") -> None:
-        """The next round came."""
+        """Add the next round."""
         self._come.append(batch)
 
     def next(self) -> "Batch | None":
-        """The first of them, which is not held any more."""
+        """Remove and return the first round; None when there is none."""
         return self._come.popleft() if self._come else None
 
     def whole(self) -> "Batch | None":
-        """The whole batch, once its final round came; none of it is held any more."""
+        """Remove all rounds and return them as one batch; None until the final round came."""
         if not (self._come and self._come[-1].final):
             return None
         whole = _joined(self._come)
@@ -52,7 +52,7 @@ class Rounds:
 
 
 def _joined(rounds: Sequence["Batch"]) -> "Batch":
-    """All rounds of a step as one batch. Copies no array."""
+    """Join all rounds of a step into one batch. Copies no array."""
     if len(rounds) == 1:
         return rounds[0]
     infos = [batch.info for batch in rounds]

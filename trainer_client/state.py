@@ -1,4 +1,4 @@
-"""What the service says about a run, as plain values.
+"""State of a run, and results of calls, as plain values.
 
 Invariant: nothing here refers to a message; everything can be pickled and sent to other ranks.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightVersion:
-    """Identity of a set of weights; ordered by epoch, then version."""
+    """Weight version: the identity of a set of weights, ordered by epoch, then version."""
 
     epoch: int
     version: int
@@ -32,7 +32,8 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class GroupLedger:
-    """Every accepted group is in exactly one entry below `accepted`: accepted = their sum, always."""
+    """Ledger of groups: every accepted group is in exactly one entry below `accepted`, so accepted = their sum, always.
+    """
 
     accepted: Amount
     queued: Amount
@@ -50,7 +51,7 @@ class GroupLedger:
 
 @dataclass(frozen=True, slots=True)
 class TaskLedger:
-    """Every submitted task is in exactly one entry below `submitted`."""
+    """Ledger of tasks: every submitted task is in exactly one entry below `submitted`."""
 
     submitted: int
     pending: int
@@ -63,22 +64,22 @@ class TaskLedger:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledgers of a run."""
+    """Ledgers of a run: groups, tasks, and groups by environment."""
 
     groups: GroupLedger
     tasks: TaskLedger
     environments: dict[str, GroupLedger] = field(default_factory=dict)
-    """What became of each environment's groups, by its name; "" for groups that named none."""
+    """Ledger of groups of each environment, by its name; "" for groups that named none."""
 
     @property
     def balanced(self) -> bool:
-        """True when all of them add up."""
+        """True when all ledgers add up."""
         return self.tasks.balanced and all(part.balanced for part in (self.groups, *self.environments.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a worker last said of one of its engines. `state`: starting, ready, loading, quarantined, stopped."""
+    """Engine, as its worker last reported it. `state`: starting, ready, loading, quarantined, stopped."""
 
     engine_id: str
     worker_id: str
@@ -89,19 +90,19 @@ class Engine:
     last_error: str
     errors: int
     membership: int = 0
-    """The process group that it belongs to; 0: none."""
+    """Membership number of the engine's process group; 0: none."""
     prepared: WeightVersion | None = None
-    """The planned version for which it is paused and ready to receive."""
+    """Weight version that the engine is paused for and ready to receive by a broadcast; None: none."""
     weights_url: str = ""
-    """Where its worker serves the versions it has fetched to other workers; empty: nowhere."""
+    """Base URL at which its worker serves the versions it has fetched to other workers; empty: it serves none."""
     silent_ms: int = 0
-    """Time since its worker's last report."""
+    """Time since the last report of its worker."""
     decoded_tokens: int = 0
-    """Tokens that it has sent since its worker began with it."""
+    """Tokens that the engine has sent since its worker began with it."""
     decode_busy_ms: int = 0
     """Time in which at least one request decoded."""
     decode_request_ms: int = 0
-    """Time of each request that decodes, from its first token to its last, summed."""
+    """Decode time summed over requests, each from its first token to its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,13 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The whole state of a run. Steps below `next_step` are assembled, below `committed_steps` trained, below
+    """State of a whole run. Steps below `next_step` are assembled, below `committed_steps` trained, below
     `checkpointed_steps` freed.
     """
 
     run_id: str
     policy: Policy
-    """The effective policy, every field that has a value filled in."""
+    """Effective policy, with every field that has a value filled in."""
     revision: int
     created_ms: int
     epoch: int
@@ -131,20 +132,20 @@ class RunState:
     committed_steps: int
     checkpointed_steps: int
     world_size: int
-    """0 until the epoch's first pull."""
+    """Number of the trainer's ranks; 0 until the epoch's first pull."""
     cursor: int
     paused: str
-    """Empty, or why the run is paused: store_rolled_back, operator, failure_budget_exceeded."""
+    """Reason why the run is paused: store_rolled_back, operator, failure_budget_exceeded; empty when it is not."""
     draining: bool
-    """True after a drain: there will be no more tasks and leases."""
+    """True after a drain: no more tasks are accepted and no more leases given."""
     ledger: Ledger
     statistics: dict[str, int]
-    """Counters by the names of the wire's RunStatistics."""
+    """Counters, by the names of the wire's RunStatistics."""
     engines: tuple[Engine, ...]
     failures: tuple[TaskFailure, ...]
-    """The newest first."""
+    """Tasks that failed for good, the newest first."""
     estimate: "Estimate | None" = None
-    """Its staleness: predicted, measured, explained; None from a service that does not estimate."""
+    """Estimate of the run's staleness: predicted, measured, explained. None from a service that does not estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +159,17 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TrainerTime:
-    """What a trainer did since its epoch began, by its own clock."""
+    """Time that a trainer spent since its epoch began, by its own clock."""
 
     busy_ms: int
-    """Everything but waiting for batches."""
+    """Time spent on everything but waiting for batches."""
     wait_ms: int
-    """Waiting for batches."""
+    """Time spent waiting for batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Result of a publish."""
+    """Result of a publish: the published version and the steps committed so far."""
 
     version: WeightVersion
     committed_steps: int
@@ -176,15 +177,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Result of a resume: where the trainer and its feeder go on. Broadcast it to the other ranks."""
+    """Result of a resume: the place where the trainer and its feeder go on. Broadcast it to the other ranks."""
 
     epoch: int
-    """The trainer's from now on; every older one is refused."""
+    """Epoch of the trainer from now on; every older one is refused."""
     next_step: int
-    """The first step to pull."""
+    """First step to pull."""
     next_unassembled_step: int
-    """Steps from next_step up to this one are exact replays."""
+    """Step up to which, from next_step, batches are exact replays."""
     version: int
-    """Of the weights that belong to next_step."""
+    """Version of the weights that belong to next_step."""
     cursor: int
     feeder_state: bytes

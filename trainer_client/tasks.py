@@ -1,7 +1,7 @@
 """Tasks as a trainer writes them: one prompt each, to be generated `group_size` times.
 
-Invariant: what is not set is not sent. Bounds are checked by the service, which names the field; here only
-what could not be put into a message at all is refused.
+Invariant: fields that are not set are not sent. The service checks the bounds and names the field. Only values that do
+not fit into a message at all are refused here.
 """
 
 import json
@@ -22,31 +22,32 @@ TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(NamedFields):
-    """How the engine samples."""
+    """Sampling parameters for the engine."""
 
     max_new_tokens: int
-    """Most tokens to generate for one sample, 1 to 1,048,576."""
+    """Largest number of tokens to generate for one sample, 1 to 1,048,576."""
     temperature: float | None = None
-    """Above 0; default 1.0. Behaviour log-probabilities are taken after temperature."""
+    """Temperature, above 0; default 1.0. Behaviour log-probabilities are taken after temperature."""
     top_p: float | None = None
-    """In (0, 1]; default 1.0."""
+    """Nucleus probability, in (0, 1]; default 1.0."""
     top_k: int | None = None
-    """At least 1; default: off."""
+    """Number of most likely tokens to sample from, at least 1; default: off."""
     stop: Sequence[str] = ()
     """Strings that end a sample, at most 16."""
     stop_token_ids: Sequence[int] = ()
     """Token ids that end a sample, at most 64."""
     seed: int | None = None
-    """0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
+    """Seed, 0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
     min_p: float | None = None
-    """In [0, 1]; default 0, which is off."""
+    """Smallest probability relative to the most likely token's, in [0, 1]; default 0, which is off."""
     repetition_penalty: float | None = None
-    """Above 0, at most 2; default 1.0, which is off."""
+    """Repetition penalty, above 0, at most 2; default 1.0, which is off."""
     min_new_tokens: int = 0
-    """No stop token before a sample has so many generated tokens, of all its turns; at most max_new_tokens."""
+    """Number of generated tokens, over all its turns, that a sample must have before a stop token; at most
+    max_new_tokens."""
 
     def to_wire(self) -> pb.SamplingParams:
-        """The message."""
+        """Convert to the wire's SamplingParams."""
         return pb.SamplingParams(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
@@ -63,28 +64,28 @@ class SamplingParams(NamedFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(NamedFields):
-    """One prompt: either `prompt_token_ids` or `messages`."""
+    """Task: one prompt, given as either `prompt_token_ids` or `messages`."""
 
     group_size: int
-    """G, samples of the group, 1 to 1,024."""
+    """Group size G, the number of samples, 1 to 1,024."""
     sampling: SamplingParams
     prompt_token_ids: TokenIds = ()
-    """int [T], at most 1,048,576."""
+    """Token ids of the prompt, int [T], at most 1,048,576."""
     messages: Sequence[Mapping[str, str]] = ()
     """Chat messages, each with "role" and "content"; the worker applies the engine's chat template."""
     task_id: str = ""
-    """1 to 128 characters of [A-Za-z0-9._:-]; empty: the run supplies one."""
+    """Id of the task, 1 to 128 characters of [A-Za-z0-9._:-]; empty: the run supplies one."""
     environment: str = ""
-    """Name of the environment, at most 64 characters; reward functions and ledgers go by it."""
+    """Name of the environment, at most 64 characters; it selects the reward function and the ledger."""
     priority: int = 0
-    """0 to 255; higher is leased first."""
+    """Priority, 0 to 255; higher is leased first."""
     metadata: Mapping[str, object] = field(default_factory=dict)
-    """Whatever the reward function and the trainer need, as JSON at most 256 KiB; the service never reads it."""
+    """Metadata for the reward function and the trainer, as JSON of at most 256 KiB; the service never reads it."""
     columns: Sequence[str] = ()
-    """Columns that the engine is to make, which come as `sample.extras`: "sampling_mask"."""
+    """Names of further columns that the engine makes and `sample.extras` holds: "sampling_mask"."""
 
     def to_wire(self) -> pb.Task:
-        """The message."""
+        """Convert to the wire's Task. Raises TypeError for text in place of token ids or of a list of columns."""
         ids = self.prompt_token_ids
         given: object = ids
         if isinstance(given, str):
@@ -114,7 +115,9 @@ def _json(metadata: Mapping[str, object]) -> str:
 
 
 def tasks_to_wire(tasks: Sequence[Task]) -> list[pb.Task]:
-    """The messages of tasks. Raises InvalidField naming the task that cannot be a message, and why."""
+    """Convert tasks to the wire's messages. Raises InvalidField for a task that cannot be a message; it names the task
+    and why.
+    """
     wire = []
     for i, task in enumerate(tasks):
         if not isinstance(task, Task):

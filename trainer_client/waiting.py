@@ -1,7 +1,7 @@
-"""Waits made visible: what the client is doing, on whom it waits and for how long.
+"""Notices of waits: what the client is doing, on whom it waits and for how long.
 
-Invariant: a wait that lasts is logged at INFO soon after it began and every `LOG_EVERY_S` from then on, whether
-or not the caller asked to be told.
+Invariant: a wait that lasts is logged at INFO soon after it began, and every `LOG_EVERY_S` from then on. This does not
+depend on whether the caller asked for notices.
 """
 
 import logging
@@ -20,34 +20,35 @@ LOG_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One attempt came to nothing and will be repeated."""
+    """Notice of a wait: one attempt failed and will be repeated."""
 
     doing: str
-    """For example "pulling step 3"."""
+    """Description of the call, for example "pulling step 3"."""
     on: str
-    """On whom it waits."""
+    """Party that the call waits on."""
     waited_s: float
     error: RolloutBufferError
-    """What the attempt met."""
+    """Error that the attempt ended with."""
 
     def __str__(self) -> str:
         return f"{self.doing}: waiting for {self.waited_s:.0f} s on {self.on}"
 
 
 OnWait: TypeAlias = Callable[[Waiting], None]
-"""Told of every attempt that came to nothing. What it raises ends the wait."""
+"""Callback for every attempt that failed and is repeated. What it raises ends the wait."""
 
 
 @runtime_checkable
 class Drawn(Protocol):
-    """An `on_wait` that leaves a line on the terminal, which has to go before anything else is written there."""
+    """Callback for `on_wait` that leaves a line on the terminal, to be cleared before anything else is written there.
+    """
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
 
 
 def waits_on(error: RolloutBufferError, service: str) -> str:
-    """On whom a caller waits who met `error`; `service` names the service's address."""
+    """Name the party that a caller waits on who met `error`; `service` is the service's address."""
     if named := error.attributes.get("waits_on"):
         return named
     if isinstance(error, PendingFull):
@@ -61,7 +62,7 @@ def waits_on(error: RolloutBufferError, service: str) -> str:
 
 
 class WaitNotices:
-    """Tells `on_wait` and the log about one call's waits."""
+    """Notifier of one call's waits: tells `on_wait` and the log."""
 
     def __init__(self, doing: str, service: str, on_wait: OnWait | None) -> None:
         self._doing = doing
@@ -72,10 +73,10 @@ class WaitNotices:
         self._started = time.monotonic()
         self._next_log_s = FIRST_LOG_S
         self.told = False
-        """True once an attempt came to nothing."""
+        """True once an attempt has failed."""
 
     def tell(self, error: RolloutBufferError) -> None:
-        """An attempt ended with `error` and will be repeated."""
+        """Report an attempt that ended with `error` and will be repeated."""
         self.told = True
         waiting = Waiting(self._doing, waits_on(error, self._service), time.monotonic() - self._started, error)
         if waiting.waited_s >= self._next_log_s:
@@ -87,5 +88,5 @@ class WaitNotices:
             self._on_wait(waiting)
 
     def on_retry(self, error: RolloutBufferError, attempts: int, wait_s: float) -> None:  # noqa: ARG002 - OnRetry's shape
-        """`tell` in the shape that `buffer_wire.retry` calls."""
+        """Report a failed attempt: `tell` with the signature that `buffer_wire.retry` calls."""
         self.tell(error)
