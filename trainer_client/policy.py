@@ -152,7 +152,8 @@ class Policy(NamedFields):
         object.__setattr__(self, "environments", rules)
 
     def to_wire(self) -> pb.RunPolicy:
-        """Convert the set fields to the wire's RunPolicy. Raises InvalidField for a value that the message cannot hold.
+        """Convert the set fields to the wire's RunPolicy. Raises InvalidField for a value that does not fit the
+        message.
         """
         wire = pb.RunPolicy(environments=[_rule(name, rule) for name, rule in self.environments.items()])
         for each in fields(self):

@@ -32,8 +32,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class GroupLedger:
-    """Ledger of groups: every accepted group is in exactly one entry below `accepted`, so accepted = their sum, always.
-    """
+    """Ledger of groups: every accepted group is in exactly one entry below `accepted`; accepted = their sum, always."""
 
     accepted: Amount
     queued: Amount
@@ -107,7 +106,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """A task that failed for good, with its last error."""
+    """Failure of a task: given up for good, with its last error."""
 
     task_id: str
     attempts: int

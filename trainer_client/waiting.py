@@ -40,8 +40,7 @@ OnWait: TypeAlias = Callable[[Waiting], None]
 
 @runtime_checkable
 class Drawn(Protocol):
-    """Callback for `on_wait` that leaves a line on the terminal, to be cleared before anything else is written there.
-    """
+    """Callback for `on_wait` that leaves a line on the terminal; clear it before anything else is written there."""
 
     def clear(self) -> None:
         """Remove the line."""

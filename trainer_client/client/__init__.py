@@ -1,1 +1,1 @@
-"""The client of the service, blocking and asyncio: calls, the pull of batches, and the waits around them."""
+"""Client of the service, blocking and asyncio: calls, the pull of batches, and the waits around them."""

@@ -1,8 +1,8 @@
-"""The asyncio client: `BufferClient`'s operations as coroutines, on grpc.aio.
+"""Asyncio client: `BufferClient`'s operations as coroutines, on grpc.aio.
 
-Requests, replies and the rules of repeating are the blocking client's; only the waiting differs. Make and use it in
-one event loop of one process: an event loop does not survive a fork, and while such a client is open gRPC does not
-either (`trainer_client.forks`).
+Requests, replies and the rules of repeating are the blocking client's; only the waiting differs. Make and use it in one
+event loop of one process. An event loop does not survive a fork, and gRPC does not either while such a client is open
+(`trainer_client.forks`).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ P = ParamSpec("P")
 def operation(
     make: Callable[P, Call[ReplyT, T]],
 ) -> Callable[Concatenate["AsyncBufferClient", P], Coroutine[None, None, T]]:
-    """A method of the client that makes a call and carries it out."""
+    """Make a method of the client that builds a call with `make` and carries it out."""
 
     async def method(self: "AsyncBufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(make(*args, **kwargs))
@@ -50,7 +50,7 @@ def operation(
 
 
 class AsyncBufferClient(AsyncEvaluationCalls):
-    """A connection to the service at `target` ("host:port" or "unix:path"). Use it in an `async with`.
+    """Connection to the service at `target` ("host:port" or "unix:path"). Use it in an `async with`.
 
     Every method does what `BufferClient`'s does, with the same arguments and errors.
     """
@@ -59,12 +59,12 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self.target = target
         self.options = options or ClientOptions()
         self.revisions = Revisions()
-        """The highest revision that was seen of each run."""
+        """Highest revision seen of each run."""
         self._holder = Holder("an AsyncBufferClient")
         CALLS.note_asyncio(self)
         connector = Connector(target, self.options, self.options.channel_options())
         self.tokens = connector.tokens
-        """The token that calls carry, as it is now."""
+        """Source of the token that calls carry."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
         self._pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
@@ -128,7 +128,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     evaluations = operation(evaluations.evaluations)
 
     async def ledger(self, run_id: str) -> Ledger:
-        """Where every accepted group and every submitted task is."""
+        """Return the run's ledger: the entry of every accepted group and every submitted task."""
         return (await self.run(run_id)).ledger
 
     async def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
@@ -160,7 +160,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> Batch:
-        """A rank's shard of a step, or of one `round` of it, as soon as it is there."""
+        """Pull a rank's shard of a step, or of one `round` of it, as soon as it is there."""
         spec = PullSpec(
             epoch=epoch,
             step=step,
@@ -185,11 +185,11 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             spec = spec.following()
 
     def pull_loop(self, run_id: str) -> PullLoop:
-        """The loop in which pulls of the run wait; `pull` does it all."""
+        """Make the loop in which pulls of the run wait; `pull` includes it."""
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     async def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
-        """One try of a pull, for that loop. Raises gRPC's own errors too."""
+        """Try a pull once, for that loop. Raises gRPC's own errors too."""
         self._holder.check()
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)

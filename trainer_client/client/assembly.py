@@ -1,4 +1,4 @@
-"""A pull stream put together to a batch."""
+"""Assembly of a pull stream into a batch."""
 
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class PullAssembly:
-    """One attempt of a pull: takes the stream's messages as bytes and keeps them, undivided, behind the batch."""
+    """Assembly of one pull attempt: takes the stream's messages as bytes and keeps them, undivided, behind the
+    batch.
+    """
 
     def __init__(self, run_id: str, revisions: Revisions, started: float) -> None:
         self._run_id = run_id
@@ -24,7 +26,7 @@ class PullAssembly:
         self._received_bytes = 0
 
     def add(self, message: bytes) -> None:
-        """The next message. Raises MalformedMessage."""
+        """Add the next message. Raises MalformedMessage."""
         revision, info, groups = split_pull(message)
         self._revisions.note(self._run_id, revision)
         if info is not None:
@@ -33,7 +35,9 @@ class PullAssembly:
         self._received_bytes += len(message)
 
     def finish(self) -> Batch:
-        """The batch, after the stream's regular end. Raises ServiceUnreachable (retryable) if the stream was cut."""
+        """Build the batch, after the stream's regular end. Raises ServiceUnreachable (retryable) if the stream was
+        cut.
+        """
         info = self._info
         if info is None or len(self._groups) != info.shard_groups:
             wanted = "no batch facts" if info is None else f"{len(self._groups)} of {info.shard_groups} groups"

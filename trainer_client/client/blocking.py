@@ -1,7 +1,7 @@
-"""The blocking client of a trainer: every operation on a run, repeated until it succeeds or its deadline passes.
+"""Blocking client of a trainer: every operation on a run, repeated until it succeeds or its deadline passes.
 
-Errors are those of `buffer_wire.errors`; the ones that a later try can cure are raised only after `timeout_s` of
-trying. A client may be shared by threads. Two channels: small messages never wait behind a batch.
+Errors are those of `buffer_wire.errors`. An error that a later try can cure is raised only after `timeout_s` of trying.
+A client may be shared by threads. It has two channels, so that small messages never wait behind a batch.
 """
 
 import random
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 
 
 def operation(make: Callable[P, Call[ReplyT, T]]) -> Callable[Concatenate["BufferClient", P], T]:
-    """A method of the client that makes a call and carries it out."""
+    """Make a method of the client that builds a call with `make` and carries it out."""
 
     def method(self: "BufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(make(*args, **kwargs))
@@ -54,9 +54,9 @@ def operation(make: Callable[P, Call[ReplyT, T]]) -> Callable[Concatenate["Buffe
 
 
 class BufferClient(EvaluationCalls):
-    """A connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`.
+    """Connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`.
 
-    A child that a process forks may go on with the client that it inherits: it connects anew at its first call, or
+    A forked child may go on with the client that it inherits. The client connects anew at its first call there, or
     raises UsedAfterFork where gRPC did not survive the fork.
     """
 
@@ -67,12 +67,12 @@ class BufferClient(EvaluationCalls):
 
     @property
     def revisions(self) -> Revisions:
-        """The highest revision that was seen of each run."""
+        """Highest revision seen of each run."""
         return self._connections.revisions
 
     @property
     def tokens(self) -> TokenSource:
-        """The token that calls carry, as it is now."""
+        """Source of the token that calls carry."""
         return self._connections.tokens
 
     @property
@@ -145,7 +145,7 @@ class BufferClient(EvaluationCalls):
     # ── runs ─────────────────────────────────────────────────────────────────
 
     def ledger(self, run_id: str) -> Ledger:
-        """Where every accepted group and every submitted task is."""
+        """Return the run's ledger: the entry of every accepted group and every submitted task."""
         return self.run(run_id).ledger
 
     def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
@@ -180,16 +180,16 @@ class BufferClient(EvaluationCalls):
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> "Batch":
-        """A rank's shard of a step, or of one `round` of it, as soon as it is there.
+        """Pull a rank's shard of a step, or of one `round` of it, as soon as it is there.
 
-        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an
-        epoch by its first pull. `train_version`: the version whose weights will train on the batch, at least the
-        published one; None: the published one. `round`: None gathers the whole step; a number pulls that round of a
-        run that streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None:
-        the policy's.
+        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an epoch
+        by its first pull. `train_version`: the version whose weights will train on the batch, at least the published
+        one; None: the published one. `round`: None gathers the whole step; a number pulls that round of a run that
+        streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None: the
+        policy's.
 
-        Raises BatchNotReady after `timeout_s` with what is short and on whom the step waits, ServiceUnreachable
-        after as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
+        Raises BatchNotReady after `timeout_s` with what is short and on whom the step waits, ServiceUnreachable after
+        as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
         """
         spec = PullSpec(
             epoch=epoch,
@@ -215,11 +215,11 @@ class BufferClient(EvaluationCalls):
             spec = spec.following()
 
     def pull_loop(self, run_id: str) -> PullLoop:
-        """The loop in which pulls of the run wait; `pull` does it all."""
+        """Make the loop in which pulls of the run wait; `pull` includes it."""
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
-        """One try of a pull, for that loop."""
+        """Try a pull once, for that loop. Raises gRPC's own errors too."""
         with CALLS.under_way():
             from trainer_client.client.assembly import PullAssembly
 
@@ -287,12 +287,12 @@ class BufferClient(EvaluationCalls):
         start: Resumed | None = None,
         options: "SessionOptions | None" = None,
     ) -> AbstractContextManager["TrainerSession"]:
-        """A training loop over the run, for a `with`; see `trainer_client.session.session`.
+        """Open a training loop over the run, for a `with`; see `trainer_client.session.session`.
 
         `policy`: of the run, which is created if need be; None: the run exists. `tasks`: any iterable, fed in the
-        background. `publisher`: where `session.publish` puts weights. `next_step`: from the trainer's checkpoint;
-        None: after the last commit. `prefetch`: batches pulled while training. `batch_groups`: N of each step, if it
-        is not the policy's. `start`: rank 0's `session.start`, on every other rank.
+        background. `publisher`: receives the weights of `session.publish`. `next_step`: from the trainer's checkpoint;
+        None: after the last commit. `prefetch`: batches pulled while training. `batch_groups`: N of each step, if it is
+        not the policy's. `start`: rank 0's `session.start`, on every other rank.
         """
         with CALLS.under_way():
             from trainer_client.session.opening import open_session

@@ -1,4 +1,4 @@
-"""One unary RPC as a value, which either client carries out.
+"""Call: one unary RPC as a value, which either client carries out.
 
 Invariant: a call can be repeated as it is; only the seen revision is filled in anew.
 """
@@ -22,30 +22,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[ReplyT, T]):
-    """One unary RPC. `run_id` is empty where the request concerns no single run."""
+    """Call of one unary RPC. `run_id` is empty where the request concerns no single run."""
 
     method: str
     run_id: str
     doing: str
-    """For notices and errors, for example "publishing version 3"."""
+    """Description for notices and errors, for example "publishing version 3"."""
     build: Callable[[common_pb2.RunRef], Message]
-    """The request, given what was last seen of the run."""
+    """Builder of the request, given the run's id and the revision last seen."""
     reply: type[ReplyT]
     decode: Callable[[ReplyT], T]
     timeout_s: float | None = None
-    """How long it is tried; None: as long as the client's options say."""
+    """Longest time, in seconds, over which the call is repeated; None: the client's option."""
     on_wait: OnWait | None = None
-    """Told of every try that came to nothing."""
+    """Callback for every try that failed and is repeated."""
     gone: type[RolloutBufferError] | None = None
-    """What a repeat meets when the first try, whose answer was lost, has done it."""
+    """Error that a repeat meets when the first try took effect but its answer was lost; None: no such error."""
 
     def was_done(self, error: RolloutBufferError, *, repeated: bool) -> bool:
-        """True when the error of a call says that an earlier try of it took effect."""
+        """True when `error` shows that an earlier try of the call took effect."""
         return repeated and self.gone is not None and isinstance(error, self.gone)
 
 
 def documented(method: Callable[..., object], make: Callable[..., object]) -> None:
-    """Give a client's method the docs and the signature of what makes its call."""
+    """Give a client's method the docstring and the signature of the builder of its call."""
     signature = inspect.signature(make)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     result = get_args(signature.return_annotation)[-1]
@@ -57,12 +57,12 @@ def documented(method: Callable[..., object], make: Callable[..., object]) -> No
 
 
 def serialize(message: Message) -> bytes:
-    """A request as gRPC sends it."""
+    """Serialize a request for gRPC."""
     return message.SerializeToString()
 
 
 def note(revisions: Revisions, run_id: str, reply: Message) -> None:
-    """Take the reply's revision into account. A run that was deleted, or that is new, has no past."""
+    """Record the reply's revision. The record of a run that was deleted, or that is new, starts afresh."""
     if isinstance(reply, runs_pb2.DeleteRunResponse):
         revisions.forget(run_id)
         return

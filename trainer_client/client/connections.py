@@ -1,6 +1,6 @@
-"""The blocking client's connections to the service: two channels, for each process that uses the client.
+"""Connections of the blocking client to the service: two channels for each process that uses the client.
 
-Invariants: a process talks over connections that it made itself; those that it inherits from its parent stay open and
+Invariants: a process talks over connections that it made itself. Those that it inherits from its parent stay open and
 unused, because gRPC would end the parent's with them.
 """
 
@@ -16,19 +16,20 @@ from trainer_client.client.driver import ClientOptions
 from trainer_client.forks import CALLS
 
 _SINGLE_THREADED = ("SingleThreadedUnaryStream", 1)
-"""A stream is read by the thread that pulls alone: a thread of gRPC's own would be inside it at any fork."""
+"""Channel option: the thread that pulls reads the stream itself. A thread of gRPC's own would be inside gRPC at any
+fork."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfProcess:
-    """What one process has of a client."""
+    """Connections of one process, and the revisions that it has seen."""
 
     control: grpc.Channel
     bulk: grpc.Channel
     revisions: Revisions
 
     def close(self) -> None:
-        """Calls under way fail."""
+        """Close both channels; calls under way fail."""
         self.control.close()
         self.bulk.close()
 
@@ -43,26 +44,26 @@ class Connections:
 
     @property
     def control(self) -> grpc.Channel:
-        """For small messages. Raises UsedAfterFork in a child whose birth gRPC did not survive."""
+        """Channel for small messages. Raises UsedAfterFork in a child whose fork gRPC did not survive."""
         return self._mine().control
 
     @property
     def bulk(self) -> grpc.Channel:
-        """For batches. Raises as `control`."""
+        """Channel for batches. Raises as `control`."""
         return self._mine().bulk
 
     @property
     def tokens(self) -> TokenSource:
-        """The token that calls carry."""
+        """Source of the token that calls carry."""
         return self._connector.tokens
 
     @property
     def revisions(self) -> Revisions:
-        """The highest revision that this process has seen of each run."""
+        """Highest revision that this process has seen of each run."""
         return self._mine().revisions
 
     def close(self) -> None:
-        """Close those of this process."""
+        """Close this process's connections."""
         self._closed = True
         mine = self._by_pid.get(os.getpid())
         if mine is not None:

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client share: limits of their waits and the decision what to repeat."""
+"""Rules that the blocking and the asyncio client share: limits of their waits, and the decision what to repeat."""
 
 import time
 from dataclasses import dataclass
@@ -10,21 +10,22 @@ from buffer_wire.limits import MAX_MESSAGE_BYTES
 from trainer_client.field_names import NamedFields
 
 PULL_SLICE_S = 2.0
-"""Longest wait of one pull attempt at the service: how soon a caller hears on whom a pull waits."""
+"""Longest wait of one pull attempt at the service, and so between two notices on whom the pull waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions(Access, NamedFields):
-    """How a client gets in (see Access), connects, and how long it keeps trying."""
+    """Options of a client: access (see Access), connection, and how long it keeps trying."""
 
     timeout_s: float = 300.0
-    """How long a call is repeated while the service does not answer or is not ready, unless the call says."""
+    """Longest time, in seconds, over which a call is repeated while the service does not answer or is not ready; a call
+    may set its own."""
     attempt_timeout_s: float = 20.0
-    """Longest wait for one answer."""
+    """Longest wait for one answer, in seconds."""
     transfer_timeout_s: float = 600.0
-    """Longest time that the transfer of one shard may take after its wait."""
+    """Longest time, in seconds, that the transfer of one shard may take after its wait."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """Largest message accepted; at least the service's limit."""
+    """Largest message accepted, in bytes; at least the service's limit."""
 
     def channel_options(self) -> Options:
         """Options of one gRPC channel."""
@@ -32,8 +33,8 @@ class ClientOptions(Access, NamedFields):
 
 
 def worth_repeating(error: RolloutBufferError) -> bool:
-    """True when the same request can succeed later: a server that shuts down cancels what it was doing, and a run that
-    an operator holds is continued by one.
+    """True when the same request can succeed later. A server that shuts down cancels calls, and an operator continues a
+    run that an operator has paused.
     """
     return error.retryable or is_held(error) or error.attributes.get("status") == "CANCELLED"
 
@@ -44,20 +45,20 @@ def is_held(error: RolloutBufferError) -> bool:
 
 
 def is_drained(error: RolloutBufferError) -> bool:
-    """True when an operator has let the run end, and nothing comes any more."""
+    """True when an operator has drained the run, so that nothing more comes."""
     return isinstance(error, RunPaused) and error.attributes.get("why") == "drained"
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on the monotonic clock, and when the wait began."""
+    """Deadline on the monotonic clock, with the time at which the wait began."""
 
     started: float
     at: float
 
     @classmethod
     def after(cls, timeout_s: float) -> "Deadline":
-        """`timeout_s` from now."""
+        """Make a deadline `timeout_s` from now."""
         now = time.monotonic()
         return cls(now, now + timeout_s)
 

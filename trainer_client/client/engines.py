@@ -1,4 +1,4 @@
-"""Which engines have loaded a version, and how many a quorum is, judged from a run's state."""
+"""Quorum of engines: which engines have loaded a version and how many are needed, judged from a run's state."""
 
 import math
 from typing import TypeAlias
@@ -10,19 +10,19 @@ FIRST_POLL_S = 0.05
 MOST_POLL_S = 1.0
 
 SILENT_MS = 60_000
-"""An engine whose worker has not reported for this long (it does at least every 30 s) counts as gone."""
+"""Silence after which an engine counts as gone; its worker reports at least every 30 s."""
 
 LEAST_ANSWER_S = 5.0
-"""How long one look at the run may take at least, however short the wait."""
+"""Shortest time limit, in seconds, for reading the run, however short the wait."""
 
 IN_SERVICE = ("starting", "ready", "loading")
 
 Quorum: TypeAlias = int | float
-"""Engines to wait for: a number of them as an int, a share of those in service, above 0 and at most 1, as a float."""
+"""Number of engines to wait for as an int, or a share of those in service, above 0 and at most 1, as a float."""
 
 
 def said(quorum: Quorum) -> str:
-    """A quorum in words."""
+    """Describe a quorum in words."""
     return f"{quorum} engines" if isinstance(quorum, int) else f"{quorum:.0%} of the engines"
 
 
@@ -32,14 +32,15 @@ def in_service(run: RunState) -> tuple[Engine, ...]:
 
 
 def quorum_of(quorum: Quorum, run: RunState) -> int:
-    """How many engines that is now: of a share, rounded up, and at least 1. Raises InvalidField."""
+    """Count the engines that make a quorum now: a share is rounded up, and at least 1. Raises InvalidField."""
     if isinstance(quorum, bool) or not (quorum > 0 and (isinstance(quorum, int) or quorum <= 1)):
         raise InvalidField("wait_for", quorum, "a number of engines (int) or a share of them above 0 and at most 1.0")
     return quorum if isinstance(quorum, int) else max(1, math.ceil(quorum * len(in_service(run)) - 1e-9))
 
 
 def not_loaded(run: RunState, version: int, quorum: Quorum, epoch: int | None) -> NotReady | None:
-    """None when that many engines are ready with (epoch, version) or newer, else what is missing, with their names.
+    """Return None when that many engines are ready with (epoch, version) or newer, else an error that names the missing
+    ones.
 
     `epoch` None: the run's. A higher version of an abandoned timeline does not count as newer. Raises InvalidField.
     """

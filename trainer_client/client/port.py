@@ -1,6 +1,6 @@
-"""The part of a client that a session, its feeder and its publishers need.
+"""Port of a client: the part that a session, its feeder and its publishers need.
 
-They know this instead of the client itself, which opens them.
+They depend on this protocol, not on the client itself, which imports them.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class SessionClient(Protocol):
-    """What a session asks of its client; `BufferClient` says what each method does."""
+    """Methods of its client that a session needs; `BufferClient` documents each."""
 
     @property
     def target(self) -> str:
-        """The service's address."""
+        """Address of the service."""
 
     def create_run(self, run_id: str, policy: Policy | None = None) -> RunState:
         """Create a run, or find it."""
 
     def run(self, run_id: str, *, timeout_s: float | None = None) -> RunState:
-        """The whole state of a run."""
+        """Read the whole state of a run."""
 
     def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
         """Change the policy of a live run."""
@@ -49,10 +49,10 @@ class SessionClient(Protocol):
         """Add tasks and move the feeder's cursor."""
 
     def pull_loop(self, run_id: str) -> PullLoop:
-        """The loop in which pulls of the run wait."""
+        """Make the loop in which pulls of the run wait."""
 
     def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
-        """One try of a pull, for that loop."""
+        """Try a pull once, for that loop."""
 
     def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
         """Mark steps as trained."""

@@ -1,7 +1,7 @@
-"""What is pulled, and the one loop in which a pull waits, of both clients, of sessions and of data sets.
+"""Pull: its specification, and the loop in which a pull waits, for both clients, sessions and data sets.
 
-Invariants: every try that comes to nothing is told before the next one; no try begins after the time is up; the service
-holds a try for at most `PULL_SLICE_S`, so that a caller hears as often on whom it waits.
+Invariants: every try that fails is reported before the next one. No try begins after the time is up. The service holds
+a try for at most `PULL_SLICE_S`, so that a caller hears at least that often on whom it waits.
 """
 
 import math
@@ -20,38 +20,39 @@ T = TypeVar("T")
 PULL_METHOD = "/rollout_buffer.v1.BatchService/PullBatch"
 
 MIN_PULL_INTERVAL_S = 0.05
-"""Least time between two tries, should the service not hold the wait that it was asked for."""
+"""Shortest interval, in seconds, between two tries; it matters if the service does not hold the wait that it was asked
+for."""
 
 Told: TypeAlias = Callable[[RolloutBufferError], None]
-"""Told of every try that came to nothing and is repeated. What it raises ends the wait."""
+"""Callback for every try that failed and is repeated. What it raises ends the wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSpec:
-    """Which shard of which round of which step."""
+    """Specification of a pull: the epoch, step and round, and the rank whose shard is wanted."""
 
     epoch: int
     step: int
-    """The next unassembled one, or any earlier one that is still retained."""
+    """Step: the next unassembled one, or any earlier one that is still retained."""
     rank: int = 0
     world_size: int = 1
-    """Fixed for an epoch by its first pull."""
+    """Number of ranks, fixed for an epoch by its first pull."""
     train_version: int | None = None
-    """The version whose weights will train on the batch; None: that of the step's earlier rounds, or the published."""
+    """Version whose weights will train on the batch; None: that of the step's earlier rounds, or the published one."""
     round: int = 0
-    """From 0: any closed one, or the next."""
+    """Number of the round, from 0: any that has closed, or the next."""
     batch_groups: int | None = None
-    """N of this step; None: the policy's. Whoever closes the first round decides."""
+    """Number of groups N of this step; None: the policy's. The pull that closes the first round decides."""
 
     def following(self) -> "PullSpec":
-        """The step's next round."""
+        """Return the spec of the step's next round."""
         return replace(self, round=self.round + 1, train_version=None, batch_groups=None)
 
     def __str__(self) -> str:
         return str(Place(self.step, self.round))
 
     def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
-        """The request of one attempt that waits up to `wait_s` at the service."""
+        """Build the request of one attempt that waits up to `wait_s` at the service."""
         return batches_pb2.PullBatchRequest(
             run=ref,
             epoch=self.epoch,
@@ -66,7 +67,7 @@ class PullSpec:
 
 
 def _pause(error: RolloutBufferError) -> float | None:
-    """A batch that is not ready is asked for again soon: the service itself has waited."""
+    """Choose a short pause after BatchNotReady, because the service itself has waited; None: the usual back-off."""
     return MIN_PULL_INTERVAL_S if isinstance(error, BatchNotReady) else None
 
 
@@ -79,10 +80,10 @@ def _on_retry(told: Told) -> OnRetry:
 
 @dataclass(frozen=True, slots=True)
 class PullLoop:
-    """Tries until one succeeds, the time is up, or an error comes that no later try can cure."""
+    """Loop that repeats a try until it succeeds, the time is up, or an error comes that no later try can cure."""
 
     service: str
-    """Its address, for notices."""
+    """Address of the service, for notices."""
     tokens: Tokens | None = None
     mend: Mend | None = None
 
@@ -91,7 +92,7 @@ class PullLoop:
         return f"the service at {self.service}"
 
     def run(self, attempt: Callable[[Deadline], T], told: Told, timeout_s: float = math.inf) -> T:
-        """The first result of `attempt`, which is given how long the whole pull may take."""
+        """Return the first result of `attempt`, which is called with the deadline of the whole pull."""
         within = Deadline.after(timeout_s)
         return retry_sync(
             lambda: attempt(within),
@@ -105,7 +106,7 @@ class PullLoop:
         )
 
     async def run_async(self, attempt: Callable[[Deadline], Awaitable[T]], told: Told, timeout_s: float) -> T:
-        """`run` for coroutines."""
+        """Do what `run` does, for coroutines."""
         within = Deadline.after(timeout_s)
         return await retry_async(
             lambda: attempt(within),

@@ -1,4 +1,4 @@
-"""Replies of the service as plain values."""
+"""Decoding of the service's replies into plain values."""
 
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,12 @@ _GROUP_ENTRIES = (
 
 
 def weight_version(wire: common_pb2.WeightVersion) -> state.WeightVersion:
-    """Identity of weights."""
+    """Decode a weight version."""
     return state.WeightVersion(wire.epoch, wire.version)
 
 
 def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
-    """The whole state of a run."""
+    """Decode the whole state of a run."""
     return state.RunState(
         run_id=run.run_id,
         policy=Policy.from_wire(run.policy),
@@ -108,7 +108,7 @@ def _engine(report: weights_pb2.EngineReport) -> state.Engine:
 
 
 def resumed(reply: batches_pb2.ResumeResponse) -> state.Resumed:
-    """Where to go on."""
+    """Decode the result of a resume: the place where the trainer goes on."""
     return state.Resumed(
         epoch=reply.epoch,
         next_step=reply.next_step,

@@ -1,7 +1,9 @@
-"""Every unary RPC of a trainer or an operator as a value: path, request, type and decoding of the reply.
+"""Builders of calls: every unary RPC of a trainer or an operator as a value.
 
-Both clients have a method for each of them, with its signature and its docs; they differ only in how they wait.
-Invariant: a call can be repeated as it is, its identity (request id, manifest bytes) is fixed when it is made; only the
+A call holds path, request, type and decoding of the reply. Both clients have a method for each builder, with its
+signature and its docs; they differ only in how they wait.
+
+Invariant: a call can be repeated as it is. Its identity (request id, manifest bytes) is fixed when it is made; only the
 seen revision is filled in anew.
 """
 
@@ -37,7 +39,7 @@ _MODES = {
 
 
 def new_request_id() -> str:
-    """Identity of a request, 32 characters."""
+    """Make the identity of a request, 32 characters."""
     return uuid.uuid4().hex
 
 
@@ -55,7 +57,7 @@ def create_run(run_id: str, policy: Policy | None = None) -> Call[runs_pb2.Creat
 
 
 def run(run_id: str, *, timeout_s: float | None = None) -> Call[runs_pb2.GetRunResponse, RunState]:
-    """The whole state of a run. Raises UnknownRun."""
+    """Read the whole state of a run. Raises UnknownRun."""
     return Call(
         "/rollout_buffer.v1.RunService/GetRun",
         run_id,
@@ -68,7 +70,7 @@ def run(run_id: str, *, timeout_s: float | None = None) -> Call[runs_pb2.GetRunR
 
 
 def runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
-    """Ids of all runs, in order."""
+    """List the ids of all runs, in order."""
     return Call(
         "/rollout_buffer.v1.RunService/ListRuns",
         "",
@@ -82,7 +84,7 @@ def runs() -> Call[runs_pb2.ListRunsResponse, tuple[str, ...]]:
 def update_policy(
     run_id: str, policy: Policy, names: Iterable[str] = ()
 ) -> Call[runs_pb2.UpdatePolicyResponse, Policy]:
-    """UpdatePolicy; replaces the named fields, or the whole policy where none is named. Raises InvalidField."""
+    """Call UpdatePolicy: replace the named fields, or the whole policy where none is named. Raises InvalidField."""
     fields = sorted(names)
     if "preset" in fields:
         raise InvalidField("policy.preset", policy.preset, "part of a whole policy: Policy(preset=...)")
@@ -100,7 +102,7 @@ def update_policy(
 def _run_alone(
     run_id: str, rpc: str, doing: str, request: Callable[..., Message], reply: type[ReplyT]
 ) -> Call[ReplyT, None]:
-    """A call of RunService that says which run it is about, and nothing else."""
+    """Build a call of RunService whose request names only the run."""
     return Call(
         f"/rollout_buffer.v1.RunService/{rpc}",
         run_id,
@@ -112,7 +114,7 @@ def _run_alone(
 
 
 def pause_run(run_id: str) -> Call[runs_pb2.PauseRunResponse, None]:
-    """Hold a run: no leases, no submits, no new batches, until `continue_run`; what is in flight may land."""
+    """Hold a run until `continue_run`: no leases, no submits, no new batches; what is in flight may still arrive."""
     return _run_alone(run_id, "PauseRun", "pausing", runs_pb2.PauseRunRequest, runs_pb2.PauseRunResponse)
 
 
@@ -127,24 +129,24 @@ def continue_run(run_id: str) -> Call[runs_pb2.ContinueRunResponse, None]:
 
 
 def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
-    """Delete a run and everything stored for it; there is no way back. Raises UnknownRun."""
+    """Delete a run and everything stored for it, irrevocably. Raises UnknownRun."""
     call = _run_alone(run_id, "DeleteRun", "deleting", runs_pb2.DeleteRunRequest, runs_pb2.DeleteRunResponse)
     return replace(call, gone=UnknownRun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Tasks and the cursor that moves with them, both or neither."""
+    """Submission: tasks and the cursor that moves with them, both or neither."""
 
     epoch: int
     expected_cursor: int
-    """As the feeder last knew it."""
+    """Cursor as the feeder last knew it."""
     cursor: int
-    """After these tasks; at least expected_cursor."""
+    """Cursor after these tasks; at least expected_cursor."""
     tasks: Sequence[Task]
-    """1 to 4,096."""
+    """Tasks to submit, 1 to 4,096."""
     feeder_state: bytes = b""
-    """Opaque, belongs to the new cursor, at most 64 KiB."""
+    """Feeder's own state at the new cursor, opaque to the service, at most 64 KiB."""
     request_id: str = ""
     """Identity of the submit, so that a repeat is recognised; empty: a new one."""
 
@@ -192,8 +194,8 @@ def publish(
 ) -> Call[weights_pb2.PublishResponse, Published]:
     """Make (epoch, version) the published weights and commit through a step, in one decision.
 
-    `manifest` None: weights that need no loading. `time_spent`: what the trainer did since it resumed, for the
-    run's statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
+    `manifest` None: weights that need no loading. `time_spent`: the trainer's time since it resumed, for the run's
+    statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
     """
     wire = manifest.to_wire() if manifest is not None else None
     return Call(
@@ -263,9 +265,9 @@ def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb
 def resume(
     run_id: str, *, next_step: int | None = None, mode: ResumeMode = "replay", allow_regenerate: bool = False
 ) -> Call[batches_pb2.ResumeResponse, Resumed]:
-    """Take the run over: a new epoch, the clock set back to `next_step` (None: after the last commit).
+    """Take the run over: begin a new epoch, with the clock set back to `next_step` (None: after the last commit).
 
-    Raises StepAhead, ReplayGap unless `allow_regenerate`, and InvalidField for a mode that there is not.
+    Raises StepAhead, ReplayGap unless `allow_regenerate`, and InvalidField for an unknown mode.
     """
     if mode not in _MODES:
         raise InvalidField("mode", mode, "one of " + ", ".join(_MODES))

@@ -1,8 +1,10 @@
-"""Evaluations in the asyncio client: what `trainer_client.client.evaluation.blocking` has, as coroutines.
+"""Evaluations in the asyncio client: the classes of `trainer_client.client.evaluation.blocking`, with coroutines.
 
-async with await client.evaluate("math", tasks, epoch=epoch) as evaluation:
-async for group in evaluation:
-scores.append(group.rewards.mean())
+    async with await client.evaluate("math", tasks, epoch=epoch) as evaluation:
+        async for group in evaluation:
+            scores.append(group.rewards.mean())
+
+Groups come as they end; leaving the `async with` deletes their stored results.
 """
 
 import asyncio
@@ -36,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Client(Protocol):
-    """What is used here of the client."""
+    """Part of the client that evaluations use."""
 
     _holder: Holder
 
@@ -65,18 +67,18 @@ class _Client(Protocol):
 
 
 class AsyncEvaluation:
-    """One evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
+    """Evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
 
     def __init__(self, client: _Client, run_id: str, state: EvaluationState) -> None:
         self.run_id = run_id
         self.eval_id = state.eval_id
         self.version: WeightVersion = state.version
-        """Of the weights that every token of it comes from."""
+        """Weight version that generates every token of the evaluation."""
         self._client = client
         self._state = state
 
     async def state(self) -> EvaluationState:
-        """How far it is, asked for now."""
+        """Read the evaluation's present state."""
         return await self._client.evaluation_state(self.run_id, self.eval_id)
 
     async def wait(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> EvaluationState:
@@ -87,7 +89,7 @@ class AsyncEvaluation:
         return reading.state
 
     def groups(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> AsyncIterator[Group]:
-        """Groups in order of their ending, from the first, until all tasks have ended."""
+        """Iterate over the groups in order of their ending, from the first, until all tasks have ended."""
         reading = Reading(self.run_id, self._client.revisions, self._state)
         return self._client.read_evaluation(reading, timeout_s, on_wait)
 
@@ -95,7 +97,7 @@ class AsyncEvaluation:
         return self.groups()
 
     async def delete(self) -> None:
-        """End it where it is and delete its results."""
+        """End the evaluation where it is and delete its results."""
         await self._client.delete_evaluation(self.run_id, self.eval_id)
 
     async def __aenter__(self) -> Self:
@@ -108,7 +110,7 @@ class AsyncEvaluation:
 
 
 class AsyncEvaluationCalls:
-    """A part of AsyncBufferClient."""
+    """Mixin with the evaluation calls of AsyncBufferClient."""
 
     async def evaluate(
         self: _Client,
@@ -126,13 +128,15 @@ class AsyncEvaluationCalls:
         return AsyncEvaluation(self, run_id, await self._call(call))
 
     async def evaluation(self: _Client, run_id: str, eval_id: str) -> AsyncEvaluation:
-        """An evaluation that was submitted before."""
+        """Find an evaluation that was submitted before. Raises UnknownEvaluation."""
         return AsyncEvaluation(self, run_id, await self._call(evaluations.evaluation_state(run_id, eval_id)))
 
     async def read_evaluation(
         self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None
     ) -> AsyncIterator[Group]:
-        """The groups that a reading has not had yet, as they come."""
+        """Yield the groups that a reading has not had yet, as they come. Raises EvaluationNotReady after
+        `timeout_s`.
+        """
         self._holder.check()
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,

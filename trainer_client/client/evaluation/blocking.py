@@ -4,8 +4,8 @@
         for group in evaluation:
             scores.append(group.rewards.mean())
 
-Groups come as they end, of exactly one weight version, whatever is published meanwhile; leaving the `with` deletes what
-is stored of them.
+Groups come as they end. All are generated at exactly one weight version, whatever is published meanwhile. Leaving the
+`with` deletes their stored results.
 """
 
 import time
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Client(Protocol):
-    """What is used here of the client."""
+    """Part of the client that evaluations use."""
 
     @property
     def target(self) -> str: ...
@@ -65,18 +65,18 @@ class _Client(Protocol):
 
 
 class Evaluation:
-    """One evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
+    """Evaluation of a run, submitted or found; as a context manager it is deleted at the end."""
 
     def __init__(self, client: _Client, run_id: str, state: EvaluationState) -> None:
         self.run_id = run_id
         self.eval_id = state.eval_id
         self.version: WeightVersion = state.version
-        """Of the weights that every token of it comes from."""
+        """Weight version that generates every token of the evaluation."""
         self._client = client
         self._state = state
 
     def state(self) -> EvaluationState:
-        """How far it is, asked for now."""
+        """Read the evaluation's present state."""
         return self._client.evaluation_state(self.run_id, self.eval_id)
 
     def wait(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> EvaluationState:
@@ -87,7 +87,7 @@ class Evaluation:
         return reading.state
 
     def groups(self, timeout_s: float = 3600.0, *, on_wait: OnWait | None = None) -> "Iterator[Group]":
-        """Groups in order of their ending, from the first, until all tasks have ended.
+        """Iterate over the groups in order of their ending, from the first, until all tasks have ended.
 
         Tasks that failed have none; they are in the state's `failures`. Raises EvaluationNotReady after `timeout_s`.
         """
@@ -98,7 +98,7 @@ class Evaluation:
         return self.groups()
 
     def delete(self) -> None:
-        """End it where it is and delete its results."""
+        """End the evaluation where it is and delete its results."""
         self._client.delete_evaluation(self.run_id, self.eval_id)
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class Evaluation:
 
 
 class EvaluationCalls:
-    """A part of BufferClient."""
+    """Mixin with the evaluation calls of BufferClient."""
 
     def evaluate(
         self: _Client,
@@ -124,8 +124,9 @@ class EvaluationCalls:
     ) -> Evaluation:
         """Have tasks generated at one weight version, beside the training.
 
-        `version`: the published one (None), or an earlier one whose manifest the run still has. `eval_id`: names it, so
-        that it is found again; None: a new name. Raises EvaluationExists, EvaluationsFull, StaleEpoch, InvalidField.
+        `version`: the published one (None), or an earlier one whose manifest the run still has. `eval_id`: the
+        evaluation's name, by which it is found again; None: a new name. Raises EvaluationExists, EvaluationsFull,
+        StaleEpoch, InvalidField.
         """
         call = evaluations.submit(
             run_id, epoch=epoch, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
@@ -133,11 +134,13 @@ class EvaluationCalls:
         return Evaluation(self, run_id, self._call(call))
 
     def evaluation(self: _Client, run_id: str, eval_id: str) -> Evaluation:
-        """An evaluation that was submitted before. Raises UnknownEvaluation."""
+        """Find an evaluation that was submitted before. Raises UnknownEvaluation."""
         return Evaluation(self, run_id, self._call(evaluations.evaluation_state(run_id, eval_id)))
 
     def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]":
-        """The groups that a reading has not had yet, as they come. Raises EvaluationNotReady after `timeout_s`."""
+        """Yield the groups that a reading has not had yet, as they come. Raises EvaluationNotReady after
+        `timeout_s`.
+        """
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,
             request_serializer=serialize,

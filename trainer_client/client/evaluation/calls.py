@@ -1,7 +1,7 @@
 """Evaluations as a trainer sees them: calls, states, and the reading of results that both clients share.
 
-Invariants: an evaluation has an id that its caller chose, so a submit can be repeated; a reading that was cut goes on
-after the last result that it has, so that every group comes once.
+Invariants: the caller chooses an evaluation's id, so a submit can be repeated. A reading that was cut goes on after the
+last result that it has, so every group comes once.
 """
 
 import uuid
@@ -29,10 +29,10 @@ READ_METHOD = f"{_SERVICE}/ReadEvaluation"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFailure:
-    """A task that was given up, with its last error."""
+    """Failed task of an evaluation, given up with its last error."""
 
     task_index: int
-    """Position in the submit, from 0."""
+    """Position of the task in the submit, from 0."""
     task_id: str
     attempts: int
     error: str
@@ -40,11 +40,11 @@ class EvaluationFailure:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
-    """How far an evaluation is: tasks = pending + leased + finished + failed."""
+    """State of an evaluation: tasks = pending + leased + finished + failed."""
 
     eval_id: str
     version: WeightVersion
-    """Of the weights that every token of it comes from."""
+    """Weight version that generates every token of the evaluation."""
     tasks: int
     pending: int
     leased: int
@@ -53,11 +53,11 @@ class EvaluationState:
     stored_bytes: int
     created_ms: int
     failures: tuple[EvaluationFailure, ...]
-    """The first 100; empty in a list of evaluations."""
+    """Failed tasks, the first 100; empty in a list of evaluations."""
 
     @property
     def ended(self) -> int:
-        """Tasks of which nothing more comes."""
+        """Number of tasks that have ended, with a group or without one."""
         return self.finished + self.failed
 
     @property
@@ -67,7 +67,7 @@ class EvaluationState:
 
     @property
     def waits_on(self) -> str:
-        """On whom it waits; empty when it is done."""
+        """Party that the evaluation waits on; empty when it is done."""
         if self.leased:
             return f"the workers: {self.leased} tasks are being generated, {self.pending} are pending"
         if self.pending:
@@ -75,12 +75,12 @@ class EvaluationState:
         return ""
 
     def not_ready(self) -> EvaluationNotReady:
-        """What a wait for it meets."""
+        """Make the error that a wait for the evaluation ends with."""
         return EvaluationNotReady(eval_id=self.eval_id, ended=self.ended, tasks=self.tasks, waits_on=self.waits_on)
 
 
 def state_of(wire: pb.Evaluation) -> EvaluationState:
-    """The state that a message says."""
+    """Decode the state of an evaluation."""
     return EvaluationState(
         eval_id=wire.eval_id,
         version=WeightVersion(wire.version.epoch, wire.version.version),
@@ -96,14 +96,14 @@ def state_of(wire: pb.Evaluation) -> EvaluationState:
 
 
 def new_eval_id() -> str:
-    """An id for an evaluation whose caller has none."""
+    """Make an id for an evaluation whose caller gives none."""
     return f"eval-{uuid.uuid4().hex[:12]}"
 
 
 def submit(
     run_id: str, *, epoch: int, eval_id: str, version: int | None, tasks: Sequence[Task]
 ) -> Call[pb.SubmitEvaluationResponse, EvaluationState]:
-    """SubmitEvaluation. Raises InvalidField for a task that cannot be a message."""
+    """Submit an evaluation. Raises InvalidField for a task that cannot be a message."""
     request = pb.SubmitEvaluationRequest(epoch=epoch, eval_id=eval_id, version=version, tasks=tasks_to_wire(tasks))
 
     def build(ref: common_pb2.RunRef) -> Message:
@@ -121,7 +121,7 @@ def submit(
 
 
 def evaluation_state(run_id: str, eval_id: str) -> Call[pb.GetEvaluationResponse, EvaluationState]:
-    """How far an evaluation is. Raises UnknownEvaluation."""
+    """Read the state of an evaluation. Raises UnknownEvaluation."""
     return Call(
         f"{_SERVICE}/GetEvaluation",
         run_id,
@@ -133,7 +133,7 @@ def evaluation_state(run_id: str, eval_id: str) -> Call[pb.GetEvaluationResponse
 
 
 def evaluations(run_id: str) -> Call[pb.ListEvaluationsResponse, tuple[EvaluationState, ...]]:
-    """All evaluations of a run, in order of submission."""
+    """List all evaluations of a run, in order of submission."""
     return Call(
         f"{_SERVICE}/ListEvaluations",
         run_id,
@@ -158,7 +158,7 @@ def delete_evaluation(run_id: str, eval_id: str) -> Call[pb.DeleteEvaluationResp
 
 
 class Reading:
-    """The results of one evaluation, over any number of streams."""
+    """Reading of one evaluation's results, over any number of streams."""
 
     def __init__(self, run_id: str, revisions: Revisions, state: EvaluationState, *, seen: int = 0) -> None:
         self.state = state
@@ -168,11 +168,11 @@ class Reading:
 
     @property
     def complete(self) -> bool:
-        """True when nothing more comes."""
+        """True when no more results come."""
         return self._seen >= self.state.tasks and self.state.done
 
     def request(self, wait_s: float) -> pb.ReadEvaluationRequest:
-        """The request of a stream that goes on from here, and waits up to `wait_s` for what is missing."""
+        """Build the request of a stream that goes on from here, and waits up to `wait_s` for missing results."""
         return pb.ReadEvaluationRequest(
             run=self._revisions.ref(self._run_id),
             eval_id=self.state.eval_id,
@@ -181,7 +181,7 @@ class Reading:
         )
 
     def take(self, message: pb.ReadEvaluationResponse) -> "list[Group]":
-        """The groups of the next message; those of failed tasks are in the state's failures."""
+        """Take the groups of the next message; failed tasks appear in the state's failures."""
         self.state = state_of(message.evaluation)
         self._seen += len(message.results)
         return [self._group(result) for result in message.results if result.HasField("group")]
