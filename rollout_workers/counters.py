@@ -1,4 +1,4 @@
-"""What a worker has done since it started: plain numbers that every part adds to and the progress line reads."""
+"""Counters of a worker since its start: every part adds to them, and the progress line reads them."""
 
 import time
 from collections import Counter
@@ -42,7 +42,7 @@ class Counters:
     """On the monotonic clock."""
 
     def token_account(self) -> dict[str, object]:
-        """What became of every token received, by the names of the fields, for a line of the log."""
+        """Account of every token received, by field name, for a line of the log."""
         return {
             "tokens": self.tokens,
             "tokens_resumed": self.tokens_resumed,

@@ -1,4 +1,4 @@
-"""Where the engines of a worker come from: running servers, servers that the worker starts, or simulated ones.
+"""Hosts of a worker's engines: of running servers, servers that the worker starts, or simulated ones.
 
 A host opens its engine, opens it again after a failure, and closes what it owns.
 """
@@ -19,7 +19,7 @@ class EngineHost(Protocol):
     """Owner of one engine."""
 
     base_model: str | None
-    """What holds version 0; None when only the engine can say."""
+    """Model that holds version 0; None when only the engine can say."""
 
     @property
     def ended(self) -> bool:
@@ -28,7 +28,7 @@ class EngineHost(Protocol):
 
     @property
     def why_ended(self) -> str:
-        """What is known about the end of such a process: its exit code, and the end of its log."""
+        """Account of the end of such a process, as far as it is known: its exit code, and the end of its log."""
         ...
 
     async def open(self) -> Engine:
@@ -36,7 +36,7 @@ class EngineHost(Protocol):
         ...
 
     async def revive(self) -> Engine:
-        """After a failure: one attempt to have it running and connected again. Raises EngineError."""
+        """Make one attempt, after a failure, to have it running and connected again. Raises EngineError."""
         ...
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class EngineHost(Protocol):
 
 
 def hosts_of(options: WorkerOptions) -> list[EngineHost]:
-    """One host for each engine that the options name; those that a router lists are not known here."""
+    """Hosts, one for each engine that the options name; engines that a router lists are not known here."""
     if options.launch is not None:
         return [LaunchedHost(i, options) for i in range(options.launch.engines)]
     if options.simulated is not None:
@@ -55,7 +55,7 @@ def hosts_of(options: WorkerOptions) -> list[EngineHost]:
 
 @asynccontextmanager
 async def open_engines(hosts: Sequence[EngineHost], worker_id: str) -> AsyncIterator[list[EngineSlot]]:
-    """All engines, started side by side; closed again whatever happens. Raises the EngineErrors as a group."""
+    """Slots of all engines, opened side by side; closed again whatever happens. Raises the EngineErrors as a group."""
     try:
         async with asyncio.TaskGroup() as group:
             opening = [group.create_task(open_slot(f"{worker_id}.e{i}", host)) for i, host in enumerate(hosts)]
@@ -65,7 +65,7 @@ async def open_engines(hosts: Sequence[EngineHost], worker_id: str) -> AsyncIter
 
 
 async def open_slot(engine_id: str, host: EngineHost) -> EngineSlot:
-    """One engine, opened. Raises EngineError."""
+    """Slot of one engine, which is opened. Raises EngineError."""
     engine = await host.open()
     info = await engine.info()
     slot = EngineSlot(engine_id, engine, info, base_model=host.base_model)

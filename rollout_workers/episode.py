@@ -1,4 +1,4 @@
-"""What a rollout function is given: one sample, turn by turn.
+"""Episode, the object that a rollout function is given: one sample, made turn by turn.
 
     async def rollout(episode: Episode) -> float | None:
         while True:
@@ -37,7 +37,7 @@ from rollout_workers.generation.sampling import request_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One complete turn."""
+    """Complete turn of a sample, written by one side."""
 
     role: str
     """"assistant" where the model wrote, else as it was appended."""
@@ -56,7 +56,7 @@ class Turn:
 
 
 class Episode:
-    """One sample of a group. For use by one function, one call at a time."""
+    """Sample of a group that a rollout function makes. For use by one function, one call at a time."""
 
     def __init__(
         self, index: int, calls: EngineCalls, prompts: Prompts, tokenizer: Tokenizer | PromptRefused, *, deadline: float
@@ -73,7 +73,7 @@ class Episode:
         self._busy = False
         self._finish: Literal["stop", "length"] | None = None
         self.failure: Exception | None = None
-        """What ended the sample, whatever the function makes of it."""
+        """Error that ended the sample, whatever the function makes of it."""
         self.full: EpisodeFull | None = None
         """Set once something did not fit."""
         self.resumed = bool(len(self._sample))
@@ -83,7 +83,7 @@ class Episode:
 
     @property
     def task(self) -> tasks_pb2.Task:
-        """As it was submitted."""
+        """The task as it was submitted."""
         return self._calls.progress.task
 
     @property
@@ -134,10 +134,10 @@ class Episode:
     ) -> Turn:
         """Let the model write a turn.
 
-        It ends at a stop string or token (the task's, and these), or after `max_new_tokens`, or when the task's
-        max_new_tokens, which count for all turns of a sample together, or the context are used up. No stop token comes
-        before it has `min_new_tokens`, nor before the sample has the task's. Raises EpisodeFull when not one token
-        fits.
+        It ends at a stop string or token (the task's, and these), after `max_new_tokens`, or when the context is used
+        up. It also ends when the task's max_new_tokens are used up, which count for all turns of a sample together. No
+        stop token comes before it has `min_new_tokens`, nor before the sample has the task's. Raises EpisodeFull when
+        not one token fits.
         """
         self._check_open("generate")
         if max_new_tokens is not None and max_new_tokens < 1:

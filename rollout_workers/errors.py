@@ -1,4 +1,4 @@
-"""What can go wrong inside a worker, besides the errors of the wire contract and of the engines.
+"""Errors inside a worker, besides those of the wire contract and of the engines.
 
     WorkerError
     ├── WeightsInvalid       the files are not those of the manifest; nothing was replaced
@@ -93,7 +93,7 @@ class PromptRefused(WorkerError):
 
 
 class GenerationFailed(WorkerError):
-    """What was generated is not a group."""
+    """Generated samples do not make a group."""
 
     reason = "generation_failed"
 

@@ -1,12 +1,12 @@
-"""Rollout functions: how the user's code makes one sample out of as many turns as it likes.
+"""Rollout functions: the user's code that makes one sample out of as many turns as it likes.
 
     async def rollout(episode: Episode) -> float | None: ...
 
-It is named `module:function`, called once for every sample of a group, the samples of a group side by side on one
-engine, and drives the Episode it is given (rollout_workers.episode). What it returns is the sample's reward; None
-leaves that to the reward function. With `rollout.resumable = True` it is called again with the turns of an interrupted
-attempt, otherwise interrupted samples start anew. An object with an async `__call__` does as well; if it has
-`running()`, an async context manager, the worker works within it.
+A rollout function is named `module:function`. It is called once for every sample of a group, the samples of a group
+side by side on one engine, and drives the Episode it is given (rollout_workers.episode). Its return value is the
+sample's reward; None leaves that to the reward function. With `rollout.resumable = True` it is called again with the
+turns of an interrupted attempt, otherwise interrupted samples start anew. An object with an async `__call__` does as
+well; if it has `running()`, an async context manager, the worker works within it.
 """
 
 import contextlib
@@ -55,7 +55,9 @@ def load_rollout(name: str) -> Rollout:
 
 
 def rollout_of(options: "WorkerOptions") -> Rollout | None:
-    """What the options name: a function, a verifiers environment, or None for a single turn. Raises InvalidField."""
+    """Rollout that the options name: a function, a verifiers environment, or None for a single turn. Raises
+    InvalidField.
+    """
     if options.environment:
         return load_environment(options)
     return load_rollout(options.rollout) if options.rollout else None

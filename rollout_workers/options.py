@@ -19,10 +19,10 @@ from rollout_workers.engine.sglang.versions import release_of
 from rollout_workers.engine.types import PauseMode
 
 EVALUATIONS = ("also", "never", "only")
-"""Whether a worker takes tasks of evaluations."""
+"""Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
 
 DEVICES = ("cpu", "cuda")
-"""What launched servers compute on."""
+"""Devices on which launched servers can compute."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class LaunchOptions:
     """Longest time from start to ready."""
 
     log_dir: Path | None = None
-    """Where the servers' logs go; default: weights_dir."""
+    """Directory of the servers' logs; default: weights_dir."""
 
     def __post_init__(self) -> None:
         _check("launch.engines", self.engines, lambda n: 1 <= n <= 64, "1 to 64")
@@ -173,7 +173,7 @@ class WorkerOptions:
     """Processes for reward functions that compute, in place of threads, 0 to 256; 0: threads."""
 
     weights_dir: Path = Path("worker_weights")
-    """Where weights are fetched to: one directory a version. Workers on one host may share it."""
+    """Directory to which weights are fetched, one subdirectory a version. Workers on one host may share it."""
 
     keep_versions: int = 2
     """Fetched versions kept on disk, 1 to 1,000; a loaded one is never deleted by its own worker."""
@@ -212,10 +212,10 @@ class WorkerOptions:
     """Longest time for which an engine keeps its weights, although newer ones are published, to finish evaluations."""
 
     lease_wait_s: float = 10.0
-    """How long one lease request waits at the service, 0 to 60."""
+    """Longest wait of one lease request at the service, 0 to 60."""
 
     drain_grace_s: float = 20.0
-    """From the first SIGTERM to the end: partial work is collected and handed back, finished groups are pushed."""
+    """Time from the first SIGTERM to the end: partial work is collected and handed back, finished groups are pushed."""
 
     service_timeout_s: float = 900.0
     """The worker ends with an error when the service, or the run, was not to be reached for so long."""

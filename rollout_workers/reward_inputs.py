@@ -1,4 +1,4 @@
-"""What reward functions are given, and its form between processes: JSON and arrays, so that nothing is unpickled."""
+"""Inputs of reward functions, and their form between processes: JSON and arrays, so that nothing is unpickled."""
 
 import json
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from rollout_workers.generation.samples import TokenIds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardTurn:
-    """One turn of a sample that a rollout function made."""
+    """Turn of a sample that a rollout function made."""
 
     role: str
     """"assistant" where the model wrote."""
     ids: TokenIds
     """int32 [t]."""
     text: str | None
-    """As that of the sample."""
+    """Text of the turn, under the same condition as the sample's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardInput:
-    """One finished sample."""
+    """Finished sample, as a reward function is given it."""
 
     task_id: str
     environment: str

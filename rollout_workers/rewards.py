@@ -42,7 +42,7 @@ def load_reward(name: str) -> RewardFunction:
 
 
 def no_reward(sample: RewardInput) -> float:
-    """In place of a reward function when the worker has none: the rollout function has to give every reward."""
+    """Raise RewardFailed: the worker has no reward function, and the rollout function has to give every reward."""
     why = "the rollout function returned None (or let EpisodeFull pass), and the worker has no reward function"
     raise RewardFailed("(none)", sample.sample_index, why)
 
@@ -80,7 +80,7 @@ class Scorer:
         """True: every response is decoded; otherwise only those of chat prompts."""
         self._is_coroutine = is_coroutine(function)
         self._processes = processes
-        """Where the function runs, unless in threads or on the loop."""
+        """Processes in which the function runs; None: it runs in threads or on the event loop."""
         self._threads = RewardThreads(threads)
 
     async def score(self, progress: GroupProgress, indices: Sequence[int]) -> Scores:

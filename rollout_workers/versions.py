@@ -33,11 +33,11 @@ class Version:
 
     @classmethod
     def of(cls, wire: common_pb2.WeightVersion) -> Self:
-        """From a message; epochs begin at 1, so an unset one is BASE."""
+        """Version of a message; epochs begin at 1, so an unset one is BASE."""
         return cls(wire.epoch or 1, wire.version)
 
     def wire(self) -> common_pb2.WeightVersion:
-        """As a message."""
+        """Version as a message."""
         return common_pb2.WeightVersion(epoch=self.epoch, version=self.version)
 
     def __str__(self) -> str:

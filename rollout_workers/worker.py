@@ -53,7 +53,7 @@ OUTSTANDING_PER_SLOT = 4
 """Leases held for each group on an engine: room for those being scored and pushed."""
 
 _ANSWERS_S = 2.0
-"""How long a drain waits for answers to pushes. A full queue may not answer at all, and what goes back is not lost: its
+"""Longest wait of a drain for answers to pushes. A full queue may not answer at all. What goes back is not lost: its
 finished samples are kept."""
 
 _log = structlog.get_logger()
@@ -61,7 +61,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all engines of the worker have in common."""
+    """Parts that all engines of the worker have in common."""
 
     service: ServiceClient
     tools: Tools
@@ -70,7 +70,7 @@ class _Shared:
 
 
 class Worker:
-    """One worker process. `reward`, `rollout` and `hosts` default to what the options name."""
+    """Worker process. `reward`, `rollout` and `hosts` default to what the options name."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Worker:
         self.options = options
         self.counters = Counters()
         self.evaluated = Counters()
-        """Of evaluations; `counters` knows nothing of them."""
+        """Counters of evaluations; `counters` knows nothing of them."""
         self.slots: list[EngineSlot] = []
         self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
         if options.reward_processes and is_coroutine(self._reward):
@@ -96,7 +96,7 @@ class Worker:
         self._keepers: list[LeaseKeeper] = []
         self._weights_url = ""
         self._engine_ids: dict[str, str] = {}
-        """Of engines that a router lists, by URL: one that comes back is known by its old name."""
+        """Ids of engines that a router lists, by URL: one that comes back is known by its old name."""
 
     def stop(self) -> None:
         """Begin to drain. For use within the event loop, as from a signal handler."""
@@ -215,7 +215,7 @@ class Worker:
             await asyncio.gather(*(host.close() for host in self._hosts), return_exceptions=True)
 
     def _seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
-        """What drives one engine."""
+        """Seat of an engine, with everything that drives it."""
         options = self.options
         slot.breaker = Breaker(options.breaker_failures)
         slot.weights_url = self._weights_url
@@ -254,7 +254,7 @@ class Worker:
         return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run()])
 
     def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
-        """What drives an engine that works for evaluations only."""
+        """Seat of an engine that works for evaluations only."""
         options, target = self.options, EvaluationTarget(shared.service)
         slot.hold = evaluator = self._evaluator(shared, slot, target=target)
         self._drivers.append(evaluator)

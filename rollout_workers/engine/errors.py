@@ -1,4 +1,4 @@
-"""What can go wrong between a worker and an inference engine.
+"""Errors between a worker and an inference engine.
 
     EngineError
     ├── EngineUnavailable    cannot be reached, or died in the middle of a request
@@ -11,8 +11,8 @@
 
 Requests that must not be sent at all (a token id outside the vocabulary) raise buffer_wire.errors.InvalidField.
 
-Invariants: `reason` is stable and unique, every constructor takes the error's data and builds the message,
-`retryable` means that the same call can succeed later on the same engine.
+Invariants: `reason` is stable and unique; every constructor takes the error's data and builds the message; `retryable`
+means that the same call can succeed later on the same engine.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -27,8 +27,8 @@ class EngineError(Exception):
     reason: ClassVar[str] = "engine_error"
     retryable: bool = False
     partial: "tuple[GeneratedSample, ...]" = ()
-    """What had arrived of a failed `generate`: samples with tokens, finished ones among them. They are as good as
-    those of a call that succeeds."""
+    """Samples with tokens that arrived before `generate` failed, finished ones among them. They are as good as those of
+    a call that succeeds."""
 
     def __init__(self, message: str, *, engine: str) -> None:
         super().__init__(f"{engine}: {message}")
@@ -63,8 +63,8 @@ class EngineRejected(EngineError):
 class EngineLoadFailed(EngineError):
     """Weights were not loaded.
 
-    `weights` is "kept" if the old ones still generate, "unknown" if the engine may hold a mixture and must not be
-    used before a load succeeds.
+    `weights` is "kept" if the old ones still generate. It is "unknown" if the engine may hold a mixture; then it must
+    not be used before a load succeeds.
     """
 
     reason = "engine_load_failed"

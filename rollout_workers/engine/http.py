@@ -36,7 +36,7 @@ class Reply:
 
     @property
     def message(self) -> str:
-        """What the engine said, for an error message."""
+        """Text of the engine's answer for an error message, at most 500 characters."""
         body = self.body
         if isinstance(body, dict):
             error = body.get("error", body.get("message", body.get("detail", body)))
@@ -68,12 +68,12 @@ class HttpConnection:
         repeatable: bool,
         on_data: Callable[[bytes], None] | None = None,
     ) -> Reply:
-        """One call, repeated with growing pauses while the engine cannot be reached.
+        """Make one call, repeated with growing pauses while the engine cannot be reached.
 
-        `body`: what becomes JSON, or bytes that are JSON already.
-        `doing` completes "... while". `repeatable`: the call may have arrived and can be made again all the same.
-        `on_data` is given a good answer (status 200) piece by piece as it arrives, in place of the reply's body; what
-        it raises ends the call. Raises EngineTimeout, EngineUnavailable.
+        `body`: a value to send as JSON, or bytes that are JSON already. `doing` completes "... while". `repeatable`:
+        the call may have arrived and can be made again all the same. `on_data` is given a good answer (status 200)
+        piece by piece as it arrives, in place of the reply's body; what it raises ends the call. Raises EngineTimeout,
+        EngineUnavailable.
         """
         if self._closed:
             # What cleans up after a call that was cut off by it comes too late.

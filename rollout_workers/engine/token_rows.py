@@ -28,7 +28,7 @@ class TokenRows:
 
     @classmethod
     def none_for(cls, tokens: int) -> "TokenRows":
-        """So many tokens without rows."""
+        """Rows of `tokens` tokens that have none."""
         return cls(np.empty(0, np.int32), np.zeros(tokens, np.int32))
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class TokenRows:
         return TokenRows(np.concatenate([self.values, others.values]), np.concatenate([self.counts, others.counts]))
 
     def first(self, tokens: int) -> "TokenRows":
-        """Those of the first so many tokens."""
+        """Rows of the first `tokens` tokens."""
         counts = self.counts[:tokens]
         return TokenRows(self.values[: int(counts.sum())], counts)
 

@@ -1,11 +1,11 @@
-"""What a rollout worker asks of an inference engine, in types of its own.
+"""Types in which a rollout worker talks to an inference engine.
 
 Responsibility: the vocabulary between the worker's loop and the engines (`SglangEngine`, `SimulatedEngine`). No
 engine's wire format shows here, and nothing here needs an engine to be imported.
 
 Invariants of every engine's answers:
-- spans partition the generated tokens: the first starts at 0, each next one starts where the last ended, the last
-  ends at len(output_ids), none is empty, and neighbours differ in their label;
+- spans partition the generated tokens: the first starts at 0, each next one starts where the last ended, and the last
+  ends at len(output_ids); none is empty, and neighbours differ in their label;
 - logprobs[i] is the log-probability with which output_ids[i] was really drawn: after penalties, temperature, top-k,
   top-p and min-p, under the weights that its span names;
 - every call ends within its deadline: with a result or with an error of rollout_workers.engine.errors.
@@ -43,7 +43,7 @@ def new_rid() -> str:
 
 
 class PauseMode(enum.StrEnum):
-    """What happens to the requests that run when an engine is paused for new weights."""
+    """Treatment of running requests when an engine is paused for new weights."""
 
     RETRACT = "retract"
     """They survive; their KV cache is computed again under the new weights. The cleanest: nothing is stale."""
@@ -55,7 +55,7 @@ class PauseMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One sample to generate or to continue."""
+    """Request to generate one sample, or to continue it."""
 
     sample_index: int
     """Place of the sample in its group, from 0. Engines hand it back and do not interpret it."""
@@ -64,20 +64,20 @@ class SampleRequest:
     max_new_tokens: int
     """At most this many new tokens, >= 1."""
     temperature: float = 1.0
-    """>= 0; 0 is greedy."""
+    """Temperature, >= 0; 0 is greedy."""
     top_p: float = 1.0
-    """In (0, 1]; 1 is off."""
+    """Nucleus (top-p) threshold, in (0, 1]; 1 is off."""
     top_k: int = 0
-    """>= 0; 0 is off."""
+    """Number of likeliest tokens to draw from, >= 0; 0 is off."""
     min_p: float = 0.0
-    """In [0, 1]; 0 is off."""
+    """Minimum probability relative to the likeliest token's, in [0, 1]; 0 is off."""
     repetition_penalty: float = 1.0
-    """In (0, 2]; 1 is off."""
+    """Repetition penalty, in (0, 2]; 1 is off."""
     min_new_tokens: int = 0
     """No stop token comes before so many new tokens; at most max_new_tokens."""
     seed: int | None = None
-    """Of the engine's randomness, which goes by it and a token's position; None: the engine's own. Engines may have to
-    be started for it."""
+    """Seed of the engine's randomness, which goes by it and a token's position; None: the engine's own. Engines may
+    have to be started for it."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the sample, besides the model's own end-of-sequence token. The token itself is kept."""
     stop: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class SampleRequest:
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
     columns: tuple[str, ...] = ()
-    """What to record of every new token beside its log-probability; of layout.ENGINE_COLUMNS."""
+    """Columns to record of every new token beside its log-probability; of layout.ENGINE_COLUMNS."""
     rid: str = field(default_factory=new_rid)
     """Request id, unique among live requests of the engine, RID_LENGTH characters."""
 
@@ -102,7 +102,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GeneratedSample:
-    """What one request produced, complete or not."""
+    """Result of one request, complete or not."""
 
     rid: str
     sample_index: int
@@ -114,14 +114,14 @@ class GeneratedSample:
     """Partition of [0, t); empty if t is 0."""
     finish_reason: FinishReason
     columns: Mapping[str, TokenRows] = field(default_factory=dict)
-    """Those that were asked for, each of t tokens. `sampling_mask`: the token ids that could be drawn in a token's
+    """Columns that were asked for, each of t tokens. `sampling_mask`: the token ids that could be drawn in a token's
     place, itself among them; none where nothing was excluded."""
     aborted_in_queue: bool = False
     """True if the engine gave the request up before it ran, or while it was retracted: what came back, if
     anything, may be less than what was generated."""
     fault: str = ""
-    """Why the engine's answer to this request cannot be used, though it answered others of the same call; then there
-    are no tokens, and finish_reason is "abort". Empty when nothing is wrong."""
+    """Reason why the engine's answer to this request cannot be used, though it answered others of the same call. Then
+    there are no tokens, and finish_reason is "abort". Empty when nothing is wrong."""
     unusable_tokens: int = 0
     """Tokens that the engine sent for this request and that are not among output_ids: without a log-probability, or of
     an answer that is not used."""
@@ -129,7 +129,7 @@ class GeneratedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is, whoever gave it the work."""
+    """Load of an engine, whoever gave it the work."""
 
     running: int
     """Requests that are decoded now."""
@@ -141,7 +141,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine says about itself when it is connected."""
+    """Facts that an engine states about itself when it is connected."""
 
     name: str
     """Kind of engine: "sglang" or "simulated"."""
@@ -159,7 +159,7 @@ class EngineInfo:
     heeds_seeds: bool = True
     """True if the engine draws by the seeds of its requests."""
     notices: tuple[str, ...] = ()
-    """What whoever runs it should hear of, though it works."""
+    """Notices for whoever runs the engine, though it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +180,20 @@ class GroupPlace:
     backend: str
     """"gloo" or "nccl"."""
     master_address: str
-    """Where the members meet, as the engine reaches it."""
+    """Address where the members meet, as the engine reaches it."""
     master_port: int
     rank: int
-    """From 1."""
+    """Rank of the engine, from 1."""
     world_size: int
     """Ranks in all, the sender's included."""
 
 
 class Engine(Protocol):
-    """An inference engine as a rollout worker sees it.
+    """Inference engine as a rollout worker sees it.
 
-    Every method takes at most its deadline (the engine's configured one, or `deadline_s` where a call has it) and
-    raises EngineTimeout beyond it, EngineUnavailable if the engine cannot be reached, EngineRejected if it refuses.
+    Every method takes at most its deadline: the engine's configured one, or `deadline_s` where a call has it. Beyond
+    it, it raises EngineTimeout. It raises EngineUnavailable if the engine cannot be reached, EngineRejected if it
+    refuses.
     """
 
     on_decoding: DecodingListener
@@ -248,7 +249,7 @@ class Engine(Protocol):
         ...
 
     async def load_tensors(self, path: Path, version_label: str) -> None:
-        """As `load_files`, but the values are read here and handed over: the engine need not see `path`.
+        """Load as `load_files` does, but read the values here and hand them over: the engine need not see `path`.
 
         For small models and engines on this machine; EngineLoadFailed says so for others.
         """
@@ -288,7 +289,7 @@ class Engine(Protocol):
         ...
 
     async def load(self) -> EngineLoad:
-        """How busy the engine is now. Costs no generation, and answers during a pause."""
+        """Load of the engine now. Costs no generation, and answers during a pause."""
         ...
 
     async def vocab_size(self) -> int:
@@ -296,7 +297,7 @@ class Engine(Protocol):
         ...
 
     async def info(self) -> EngineInfo:
-        """What the engine says about itself."""
+        """Facts that the engine states about itself."""
         ...
 
     def check_sampling(self, request: SampleRequest) -> None:

@@ -29,7 +29,7 @@ class UnloadableWeights(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where the values of one tensor lie."""
+    """Location of one tensor's values in a file."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ def read_layout(directory: Path) -> Layout:
 
 
 def read_headers(directory: Path) -> list[StoredTensor]:
-    """All tensors in the model at `directory`, without their values. Raises UnloadableWeights."""
+    """Tensors of the model at `directory`, without their values. Raises UnloadableWeights."""
     try:
         tensors: dict[str, StoredTensor] = {}
         for file in _weight_files(directory):

@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """One engine and what drives it. `parts` run until they are cancelled."""
+    """Engine and everything that drives it. `parts` run until they are cancelled."""
 
     slot: EngineSlot
     host: EngineHost
@@ -50,7 +50,7 @@ class Fleet:
 
     @property
     def seats(self) -> list[Seat]:
-        """Those at work."""
+        """Seats at work, without those that are being closed."""
         return [seat for seat in self._tasks if seat not in self._closing]
 
     @property

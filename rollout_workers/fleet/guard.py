@@ -4,8 +4,8 @@ An engine that answers and still fails call after call is cut off by its circuit
 calls that close it again.
 
 Invariants: a suspect engine gets no new work until it has answered a probe and names the weights it should hold; an
-engine that comes back is taken for one with unknown weights, so that the loader brings it to the published version
-before it works again.
+engine that comes back is taken for one with unknown weights: the loader brings it to the published version before it
+works again.
 """
 
 import asyncio

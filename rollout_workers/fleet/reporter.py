@@ -61,5 +61,5 @@ class Reporter:
 
 
 async def report_all(slots: Sequence[EngineSlot], service: ServiceClient, worker_id: str, *, timeout_s: float) -> None:
-    """One last report of every engine, at once. Raises RolloutBufferError."""
+    """Send one last report of every engine, all at once. Raises RolloutBufferError."""
     await asyncio.gather(*(service.report(slot.full_report(worker_id), timeout_s=timeout_s) for slot in slots))

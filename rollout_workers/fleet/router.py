@@ -3,7 +3,7 @@
 The router is asked who is there, and nothing else: every server is driven directly, because pauses, loads and aborts
 have to reach each of them, and a group's samples have to stay on one.
 
-Invariants: a server is dropped only when several listings in a row lack it, so that a router that starts anew and knows
+Invariants: a server is dropped only when several listings in a row lack it, so a router that starts anew and lists
 nothing for a moment costs nothing; while the router does not answer, everything stays as it is.
 """
 
@@ -81,7 +81,7 @@ class RouterWatch:
         self._missing: dict[str, int] = {}
         self._changing: set[str] = set()
         self._errors: dict[str, str] = {}
-        """Why servers were not added, as it was said last."""
+        """Last logged errors of servers that could not be added, by URL."""
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -1,4 +1,4 @@
-"""How often each sample of a group has failed under one lease: who may be tried again, when, and who is given up.
+"""Failures of each sample of a group under one lease: which samples may be tried again, when, and which are given up.
 
 A sample that fails, in generation or in its reward, is tried again alone while its siblings go on; what is given up
 goes back with the lease, beside the siblings that are kept.
@@ -30,5 +30,5 @@ class Attempts:
         return again
 
     def wait_s(self, sample_index: int) -> float:
-        """How long to wait before the next attempt."""
+        """Seconds to wait before the next attempt."""
         return min(FIRST_WAIT_S * 2.0 ** max(self._failures[sample_index] - 1, 0), LONGEST_WAIT_S)

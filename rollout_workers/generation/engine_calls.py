@@ -22,10 +22,10 @@ EMPTY_CALLS = 20
 """Engine calls in a row that may come back without a token: aborted in the queue by somebody else, or by a pause."""
 
 _CATCH_UP_S = 60.0
-"""How long partial work waits for an engine that is still behind the weights that began it."""
+"""Longest wait of partial work for an engine that is still behind the weights that began it."""
 
 _VERDICT_S = 15.0
-"""How long a sample that failed waits to hear whether its engine is gone."""
+"""Longest wait of a failed sample for the verdict whether its engine is gone."""
 
 _log = structlog.get_logger()
 
@@ -58,7 +58,9 @@ class EngineCalls:
             await self.slot.engine.abort(sorted(self._rids))
 
     async def make(self, requests: Sequence[SampleRequest], left_s: float) -> dict[int, Exception]:
-        """One engine call; the samples that failed in it, with their errors. What the engine ends is finished."""
+        """Make one engine call; returns the samples that failed in it, with their errors. Samples that the engine ends
+        are finished.
+        """
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:

@@ -23,7 +23,7 @@ _PLACEHOLDER = "\u241fwhat the model wrote\u241f"
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer from transformers."""
+    """Methods of a transformers tokenizer that the worker uses."""
 
     def apply_chat_template(
         self, conversation: Conversation, *, tokenize: bool, add_generation_prompt: bool, return_dict: bool
@@ -76,12 +76,12 @@ class Prompts:
     async def next_messages(
         self, task_id: str, before: Conversation, after: Conversation, *, last_id: int, prompt_next: bool
     ) -> TokenIds:
-        """What the chat template puts between a turn of the model and its next one, int32 [n].
+        """Tokens that the chat template puts between a turn of the model and its next one, int32 [n].
 
         `before`: the conversation that the model answered; `after`: the messages that follow its answer; `last_id`: the
         last token of that answer. `prompt_next`: the generation prompt comes behind them. The answer itself is never
-        tokenized again: a placeholder stands in its place, and what the template writes behind it is taken, without
-        the token that ends an answer where the model has written it already. Raises PromptRefused.
+        tokenized again: a placeholder stands in its place, and what the template writes behind it is taken. The token
+        that ends an answer is left out where the model has written it already. Raises PromptRefused.
         """
         tokenizer = await self.tokenizer(task_id)
         conversation = [*before, {"role": "assistant", "content": _PLACEHOLDER}, *after]

@@ -1,8 +1,10 @@
-"""The samples of one group while they grow: from a lease with or without a continuation, over any number of engine
-calls, to a finished group or to a continuation for somebody else.
+"""Samples of one group while they grow, over any number of engine calls.
+
+They begin with a lease, with or without a continuation, and end as a finished group or as a continuation for another
+worker.
 
 Invariants: a sample's spans tile its response tokens, versions not falling; every generated token has the
-log-probability with which it was drawn and mask 1, every token of an environment log-probability 0, mask 0 and the
+log-probability with which it was drawn, and mask 1; every token of an environment has log-probability 0, mask 0 and the
 version of the token before it; every column that the task asks of the engine has as many tokens as the response; a
 sample that has a finish reason is never changed again; generated tokens that leave a group are counted: `received` +
 `resumed` = those of the samples + the sum of `discarded`.
@@ -60,19 +62,19 @@ class TurnNote:
     start: int
     end: int
     finish: FinishReason | None = None
-    """How a turn of the model ended; None for an environment's."""
+    """Finish reason of a turn of the model; None for an environment's."""
 
 
 REWARD_COLUMN = "given_reward"
-"""In continuations: the reward that a rollout function gave, NaN where it gave none."""
+"""Column of continuations: the reward that a rollout function gave, NaN where it gave none."""
 FINISH_COLUMN = "turn_finish"
-"""In continuations: how each turn ended, an index of _TURN_FINISHES."""
+"""Column of continuations: the end of each turn, as an index of _TURN_FINISHES."""
 _TURN_FINISHES: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 
 @dataclass(slots=True)
 class SampleProgress:
-    """One response so far."""
+    """Response of one sample so far."""
 
     output_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
     """int32 [t]."""
@@ -87,9 +89,9 @@ class SampleProgress:
     prompt_ids: TokenIds | None = None
     """int32 [p]: a prompt of this sample's own; None: the group's."""
     reward: float | None = None
-    """What the rollout function returned; None: the reward function is asked."""
+    """Reward that the rollout function returned; None: the reward function is asked."""
     columns: dict[str, TokenRows] = field(default_factory=dict)
-    """Those that the task asks of the engine, each of t tokens."""
+    """Columns that the task asks of the engine, each of t tokens."""
 
     def __len__(self) -> int:
         return len(self.output_ids)
@@ -128,7 +130,7 @@ class SampleProgress:
         self.columns = {name: rows + TokenRows.none_for(len(ids)) for name, rows in self.columns.items()}
 
     def note_turn(self, role: str, finish: FinishReason | None = None) -> TurnNote:
-        """What lies behind the last turn is a complete one."""
+        """Note that the tokens behind the last noted turn are a complete one."""
         note = TurnNote(role, self.noted, len(self), finish)
         self.turns.append(note)
         return note
@@ -263,7 +265,7 @@ class GroupProgress:
         return groups_pb2.Group(header=header, payload=payload)
 
     def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Array]]:
-        """What a rollout function's samples have beyond those of a single turn."""
+        """Columns of what a rollout function's samples have beyond those of a single turn."""
         samples = self.samples
         if not any(sample.turns or sample.reward is not None or sample.prompt_ids is not None for sample in samples):
             return []

@@ -33,19 +33,21 @@ _OF_THE_ANSWER = frozenset(
         "routed_experts_prompt_start",
     }
 )
-"""What changes no token; there is one answer, with its log-probabilities."""
+"""Parameters that change no token; there is one answer, with its log-probabilities."""
 _IMAGES = frozenset({"content_parts", "features"})
-"""Beside the tokens of a request: what an engine that is given tokens alone would not see."""
+"""Fields of a request, beside its tokens, that an engine which is given tokens alone would not see."""
 
 
 class Conversation:
-    """One episode, driven from outside. `role_of_next` says who wrote what comes on top."""
+    """Episode that is driven from outside. `role_of_next` returns the role of whoever wrote the tokens added since the
+    last turn.
+    """
 
     def __init__(self, episode: Episode, role_of_next: Callable[[], str]) -> None:
         self._episode = episode
         self._role_of_next = role_of_next
         self.fault: Exception | None = None
-        """Why what was asked cannot become one sample."""
+        """Reason why the requests cannot become one sample."""
         self.full = False
         self.cut = False
         """True when the last turn ended for its length."""

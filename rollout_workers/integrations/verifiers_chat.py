@@ -76,8 +76,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 
 
 async def _denied(http: aiohttp.ClientSession, gate: str | None, call: dict[str, Any]) -> dict[str, Any] | None:
-    """What the environment puts in place of the call, or None when it may be made. Raises RuntimeError when it ends the
-    rollout.
+    """Message that the environment puts in place of the call; None when the call may be made. Raises RuntimeError when
+    the environment ends the rollout.
     """
     if gate is None:
         return None

@@ -32,7 +32,7 @@ class _Gone(Exception):
 
 
 class _Child:
-    """One process, started."""
+    """Process that calls the reward function, started."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -111,11 +111,11 @@ class RewardProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that live."""
+        """Ids of the processes that live."""
         return [child.process.pid for child in self._children if child.alive]
 
     async def ask(self, sample: RewardInput) -> object:
-        """What the function returned for the sample. Raises RewardFailed."""
+        """Value that the reward function returned for the sample. Raises RewardFailed."""
         try:
             head, ids = to_message(sample)
         except (TypeError, ValueError) as error:

@@ -51,7 +51,7 @@ def worth_waiting(error: RolloutBufferError) -> bool:
 
 
 def on_whom(error: RolloutBufferError, address: str) -> str:
-    """Who has to act before the error goes away."""
+    """Party that has to act before the error goes away."""
     if isinstance(error, UnknownRun):
         return "the trainer, which creates the run"
     if isinstance(error, RunPaused):
@@ -76,7 +76,7 @@ class WaitLog:
 
 
 class ServiceClient:
-    """One worker's connection to one run of the service."""
+    """Connection of one worker to one run of the service."""
 
     def __init__(
         self, address: str, run_id: str, *, instance_id: str, timeout_s: float, access: Access | None = None

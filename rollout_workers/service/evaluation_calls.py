@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class _Line(Protocol):
-    """What is used of the ServiceClient."""
+    """Part of ServiceClient that is used here."""
 
     @property
     def address(self) -> str: ...
@@ -44,7 +44,7 @@ class EvaluationCalls:
 
     @property
     def address(self) -> str:
-        """Of the service."""
+        """Address of the service."""
         return self._line.address
 
     def wait_log(self, what: str) -> Any:  # noqa: ANN401 - a WaitLog

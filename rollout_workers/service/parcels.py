@@ -20,7 +20,7 @@ class PushResult:
 
 
 class ResultSink(Protocol):
-    """Where finished groups go."""
+    """Receiver of finished groups."""
 
     async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
         """Hand a group over; returns the final answer. Cancelling withdraws the group."""
@@ -29,7 +29,7 @@ class ResultSink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """One group on its way."""
+    """Group on its way to the service."""
 
     header: groups_pb2.GroupHeader
     payload: bytes
@@ -37,7 +37,7 @@ class Parcel:
     result: asyncio.Future[PushResult]
     rejections: int = 0
     answered: bool = True
-    """Whether each try so far had an answer: none can have been accepted unseen."""
+    """True while each try so far had an answer: none can have been accepted unseen."""
     since: float = field(default_factory=time.monotonic)
 
 

@@ -1,10 +1,10 @@
 """Carries finished groups to the service: one stream of bundles for the whole worker, one answer per group.
 
 Invariants: a group leaves only with a final answer (queued, duplicate, closed, filtered, invalid, refused) or by
-`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent: one without
-a lease carries the run's revision from before its first try, so that a repeat of it is never trained twice; what waits
-and what is under way stays within `window_bytes` and `window_groups`, so a full queue at the service stops the engines
-instead of filling this process's memory.
+`withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent; a push
+without a lease carries the run's revision from before its first try, so that a repeat of it is never trained twice;
+what waits and what is under way stays within `window_bytes` and `window_groups`. So a full queue at the service stops
+the engines instead of filling this process's memory.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 
 
 class Pusher:
-    """One worker's push stream."""
+    """Push stream of one worker."""
 
     def __init__(
         self,

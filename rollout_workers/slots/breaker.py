@@ -39,7 +39,7 @@ class Breaker:
         self._delays = self._pauses.delays()
         self._trial_at = float("inf")
         self.failures = 0
-        """In a row."""
+        """Failed calls in a row."""
         self.is_open = False
 
     def succeeded(self) -> bool:

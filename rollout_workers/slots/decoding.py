@@ -1,4 +1,4 @@
-"""How much one engine has decoded for this worker, and for how long: what the service estimates utilization from.
+"""Meter of one engine's decoding for this worker, in tokens and time, from which the service estimates utilization.
 
 Invariant: what is shown never falls, so that only a new process of the worker counts from 0 again.
 """
@@ -10,40 +10,40 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Since the worker began with the engine."""
+    """Totals of one engine since the worker began with it."""
 
     tokens: int = 0
     busy_ms: int = 0
-    """With at least one request that decodes."""
+    """Time with at least one request that decodes."""
     request_ms: int = 0
     """Summed over requests that decode, each from its first token to its last."""
 
 
 class DecodeMeter:
-    """Of one engine. `in_hand`: tokens that have arrived of calls under way."""
+    """Meter of one engine. `in_hand`: tokens that have arrived of calls under way."""
 
     def __init__(self, in_hand: Callable[[], int], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._in_hand = in_hand
         self._clock = clock
         self._requests = 0
         self._since = clock()
-        """When time was last counted."""
+        """Clock time at which time was last counted."""
         self._busy_s = 0.0
         self._request_s = 0.0
         self._received = 0
         self._shown = Decoded()
 
     def changed(self, by: int) -> None:
-        """So many more requests decode. A DecodingListener."""
+        """Note that `by` more requests decode. A DecodingListener."""
         self._pass()
         self._requests += by
 
     def received(self, tokens: int) -> None:
-        """Tokens of calls that have ended."""
+        """Count the tokens of calls that have ended."""
         self._received += tokens
 
     def show(self) -> Decoded:
-        """As of now."""
+        """Totals as of now."""
         self._pass()
         # A call that has just ended may be in hand no longer and not yet received.
         tokens = max(self._shown.tokens, self._received + self._in_hand())

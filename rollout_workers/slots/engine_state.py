@@ -1,8 +1,9 @@
-"""The one table of what becomes of an engine: its states, the events that move it, and what is reported of each state.
+"""State table of an engine: its states, the events that move it, and the state that is reported to the service.
 
 An engine's state has six regions that move independently, for an engine can be quarantined while it still loads, or be
-lost while it waits for a plan. A row of the table says what one event does to the regions; what a row does not name
-stays as it is, so an event that comes late, as when an engine was lost meanwhile, changes nothing that it should not.
+lost while it waits for a plan. A row of the table says what one event does to the regions. Regions that a row does not
+name stay as they are: an event that comes late, as when an engine was lost meanwhile, changes nothing that it should
+not.
 """
 
 import enum
@@ -17,63 +18,65 @@ Reported = weights_pb2.EngineState
 
 
 class Link(enum.Enum):
-    """Whether the engine answers; the guard finds out."""
+    """Reachability of the engine, as the guard finds out."""
 
     ANSWERS = enum.auto()
     SUSPECT = enum.auto()
-    """An error may mean that it is gone: no new work until the guard has heard from it."""
+    """Suspect after an error that may mean that it is gone: no new work until the guard has heard from it."""
     LOST = enum.auto()
 
 
 class Weights(enum.Enum):
-    """Whose weights it has, and whether this worker has seen it at a published version since it was connected."""
+    """Origin of the engine's weights, and whether this worker has seen it at a published version since it was
+    connected.
+    """
 
     OWN = enum.auto()
-    """Those it started with; no published version is known to be these."""
+    """Weights it started with; no published version is known to be these."""
     BASE = enum.auto()
-    """Those it started with, which were published as version 0."""
+    """Weights it started with, which were published as version 0."""
     OTHER = enum.auto()
-    """Written by somebody, and not, or not any more, known to be published."""
+    """Weights that somebody has written; they are not, or not any more, known to be published."""
     PUBLISHED = enum.auto()
-    """At a published version; with Pause.SPOILED: it was before a load that failed."""
+    """Weights of a published version; with Pause.SPOILED: those before a load that failed."""
 
 
 class Pause(enum.Enum):
-    """Whether it generates."""
+    """Pause of the engine's generation."""
 
     RUNS = enum.auto()
     PAUSED = enum.auto()
-    """From before the pause until after the resume."""
+    """Paused: from before the call that pauses it until after the call that resumes it."""
     SPOILED = enum.auto()
     """Paused because what it holds cannot be trusted."""
 
 
 class Supply(enum.Enum):
-    """Whether the published weights are to be had for it other than by the next collective update."""
+    """Supply of published weights to the engine: open, or by nothing but the next collective update."""
 
     OPEN = enum.auto()
     BROADCAST_ONLY = enum.auto()
 
 
 class Trust(enum.Enum):
-    """Whether it took new weights in time, or answers again after it did not."""
+    """Trust in the engine: lost when it did not take new weights in time, regained when it takes them or answers."""
 
     TRUSTED = enum.auto()
     QUARANTINED = enum.auto()
 
 
 class Fitness(enum.Enum):
-    """Whether it can do what the run asks for."""
+    """Fitness of the engine for what the run asks for."""
 
     FIT = enum.auto()
     UNFIT = enum.auto()
-    """Until it is started anew."""
+    """Unfit until it is started anew."""
     STOPPED = enum.auto()
-    """Its worker has let it go."""
+    """Released by its worker."""
 
 
 class Event(enum.Enum):
-    """What befalls an engine."""
+    """Event in the life of an engine."""
 
     CONNECTED_OWN = "connected (anew), with a label of its own"
     CONNECTED_OTHER = "connected (anew), with a label that a worker gave"
@@ -133,7 +136,7 @@ TRANSITIONS: Mapping[Event, Mapping[enum.Enum, enum.Enum]] = {
 
 
 class Facts(TypedDict, total=False):
-    """What an event may say beside itself."""
+    """Facts that an event may bring."""
 
     loaded: Version
     base: Version
@@ -143,7 +146,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Where one engine is, with the facts that go with it. `after` is the only way to another."""
+    """State of one engine, with the facts that go with it. `after` is the only way to another state."""
 
     link: Link = Link.ANSWERS
     weights: Weights = Weights.OTHER
@@ -152,7 +155,7 @@ class EngineState:
     trust: Trust = Trust.TRUSTED
     fitness: Fitness = Fitness.FIT
     loaded: Version = BASE
-    """What the engine itself last confirmed; weights that were received and never published do not count."""
+    """Version that the engine itself last confirmed; weights that were received and never published do not count."""
     base: Version = BASE
     """The version 0 that the weights it started with count as: of the epoch that published it last."""
     membership: int = 0
@@ -184,7 +187,7 @@ class EngineState:
         return usable and self.is_published
 
     def reported(self, *, works: bool) -> "Reported.ValueType":
-        """What the service is told. `works`: it is sound and may be given new work."""
+        """State that the service is told. `works`: the engine is sound and may be given new work."""
         if self.fitness is Fitness.STOPPED:
             return weights_pb2.ENGINE_STATE_STOPPED
         if self.trust is Trust.QUARANTINED or self.fitness is Fitness.UNFIT:

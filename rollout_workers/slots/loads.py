@@ -1,4 +1,5 @@
-"""How busy an engine is, as this worker last heard: whether more work would only wait there, and who should ask first.
+"""Load of an engine, as this worker last heard: whether more work would only wait there, and which engine should ask
+first.
 
 An engine may serve others too, so its own answer (/v1/loads on SGLang) counts, corrected by what this worker sent and
 got back since. An engine that does not answer is taken for one without other users: the guard watches who is gone.
@@ -14,7 +15,7 @@ FRESH_S = 0.5
 
 
 class LoadView:
-    """Of one engine. `in_flight` is always the number of requests that this worker has there."""
+    """View of one engine's load. `in_flight` is always the number of requests that this worker has there."""
 
     def __init__(self) -> None:
         self._load = EngineLoad(running=0, waiting=0, token_usage=0.0)

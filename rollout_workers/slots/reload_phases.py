@@ -1,4 +1,4 @@
-"""How long the phases of one engine's reloads take, for the service's metrics.
+"""Times of the phases of one engine's reloads, for the service's metrics.
 
 Invariant: what is shown never falls, so that only a new process of the worker counts from 0 again.
 """
@@ -14,7 +14,7 @@ Phase: TypeAlias = "weights_pb2.ReloadPhase.ValueType"
 
 
 class PhaseMeter:
-    """Of one engine, over all its reloads; attempts that failed count too."""
+    """Meter of one engine, over all its reloads; attempts that failed count too."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class PhaseMeter:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - began
 
     def show(self) -> list[weights_pb2.ReloadPhaseTime]:
-        """As of now, in order of the phases."""
+        """Totals as of now, in order of the phases."""
         return [
             weights_pb2.ReloadPhaseTime(phase=phase, count=count, time_ms=int(1_000 * self._seconds[phase]))
             for phase, count in sorted(self._counts.items())

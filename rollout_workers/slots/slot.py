@@ -1,7 +1,7 @@
-"""One engine as the worker's parts share it: its state, its meters, and what is reported of both.
+"""Engine slot, an engine as the worker's parts share it: its state, its meters, and the report of both.
 
-Invariants: the state changes by `move` alone, along the table of engine_state.py; an engine gets leases only when it
-is reachable, was brought to a published version since it was last connected, and is neither quarantined nor unfit.
+Invariants: the state changes by `move` alone, along the table of engine_state.py; an engine gets leases only when it is
+reachable, was brought to a published version since it was last connected, and is neither quarantined nor unfit.
 """
 
 import time
@@ -38,7 +38,7 @@ _log = structlog.get_logger()
 
 
 class SwapHold(Protocol):
-    """What can ask an engine to keep its weights for a while."""
+    """Part that can ask an engine to keep its weights for a while."""
 
     @property
     def active(self) -> bool:
@@ -65,14 +65,14 @@ class EngineSlot:
         self.engine_id = engine_id
         self.info = info
         self.base_model = base_model
-        """What holds version 0, as the engine would load it; None when nobody knows."""
+        """Model that holds version 0, as the engine would load it; None when nobody knows."""
         self.changes = Changes()
         self._at = EngineState()
         self._said = set[str]()
         self.hold: SwapHold | None = None
         """Waited for before the engine is paused for new weights."""
         self.weights_url = ""
-        """Where this worker serves what it has fetched."""
+        """Base URL at which this worker serves the weights that it has fetched."""
         self.reloads, self.last_reload_ms = 0, 0
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
@@ -107,7 +107,7 @@ class EngineSlot:
 
     @property
     def state(self) -> "Reported.ValueType":
-        """As it is reported."""
+        """State as it is reported to the service."""
         return self._at.reported(works=self.leasable)
 
     @property
@@ -162,7 +162,7 @@ class EngineSlot:
 
     @property
     def loaded(self) -> Version:
-        """What the engine itself last confirmed."""
+        """Version that the engine itself last confirmed."""
         return self._at.loaded
 
     @property
@@ -273,7 +273,9 @@ class EngineSlot:
         )
 
     def full_report(self, worker_id: str) -> weights_pb2.EngineReport:
-        """The same with what the engine has decoded and how long its reloads took, which is no reason for a report."""
+        """Report with the engine's decoding totals and reload times added; a change of those alone is no reason for a
+        report.
+        """
         report, decoded = self.report(worker_id), self.decoding.show()
         report.decoded_tokens = decoded.tokens
         report.decode_busy_ms, report.decode_request_ms = decoded.busy_ms, decoded.request_ms

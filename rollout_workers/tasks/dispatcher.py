@@ -1,8 +1,8 @@
 """Leases tasks for one engine, up to its concurrency, and starts their work.
 
 Invariants: at most `concurrency` groups are being generated (not counting single samples that are generated anew after
-their reward failed) and at most `outstanding` leases are held, those being scored and pushed included; a lease request
-has an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
+their reward failed); at most `outstanding` leases are held, those being scored and pushed included; a lease request has
+an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
 begins, and what the last request may have granted is handed back; while requests of others wait inside the engine,
 nothing is leased for it.
 """
@@ -30,7 +30,7 @@ _AFTER_HELD_ANSWER_S = 2.0
 _WARN_AFTER_S = 60.0
 _UNSEEN_S = 2.0
 _HEAD_START_S = 0.05
-"""How long an engine waits for a less loaded one of this worker to ask first."""
+"""Longest wait of an engine for a less loaded one of this worker to ask first."""
 _CROWDED = Backoff(first_s=0.1, ceiling_s=1.0)
 
 WAITS_ON = {
@@ -85,7 +85,7 @@ class Dispatcher:
         self._worked_at = time.monotonic()
         self._warned_at = 0.0
         self.waiting_on = ""
-        """Why the last lease request brought less than asked; empty when it did not."""
+        """Reason why the last lease request brought less than asked; empty when it did not."""
 
     @property
     def held(self) -> int:

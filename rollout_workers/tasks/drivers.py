@@ -1,4 +1,4 @@
-"""Who gives an engine its work: the training's dispatcher, the evaluator, or both as one."""
+"""Drivers, which give an engine its work: the training's dispatcher, the evaluator, or both as one."""
 
 import asyncio
 from typing import Protocol
@@ -21,7 +21,7 @@ class Driver(Protocol):
 
     @property
     def waiting_on(self) -> str:
-        """Why the last lease request brought less than asked; empty when it did not."""
+        """Reason why the last lease request brought less than asked; empty when it did not."""
         ...
 
     async def run(self) -> None:
@@ -56,11 +56,11 @@ class Together:
 
     @property
     def waiting_on(self) -> str:
-        """Why the first one's last lease request brought less than asked."""
+        """Reason why the first driver's last lease request brought less than asked."""
         return self._first.waiting_on
 
     async def run(self) -> None:
-        """Both, until both have ended."""
+        """Run both drivers until both have ended."""
         async with asyncio.TaskGroup() as group:
             for driver in self._both:
                 group.create_task(driver.run())
@@ -71,6 +71,6 @@ class Together:
             driver.stop()
 
     def cut(self, *stages: Stage) -> None:
-        """Of both."""
+        """Cut the work of both drivers."""
         for driver in self._both:
             driver.cut(*stages)

@@ -22,7 +22,8 @@ from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.slots.slot import EngineSlot
 
 _LATE_S = 1.0
-"""How long after its deadline a function is cancelled: until then it learns from `generate`, whose tokens are kept."""
+"""Time between a function's deadline and its cancellation: until then it learns from `generate`, whose tokens are
+kept."""
 
 _log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""What an engine that works for evaluations only is to load: in the place of the published weights.
+"""Target of an engine that works for evaluations only: the weights that it is to load, in place of the published ones.
 
 Such an engine follows no publishes. It is not reported either: it is no engine that a trainer waits for, makes a member
 of a process group, or counts among those that may be out of service.
@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 
 
 class EvaluationTarget(WeightWatcher):
-    """In the place of the watcher, for the loader of one engine; it is not `run`."""
+    """Watcher of the weights that evaluations want, for the loader of one engine; it is not `run`."""
 
     async def aim(self, slot: EngineSlot, wanted: pb.WantedWeights) -> None:
         """Have the engine loaded with these weights; returns when it has them, or soon, to ask again what is wanted."""

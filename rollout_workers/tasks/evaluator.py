@@ -32,7 +32,7 @@ _QUICK_ANSWER_S = 0.05
 _AFTER_QUICK_ANSWER_S = 2.0
 _LAST_QUESTION_S = 5.0
 _CLOSED_S = 60.0
-"""How long nothing is leased after the weights were held for the longest time, if they do not go then."""
+"""Time without leases after the weights were held for the longest time, if they do not go then."""
 _CLEAR_S = 10.0
 _AGAIN_S = 0.5
 _UNSEEN_S = 2.0
@@ -128,7 +128,7 @@ class Evaluator:
         self._requests = 0
         self._unanswered = False
         self.waiting_on = ""
-        """Why the last lease request brought nothing; empty when it did not."""
+        """Reason why the last lease request brought nothing; empty when it did not."""
 
     # ── what others see ──────────────────────────────────────────────────────
 
@@ -247,7 +247,9 @@ class Evaluator:
             await asyncio.gather(asking, yielding, return_exceptions=True)
 
     async def _ask(self, wait_s: float) -> pb.LeaseEvaluationResponse:
-        """One request. One that was broken off is repeated under its own name, and so brings what it was given."""
+        """Send one request. A request that was broken off is repeated under its own name, and so brings what it was
+        given.
+        """
         async with self._asking:
             if not self._unanswered:
                 self._requests += 1

@@ -1,9 +1,10 @@
 """Keeps the leases of one engine alive, and says which have ended.
 
 Heartbeats go out every third of the time to live, and soon after a publish, with which the service may take leases
-back. A lease's time counts on this process's own clock from before the
-request that granted or extended it was sent, so the worker never believes a lease to live longer than the service does.
-Only the service's answer ends a lease: while the service cannot be reached, work goes on, for its result counts as long
+back. A lease's time counts on this process's own clock, from before the request that granted or extended it was sent.
+So the worker never believes a lease to live longer than the service does.
+
+Only the service's answer ends a lease. While the service cannot be reached, work goes on, for its result counts as long
 as nobody else has delivered one.
 """
 
@@ -31,7 +32,7 @@ _log = structlog.get_logger()
 
 
 class LeaseEnd(enum.StrEnum):
-    """What a heartbeat learns of a lease that is no longer held."""
+    """End of a lease that is no longer held, as a heartbeat learns of it."""
 
     LOST = enum.auto()
     """It expired, its task has a result, or it was released."""
@@ -49,7 +50,7 @@ class Extended(Protocol):
 
     @property
     def states(self) -> Sequence["tasks_pb2.LeaseState.ValueType"]:
-        """In request order."""
+        """States of the leases, in request order."""
         ...
 
 
@@ -66,11 +67,11 @@ class _Held:
 
 
 class Heartbeats(Protocol):
-    """Who takes the heartbeats: the service, for the leases of tasks or of evaluations."""
+    """Receiver of heartbeats: the service, for the leases of tasks or of evaluations."""
 
     @property
     def address(self) -> str:
-        """Of the service."""
+        """Address of the service."""
         ...
 
     def wait_log(self, what: str) -> WaitLog:

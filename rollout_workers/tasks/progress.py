@@ -44,7 +44,7 @@ class Progress:
             self.line()
 
     def line(self) -> None:
-        """One line now."""
+        """Log one line now."""
         counters, now = self._counters, time.monotonic()
         then, samples, tokens = self._last
         self._last = (now, counters.samples, counters.tokens)

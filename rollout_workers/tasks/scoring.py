@@ -1,9 +1,9 @@
-"""The rewards of one group: those that the rollout function gave; the others are asked for together, then again for
-single samples that got none.
+"""Rewards of one group: the rollout function's where it gave some, else the reward function's.
+
+Samples without a reward are asked for together, then those that got none again, one by one.
 
 Invariants: a reward that is there is never asked for again; a sample is generated anew only after its reward has failed
-twice for the same response while a sibling's came, so that neither a judge that is down nor a hiccup throws responses
-away.
+twice for the same response while a sibling's came. So neither a judge that is down nor a hiccup throws responses away.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class GroupRewards:
 
     @property
     def in_order(self) -> list[float]:
-        """One for each sample, when `ask` has returned nothing to generate."""
+        """Rewards, one for each sample, when `ask` has returned nothing to generate."""
         return [self._rewards[i] for i in range(len(self._progress.samples))]
 
     async def ask(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One lease from its grant to its end: prompt → generate → score → push, or back to the service.
+"""Work of one lease from its grant to its end: prompt → generate → score → push, or back to the service.
 
 Every lease ends in exactly one way: its group has a final answer; or it is handed back (INTERRUPTED when the worker or
 the engine stopped, FAILED when something went wrong), with whatever was generated as its continuation; or it was lost
@@ -43,13 +43,13 @@ _NOT_KEPT = {
     tasks_pb2.RETURN_OUTCOME_FAILED: "task_failed",
     tasks_pb2.RETURN_OUTCOME_LOST: "lease_ended",
 }
-"""Why tokens that were handed back are kept by nobody."""
+"""Reasons why tokens that were handed back are kept by nobody."""
 
 _log = structlog.get_logger()
 
 
 class Stage(enum.StrEnum):
-    """How far a piece of work is."""
+    """Stage of a lease's work."""
 
     PREPARING = enum.auto()
     GENERATING = enum.auto()
@@ -60,7 +60,7 @@ class Stage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all work of a worker shares."""
+    """Parts of a worker that all its work shares."""
 
     worker_id: str
     prompts: Prompts
@@ -70,7 +70,7 @@ class Tools:
     generate_timeout_s: float
     max_sample_attempts: int
     rollout: Rollout | None = None
-    """How the samples are made; None: by a single turn of the model."""
+    """Rollout function that makes the samples; None: they are single turns of the model."""
     may_take_out: bool = True
     """An engine that cannot sample as a task asks gets no work any more, and the task goes back; False: it fails."""
 

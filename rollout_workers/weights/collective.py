@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 
 class Standing(enum.Enum):
-    """How a plan stands, seen from a member."""
+    """Standing of a plan, as a member sees it."""
 
     PREPARE = "is being prepared"
     BROADCAST = "is being broadcast"
@@ -66,7 +66,7 @@ class PlanFollower:
         self._quarantine = quarantine
         self._ended: Plan | None = None
         self._joined: GroupPlace | None = None
-        """In which group it is, or may be left from a failure."""
+        """Process group in which the engine is, or in which a failure may have left it."""
 
     def due(self) -> Plan | None:
         """The plan that this engine has to follow now."""
@@ -232,7 +232,9 @@ class PlanFollower:
         slot.move(Event.RESUMED)
 
     async def _insist(self, doing: str, call: Callable[[], Awaitable[None]]) -> None:
-        """Until it works: an engine that is stuck in a group answers when the group's other members are gone."""
+        """Repeat a call until it works: an engine that is stuck in a group answers when the group's other members are
+        gone.
+        """
         slot, delays, began = self._slot, _BACKOFF.delays(), time.monotonic()
         while slot.reachable:
             try:

@@ -64,10 +64,10 @@ class WeightLoader:
             slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
         )
         self._failures = 0
-        """In a row, since the last load that succeeded."""
+        """Failed loads in a row, since the last that succeeded."""
         self._delays = _BACKOFF.delays()
         self._due_at = 0.0
-        """When a load that is under way is too late, on the monotonic clock."""
+        """Deadline of the load that is under way, on the monotonic clock."""
         self._outpaced = False
         """True when the last fetch took longer than publishes, or turns, are apart. Then what is fetched is loaded
         although something newer is out: the newest would never be there in time."""
@@ -187,7 +187,7 @@ class WeightLoader:
         self._permits.leave()
 
     async def _bring_to(self, target: Published) -> None:
-        """One attempt."""
+        """Make one attempt to load `target`."""
         slot, label, was_in_line = self._slot, target.version.label, self._permits.wanted
         with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
@@ -251,7 +251,9 @@ class WeightLoader:
             alarm.cancel()
 
     async def _unless_planned(self, target: Published) -> tuple[bool, Path | None]:
-        """What the engine is to load, if no collective update is announced before it is here."""
+        """Path that the engine is to load, with True; False when a collective update is announced before the path is
+        here.
+        """
         fetch = asyncio.create_task(self._path_of(target))
         plan = asyncio.create_task(self._until(self._plan_is_due, self._timeout_s + _LOOK_S))
         try:
@@ -263,7 +265,7 @@ class WeightLoader:
             await asyncio.gather(fetch, plan, return_exceptions=True)
 
     async def _path_of(self, target: Published) -> Path | None:
-        """What the engine is to load; None when it holds the version already."""
+        """Path that the engine is to load; None when it holds the version already."""
         slot, version = self._slot, target.version
         if target.files is not None:
             with slot.phases.during(weights_pb2.RELOAD_PHASE_FETCH):

@@ -19,7 +19,7 @@ _SAY_AGAIN_S = 10.0
 
 
 class Turn(enum.Enum):
-    """How far the engine is with its wish to be out of service."""
+    """Progress of the engine's wish to be out of service."""
 
     NONE = enum.auto()
     IN_LINE = enum.auto()
@@ -27,7 +27,7 @@ class Turn(enum.Enum):
 
 
 class Permits:
-    """Those of one engine. `unlimited`: nobody else is to be asked."""
+    """Permits of one engine to be out of service for a load. `unlimited`: nobody else is to be asked."""
 
     def __init__(self, slot: EngineSlot, watcher: WeightWatcher, *, unlimited: bool = False) -> None:
         self._slot = slot
@@ -64,7 +64,7 @@ class Permits:
         self._become(Turn.NONE)
 
     def answered(self, *, granted: bool) -> None:
-        """What was said of the wish; nothing, when it was taken back meanwhile."""
+        """Take the answer to the wish; it counts for nothing when the wish was taken back meanwhile."""
         if self.wanted:
             self._become(Turn.GRANTED if granted else Turn.IN_LINE)
 

@@ -11,7 +11,7 @@ from rollout_workers.versions import Version
 
 
 class Phase(enum.Enum):
-    """How far it is."""
+    """Phase of a plan."""
 
     PREPARE = weights_pb2.PLAN_PHASE_PREPARE
     BROADCAST = weights_pb2.PLAN_PHASE_BROADCAST
@@ -20,28 +20,28 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who takes part, where they meet, and what is sent."""
+    """Plan of a collective update: who takes part, where the members meet, and what is sent."""
 
     version: Version
     membership: int
     phase: Phase
     ranks: Mapping[str, int]
-    """By engine_id, from 1."""
+    """Ranks of the members by engine_id, from 1."""
     group_name: str
     backend: str
     master_address: str
     master_port: int
     world_size: int
     tensors: tuple[TensorSpec, ...]
-    """In the order in which they are sent."""
+    """Tensors in the order in which they are sent."""
     timeout_s: float
-    """Of joining, and of receiving."""
+    """Timeout of joining, and of receiving."""
     established: bool
     """The group exists, with every member in it: nobody can join any more."""
 
     @classmethod
     def of(cls, wire: weights_pb2.CollectivePlan) -> Self:
-        """From a message; a phase that is not known here counts as given up."""
+        """Plan of a message; a phase that is not known here counts as given up."""
         known = {phase.value: phase for phase in Phase}
         return cls(
             version=Version.of(wire.version),
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[Version, int]:
-        """What stays the same over its phases."""
+        """Key that stays the same over the plan's phases."""
         return self.version, self.membership
 
     def place_of(self, engine_id: str) -> GroupPlace:

@@ -40,7 +40,7 @@ class WeightServer:
         self._advertise = advertise
         self._runner: web.AppRunner | None = None
         self.url = ""
-        """What peers are told; known once it is started."""
+        """Base URL that peers are told; known once the server is started."""
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address cannot be had."""

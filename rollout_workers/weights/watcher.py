@@ -35,7 +35,7 @@ class Published:
 
     @classmethod
     def of(cls, version: Version, manifest: weights_pb2.WeightManifest) -> Self:
-        """From messages."""
+        """Published weights of a version and its manifest, both from messages."""
         kind = manifest.WhichOneof("kind")
         if kind == "files":
             return cls(version, manifest.files)

@@ -23,7 +23,7 @@ class SglangOptions:
     generate_timeout_s: float = 600.0
     """Default of `generate`."""
     abort_grace_s: float = 5.0
-    """How long an aborted request may take to hand over what it has."""
+    """Longest time for an aborted request to hand over the tokens that it has."""
     ready_timeout_s: float = 2.0
     stream: bool = True
     """Have tokens sent as they are made: a server that dies costs none of those that had arrived."""

@@ -4,14 +4,14 @@ The server's habits that shape this file; each is a requirement, with a test:
 - A token id outside the vocabulary ends the whole process, so every request is checked first (requests.py). The
   vocabulary is asked of the server (settings.py).
 - /health generates a token, and asked during a pause it marks the server unhealthy: /ready is polled instead.
-- Abort matches by prefix (ids have one length), ignores ids that have not arrived yet (sent again until they end), and
-  does nothing to requests held back by a pause (gate.py keeps them on our side).
+- Abort matches by prefix (ids have one length). It ignores ids that have not arrived yet (sent again until they end).
+  It does nothing to requests held back by a pause (gate.py keeps them on our side).
 - A plain request whose client leaves goes on for seconds: a cancelled `generate` aborts its requests itself.
 - A paused server holds every /generate back, also one that it would refuse: what `info` needs is asked before a pause,
   and a server that somebody else left paused has to be resumed before anything.
 - A pause in mode abort looks for running requests once a second: aborting them first saves that second.
 
-What it does about weights is in weights.py.
+Weights are loaded in weights.py.
 """
 
 import asyncio
@@ -59,10 +59,10 @@ _ABORT_S = 5.0
 
 
 class SglangEngine:
-    """One SGLang server. Implements Engine.
+    """Engine that drives one SGLang server over HTTP.
 
-    One event loop, one object per server: a second controller that pauses or loads behind its back is not noticed.
-    `vocab_size` overrides what the server says. `headers` go with every call (an API key, say).
+    Use one event loop, and one object per server: a second controller that pauses or loads behind its back is not
+    noticed. `vocab_size` overrides what the server says. `headers` go with every call (an API key, say).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SglangEngine:
         self._gate = Gate()
         self._live: set[str] = set()
         self._aborted: set[str] = set()
-        """Those of them that are not to be sent again."""
+        """Ids of live requests that were aborted and must not be sent again."""
         self._generate_calls: SglangGenerate | None = None
         self._some_ended = asyncio.Condition()
 

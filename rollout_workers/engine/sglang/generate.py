@@ -1,4 +1,4 @@
-"""One batched call to SGLang's /generate, streamed or not: sent, watched until its deadline, and cleaned up after.
+"""Batched calls to SGLang's /generate, streamed or not: each is sent, watched until its deadline, and cleaned up after.
 
 Invariants: what arrived of a call that fails is in its error (`partial`), as far as it was streamed; a call that nobody
 waits for any more leaves nothing running in the server.
@@ -20,7 +20,7 @@ from rollout_workers.engine.types import DecodingListener, GeneratedSample, Samp
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one call brought."""
+    """Result of one call: generated samples, and requests that were refused."""
 
     samples: list[GeneratedSample]
     refused: dict[str, StreamRefused] = field(default_factory=dict)
@@ -40,7 +40,8 @@ class SglangGenerate:
         self._cut_off = 0
         self._streams: set[BatchStream] = set()
         self._given_up: dict[asyncio.Future[str], frozenset[str]] = {}
-        """Of each call that is under way, with its request ids: done, with the reason, once nobody waits for it."""
+        """Request ids of each call under way, by a future that is done, with the reason, once nobody waits for the
+        call."""
 
     def check_sampling(self, request: SampleRequest) -> None:
         """See Engine."""

@@ -1,4 +1,4 @@
-"""Where SGLang servers come from: they run already, or the worker starts them."""
+"""Hosts of SGLang servers: of servers that run already, and of servers that the worker starts."""
 
 import asyncio
 import contextlib
@@ -136,7 +136,7 @@ class LaunchedHost:
 
 
 def _gpus(index: int, launch: LaunchOptions) -> list[str] | None:
-    """Those of one of several engines, out of what this process sees; None: all. Raises InvalidField for too few."""
+    """GPUs of one of several engines, out of those this process sees; None: all. Raises InvalidField for too few."""
     each = launch.gpus_per_engine
     if not each:
         return None

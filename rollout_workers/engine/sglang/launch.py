@@ -49,10 +49,10 @@ _LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangServerOptions:
-    """How to start one server.
+    """Options for the start of one SGLang server.
 
-    On a CPU, what is None is what serves a small model on few cores; elsewhere it is left to SGLang, which plans for
-    the whole of a GPU.
+    On a CPU, None becomes a value that serves a small model on few cores. Elsewhere None is left to SGLang, which plans
+    for the whole of a GPU.
     """
 
     python: Path
@@ -60,7 +60,7 @@ class SglangServerOptions:
     model_path: Path
     """Directory with config, tokenizer and safetensors."""
     log_path: Path
-    """What the server prints is appended here."""
+    """File to which the server's output is appended."""
     weight_version: str = "0"
     """Label of the weights that it starts with."""
     device: str = "cpu"
@@ -70,7 +70,7 @@ class SglangServerOptions:
     dtype: str = "auto"
     """Type that it computes in: auto (the checkpoint's), float32, bfloat16, float16."""
     context_length: int | None = None
-    """Most tokens of one request, prompt and answer. On a CPU 4,096, elsewhere the model's."""
+    """Maximum tokens of one request, prompt and answer. On a CPU 4,096, elsewhere the model's."""
     max_total_tokens: int | None = None
     """Size of the KV cache in tokens. On a CPU 65,536: without a bound SGLang plans for most of the memory."""
     max_running_requests: int | None = None
@@ -106,11 +106,11 @@ _CPU: dict[str, Any] = {
     "overlap_schedule": False,
     "sleep_on_idle": True,
 }
-"""What is chosen for a CPU where nothing else is."""
+"""Options that replace None on a CPU."""
 
 
 class SglangLauncher:
-    """One local server. `async with` starts and stops it; it can be started again after `stop`.
+    """Launcher of one local server. `async with` starts and stops it; it can be started again after `stop`.
 
     Start it from a thread that lives as long as the server should: the kernel ties a child to the thread.
     """
@@ -122,7 +122,7 @@ class SglangLauncher:
 
     @property
     def base_url(self) -> str:
-        """Where the server listens; final once `start` has returned."""
+        """Base URL of the server; final once `start` has returned."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -323,7 +323,7 @@ class SglangLauncher:
 
 
 def _for_cpu(options: SglangServerOptions) -> SglangServerOptions:
-    """With what is None filled in."""
+    """Options with None replaced by the values for a CPU."""
     given = {name: getattr(options, name) for name in _CPU if getattr(options, name) is not None}
     return replace(options, **{**_CPU, **given})
 

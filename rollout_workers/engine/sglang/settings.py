@@ -1,4 +1,4 @@
-"""What one SGLang server says about itself when it is connected, and whether it is still the process that said it.
+"""Settings that an SGLang server reports when it is connected, and the check that the same process still runs.
 
 /server_info does not tell the vocabulary, but the refusal of an impossible token id does. Nor does it name the process;
 but it tells the random seed, which a server draws where none was set, and how long its start took, to the microsecond.
@@ -43,11 +43,11 @@ class Found:
     info: EngineInfo
     settings: ServerSettings
     label: str
-    """Of the weights."""
+    """Label of the weights that the server holds."""
     model_path: Path
     ranks: int
     start: dict[str, Any]
-    """What tells this start of it from the next: those fields that it has."""
+    """Fields that tell this start of the server from the next, as far as the server has them."""
 
 
 async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:

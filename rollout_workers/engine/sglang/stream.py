@@ -6,13 +6,13 @@ What SGLang 0.5.23 sends, and what follows for this file:
 - Log-probabilities come with their tokens, also those of the draw (`output_token_sampling_logprobs`).
 - A server started with --incremental-streaming-output sends what is new. Any other sends everything again each time:
   of those events the last two are kept unread, and read when something depends on them, so the work stays linear.
-- Which of both it is, is asked when the server is connected. A server that has been started anew meanwhile, with the
-  other setting, would have tokens left out or taken twice: `completion_tokens` gives it away.
+- The server is asked for this setting when it is connected. A server that was started anew meanwhile, with the other
+  setting, would have tokens left out or taken twice: `completion_tokens` gives it away.
 - An event of 8,000 tokens takes 13 ms to parse. Whether it is the last (`finish_reason`, before the log-probabilities)
-  and how many tokens there are (`completion_tokens`, behind them) is found without: in a string the quotes of such a
-  name would be escaped.
-- An abort that meets a request outside the running batch repeats the last token and all log-probabilities on an
-  incremental stream, and leaves the log-probabilities of the draw out on any: `completion_tokens` says what is new.
+  and how many tokens there are (`completion_tokens`, behind them) is found without parsing. In a string, the quotes of
+  such a name would be escaped.
+- An abort may meet a request outside the running batch. Then an incremental stream repeats the last token and all
+  log-probabilities, and any stream leaves the log-probabilities of the draw out: `completion_tokens` says what is new.
 - A refusal of one request (503, the queue is full) is its last event, with HTTP status 200; one of the whole batch is
   an event with `error`.
 
@@ -105,8 +105,8 @@ class BatchStream:
                 self._on_decoding(-1)
 
     def samples(self) -> list[GeneratedSample]:
-        """One for each request, in order. Of a stream that broke off, those without a last event count as aborted, with
-        what arrived of them; in a complete one they break the contract.
+        """Samples of the requests, in order. In a stream that broke off, a sample without a last event counts as
+        aborted, with what arrived of it. In a complete stream it breaks the contract.
         """
         return [sample.result(self._labels, complete=self.done) for sample in self._samples]
 
@@ -122,7 +122,7 @@ class BatchStream:
 
 
 class _SampleStream:
-    """One sample's events."""
+    """Event stream of one sample."""
 
     def __init__(self, request: SampleRequest, *, vocab_size: int, incremental: bool) -> None:
         self.request = request
@@ -134,19 +134,19 @@ class _SampleStream:
         self._logprobs: list[float] = []
         self._masks: list[list[int]] | None = [] if wire.wants_mask(request, vocab_size) else None
         self._meta: dict[str, Any] = {}
-        """Of the newest event that was read."""
+        """`meta_info` of the newest event that was read."""
         self._unread: list[bytes] = []
         """The last events of a cumulative stream, two at most."""
         self._faults: list[str] = []
         self._seen_label = 0
         """Place in the batch's labels of the one that was in force when the last event arrived."""
         self._label = 0
-        """Of the tokens that have no span yet."""
+        """Place in the batch's labels of the label for tokens that have no span yet."""
         self._spans: list[tuple[int, int]] = []
         """(label, end): tokens from the last end to this one, by place in the batch's labels."""
 
     def take(self, body: bytes, seen_label: int) -> None:
-        """One event, arrived under the label at place `seen_label`."""
+        """Take one event, which arrived under the label at place `seen_label`."""
         self.decodes = _FINISHED.match(body, max(body.find(b'"finish_reason"'), 0)) is None
         label = max(self._seen_label - 1, 0)
         self._seen_label = seen_label
@@ -214,7 +214,7 @@ class _SampleStream:
 
     @property
     def received(self) -> int:
-        """The same, by what they are."""
+        """Tokens that have arrived, counted in the events themselves."""
         self._read()
         return max(len(self._ids), len(self._logprobs))
 

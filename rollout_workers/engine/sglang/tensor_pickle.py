@@ -33,7 +33,7 @@ STORAGES = {
 
 @dataclass(frozen=True, slots=True)
 class NamedValues:
-    """One tensor with its values, little-endian, the last dimension running fastest."""
+    """Tensor with its values, little-endian, the last dimension running fastest."""
 
     name: str
     dtype: str
@@ -58,7 +58,7 @@ def _tensor(tensor: NamedValues) -> bytes:
 
 
 def _saved_storage(tensor: NamedValues) -> bytes:
-    """What torch.save writes for a storage: ("storage", class, key, location, values) as its persistent id."""
+    """Storage as torch.save writes it, with ("storage", class, key, location, values) as its persistent id."""
     storage, value_bytes = STORAGES[tensor.dtype]
     count = len(tensor.values) // value_bytes
     identity = _text("storage") + f"ctorch\n{storage}\n".encode() + _text("0") + _text("cpu") + _number(count)
@@ -72,7 +72,7 @@ def _saved_storage(tensor: NamedValues) -> bytes:
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a contiguous tensor, in values."""
+    """Strides of a contiguous tensor, in values."""
     return tuple(accumulate((max(n, 1) for n in reversed(shape[1:])), mul, initial=1))[::-1] if shape else ()
 
 

@@ -1,8 +1,10 @@
-"""Which versions of SGLang the worker can drive, by what it relies on. The one home of that: the table in
-docs/engines.md shows it, and a test holds the two together.
+"""Releases of SGLang that the worker can drive, by the habits of the server that it relies on.
 
-Read in the wheels of 0.5.16 to 0.5.23. Invariant: a server that lacks what is needed is refused when it is connected,
-before it is asked for a token or given weights.
+This file alone defines them: the table in docs/engines.md shows them, and a test holds the two together. The habits
+were read in the wheels of 0.5.16 to 0.5.23.
+
+Invariant: a server that lacks what is needed is refused when it is connected, before it is asked for a token or given
+weights.
 """
 
 import re
@@ -22,7 +24,7 @@ class Habit:
     since: Release
     what: str
     before: str
-    """What came of it in the releases before."""
+    """Behaviour of the releases before `since`."""
     needed: bool = True
     """False: a server without it is driven all the same, with a warning."""
 
@@ -53,12 +55,12 @@ OPTION = "--sglang-version"
 
 
 def text(release: Release) -> str:
-    """As SGLang writes it."""
+    """Release number as SGLang writes it."""
     return ".".join(map(str, release))
 
 
 def lacks(release: Release) -> list[Habit]:
-    """What a server of this release does not do."""
+    """Habits that a server of this release lacks."""
     return [habit for habit in HABITS if habit.since > release]
 
 

@@ -42,7 +42,7 @@ _SESSION_IS_OPEN = "already open"
 
 
 class SglangWeights:
-    """What one server holds. `paused` is set by whoever pauses it."""
+    """Weights of one server: which ones it holds, and how it gets others. `paused` is set by whoever pauses it."""
 
     def __init__(self, calls: SglangCalls) -> None:
         self._calls = calls
@@ -51,7 +51,7 @@ class SglangWeights:
         self._ranks = 1
         self._session_left_open = False
         self.label = ""
-        """Of the weights that the server generates with."""
+        """Label of the weights that the server generates with."""
         self.paused: PauseMode | None = None
 
     async def found(self, label: str, model_path: Path, *, ranks: int) -> None:
@@ -273,7 +273,7 @@ class SglangWeights:
 
 
 def _pieces(tensors: Sequence[weight_files.StoredTensor]) -> Iterator[list[weight_files.StoredTensor]]:
-    """In order, each of at most _PIECE_BYTES, or of one tensor."""
+    """Split the tensors, in order, into pieces of at most _PIECE_BYTES; a larger tensor is a piece of its own."""
     piece: list[weight_files.StoredTensor] = []
     for tensor in tensors:
         if piece and sum(t.size_bytes for t in piece) + tensor.size_bytes > _PIECE_BYTES:

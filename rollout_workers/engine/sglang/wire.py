@@ -9,8 +9,8 @@ What SGLang 0.5.23 does, and what follows for this file:
 - `weight_version` is the one at the request's end and would hide every older token; `weight_versions` has the exact
   spans.
 - The stop token is the last of `output_ids`, with its log-probability.
-- A request that is aborted before it runs, or while it is retracted, answers with what had left the scheduler so far
-  (every 50th token at best, so often nothing), and without mask log-probabilities.
+- A request that is aborted before it runs, or while it is retracted, answers with what had left the scheduler so far.
+  That is every 50th token at best, so often nothing; it comes without mask log-probabilities.
 - Requests of one batch come back in their order; one that is refused takes the whole batch with it.
 """
 
@@ -36,7 +36,7 @@ SPECULATIVE_ADVICE = (
 )
 
 CUMULATIVE_EVENTS = 16
-"""Most events of one sample where each repeats all that came before: eight times the bytes of a plain answer."""
+"""Maximum events of one sample where each repeats all that came before: eight times the bytes of a plain answer."""
 
 _BEYOND: dict[str, dict[str, float]] = {
     "all": {},
@@ -55,26 +55,26 @@ class Malformed(ValueError):
 
 
 ODD = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError)
-"""What reading an answer of another form can raise, Malformed among them."""
+"""Errors that reading an answer of another form can raise, Malformed among them."""
 
 
 def fault_of(error: BaseException) -> str:
-    """What is wrong with an answer that could not be read."""
+    """Reason why an answer could not be read."""
     return str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What requests to a server and its answers depend on."""
+    """Settings of a server on which its requests and answers depend."""
 
     vocab_size: int
     mask_max_tokens: int = MASK_TOKENS_DEFAULT
     incremental: bool = False
     """True if its streams send only what is new."""
     speculative: str = ""
-    """How it decodes speculatively; empty: it does not."""
+    """Speculative decoding that the server uses; empty: none."""
     masks: Literal["all", "no min_p", "none"] = "all"
-    """Which narrowed sampling it reports masks of, and with them the log-probabilities of the draw."""
+    """Narrowed sampling for which the server reports masks, and with them the log-probabilities of the draw."""
 
 
 def check_sampling(request: SampleRequest, settings: ServerSettings) -> None:
@@ -260,7 +260,7 @@ def drawn_logprobs(meta: dict[str, Any], *, narrowed: bool) -> list[float]:
 
 
 def drawn_masks(meta: dict[str, Any]) -> list[list[int]]:
-    """For each token of an answer the ids that could have been drawn in its place."""
+    """Token ids that could have been drawn in place of each token of an answer."""
     return list(meta.get("output_token_sampling_mask", ()))
 
 

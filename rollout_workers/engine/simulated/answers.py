@@ -1,4 +1,4 @@
-"""What the simulated engine answers: tokens, log-probabilities and lengths that depend on the request alone."""
+"""Answers of the simulated engine: tokens, log-probabilities and lengths that depend on the request alone."""
 
 import zlib
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One complete answer; an interrupted sample is a prefix of it."""
+    """Complete answer to a request; an interrupted sample is a prefix of it."""
 
     tokens: npt.NDArray[np.int32]
     """int32 [t], t >= 1."""

@@ -1,4 +1,4 @@
-"""One sample that holds a slot of the simulated engine: how far its answer has come, and by which weights.
+"""Progress of one sample that holds a slot of the simulated engine: its tokens, and the weights that made them.
 
 Invariant: a token's span names the version that was loaded when it was generated.
 """
@@ -12,7 +12,7 @@ from rollout_workers.engine.types import GeneratedSample, SampleRequest, Version
 
 @dataclass(slots=True)
 class Decoding:
-    """For use within one event loop."""
+    """Request that holds a slot, and the state of its answer. For use within one event loop."""
 
     request: SampleRequest
     answer: Answer
@@ -39,7 +39,7 @@ class Decoding:
         self.done = end
 
     def result(self) -> GeneratedSample:
-        """What there is of the answer."""
+        """Sample with the part of the answer that is done."""
         tokens = self.answer.tokens[: self.done]
         return GeneratedSample(
             rid=self.request.rid,

@@ -1,8 +1,8 @@
 """SimulatedEngine: the timing and the bookkeeping of an engine, without a model. For load tests, planning and faults.
 
-It is not SGLang and generates no language. What it keeps is what the rest of the system sees of an engine: slots that
-decode at a given speed, answers of spread lengths, version spans across reloads in flight, the three pause modes, and
-whatever is injected as a fault. What it does about weights is in weights.py.
+It is not SGLang and generates no language. It keeps what the rest of the system sees of an engine: slots that decode at
+a given speed, answers of spread lengths, version spans across reloads in flight, and the three pause modes. Faults can
+be injected. What it does about weights is in weights.py.
 
 Invariants: a token's span names the version that was loaded when it was generated; while the engine is paused, stalled
 or dead no token is generated; time passes on the injected clock only.
@@ -96,7 +96,7 @@ class SimulatedEngine:
         self._deaths = 0
         self._samples_to_fail: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
-        """How often a sample of each index ran to its end or was aborted, whatever came of it."""
+        """Number of times that a sample of each index ran to its end or was aborted, whatever came of it."""
         self._weights = SimulatedWeights(
             address,
             self._clock,

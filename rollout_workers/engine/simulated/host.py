@@ -1,4 +1,4 @@
-"""Where simulated engines come from: the worker's own process."""
+"""Host of a simulated engine, which runs in the worker's own process."""
 
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 
 class Slots:
-    """For use within one event loop."""
+    """Slots of an engine, given out in the order of the requests. For use within one event loop."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -16,7 +16,7 @@ class Slots:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Who waits, longest first."""
+        """Ids of the requests that wait for a slot, longest first."""
         return tuple(self._waiting)
 
     async def acquire(self, rid: str) -> bool:

@@ -13,7 +13,7 @@ from rollout_workers.engine.types import GroupPlace
 
 
 class SimulatedWeights:
-    """What one engine holds.
+    """Weights that one simulated engine holds.
 
     `reach` returns if the engine answers calls, and raises otherwise; `at_rest` waits until it generates nothing.
     """
@@ -38,7 +38,7 @@ class SimulatedWeights:
         self._loads_to_fail = 0
         self._joins_to_fail = 0
         self.label = label
-        """Of the weights that it generates with."""
+        """Label of the weights that the engine generates with."""
 
     async def load(self, source: str, version_label: str) -> None:
         """Load what `source` stands for."""

@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class Download:
-    """One file on its way."""
+    """Download of one file."""
 
     def __init__(
         self, label: str, sources: Sources, file: weights_pb2.WeightFile, target: Path, *, stall_s: float

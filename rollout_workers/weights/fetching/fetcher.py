@@ -57,11 +57,11 @@ class WeightFetcher:
         self._lock = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
         self._in_use: dict[str, Pin] = {}
-        """By engine_id, as are those that are fetched."""
+        """Pinned directories that engines use, by engine_id."""
         self._fetched: dict[str, Pin] = {}
-        """For engines that have not loaded them yet."""
+        """Pinned directories that were fetched for engines that have not loaded them yet, by engine_id."""
         self._complete: dict[str, tuple[Path, frozenset[str]]] = {}
-        """Verified by this process, by label: the directory, and the names in its manifest."""
+        """Directories that this process has verified, by label, with the names in their manifests."""
 
     async def fetch(
         self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float, engine_id: str | None = None

@@ -43,7 +43,7 @@ def source_directory(label: str, base_url: str) -> Path | None:
 
 
 def file_url(base_url: str, name: str) -> str:
-    """Where a file of the manifest is served."""
+    """URL of a file of the manifest."""
     return f"{base_url.rstrip('/')}/{quote(name)}"
 
 

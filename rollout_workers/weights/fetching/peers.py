@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 class Peers(Protocol):
-    """Where a version is to be had, besides the publisher."""
+    """Peers of a worker: sources of a version besides the publisher."""
 
     async def with_version(self, version: Version) -> Sequence[str]:
         """Base URLs to which a file's name is appended, the best first; empty when there is none. Raises nothing."""
@@ -42,7 +42,7 @@ class ReportedPeers:
     def __init__(self, service: ServiceClient) -> None:
         self._service = service
         self.own_url = ""
-        """Of this worker itself, which is no peer."""
+        """URL of this worker itself, which is no peer."""
         self._known: dict[Version, list[str]] = {}
         self._asked_at = float("-inf")
 

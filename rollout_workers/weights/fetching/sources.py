@@ -1,4 +1,4 @@
-"""Where the next piece of a file is to be asked for: the publisher and the peers in turn.
+"""Sources of one file, which choose where its next piece is asked for: the publisher and the peers in turn.
 
 Invariants: after a failure another source comes first, if there is one; a peer whose bytes were in a file that turned
 out wrong is not asked again for this file.
@@ -10,7 +10,7 @@ from rollout_workers.weights.fetching.files import file_url
 
 
 class Sources:
-    """Of one file. `publisher` is None where only peers can be asked."""
+    """Sources of one file. `publisher` is None where only peers can be asked."""
 
     def __init__(
         self,
@@ -53,5 +53,5 @@ class Sources:
 
     @property
     def described(self) -> str:
-        """For error messages."""
+        """Name of the source for error messages."""
         return self._publisher or f"any peer ({self._name})"

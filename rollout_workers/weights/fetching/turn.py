@@ -1,9 +1,9 @@
-"""One at a time: of workers that share a directory one brings a version into it, and the others wait for that.
+"""Turns to bring a version: of workers that share a directory one brings it, and the others wait for that.
 
-On a shared volume whose files cannot be linked every worker would copy the whole model, and all copies but one would
-be thrown away. This only saves work: a version appears by a rename, whoever else brings it. So where there are no
-locks, or their holder hangs, a worker goes on without one. Its lock is not that of the pins (pins.py): one that hangs
-must not keep others from using what they have brought themselves.
+On a shared volume whose files cannot be linked every worker would copy the whole model, and all copies but one would be
+thrown away. This only saves work: a version appears by a rename, whoever else brings it. So where there are no locks,
+or their holder hangs, a worker goes on without one. Its lock is not that of the pins (pins.py): one that hangs must not
+keep others from using what they have brought themselves.
 """
 
 import asyncio
@@ -40,5 +40,5 @@ async def turn(place: Path, *, wait_s: float) -> AsyncIterator[None]:
 
 
 def there(place: Path) -> bool:
-    """Whether a directory is there, by a new look: a client of NFS remembers for a while what was not."""
+    """True if a directory is there, by a new look: a client of NFS remembers for a while what was not."""
     return place.name in os.listdir(place.parent)  # noqa: PTH208 - iterdir is lazy
