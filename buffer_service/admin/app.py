@@ -41,7 +41,7 @@ STORE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the page knows of its service beside the store."""
+    """Facts about the service that the page does not read from the store."""
 
     address: str
     store: str
@@ -83,7 +83,7 @@ class AdminPage:
         return app
 
     async def index(self, _: Request) -> Response:
-        """Where everything is."""
+        """Answer with the service's address, its store, the caller's runs, and links."""
         return JSONResponse(
             {
                 "service": "rollout-buffer",
@@ -109,20 +109,20 @@ class AdminPage:
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     async def runs(self, _: Request) -> Response:
-        """All runs that can be read, in short."""
+        """Answer with a summary of each run that can be read."""
         runs = await self._reader.read(
             lambda run_id: self._store.call(commands.view(run_id)), asyncio.get_running_loop().time() + LOOK_S
         )
         return JSONResponse([in_short(view) for view in runs.found])
 
     async def run(self, request: Request) -> Response:
-        """One run, whole."""
+        """Answer with the whole state of one run."""
         view = await self._store.call(commands.view(_run_id(request.path_params["run_id"])))
         _, evaluations = await self._store.call(commands.evaluations(view.run_id, acknowledges=False))
         return JSONResponse(whole(view, evaluations))
 
     async def events(self, request: Request) -> EventStream:
-        """One run as it changes: `?run=NAME`. Raises InvalidField."""
+        """Stream the changes of one run: `?run=NAME`. Raises InvalidField."""
         # Here, where the run is known as it will be read, and not at the door.
         run_id = request.query_params.get("run", "")
         if not run_id:

@@ -9,13 +9,13 @@ from buffer_service.security.doors import Doors
 
 
 class DoorCollector(Collector):
-    """Whether the files of tokens and certificates are in order, and how many tokens there are."""
+    """Metrics of the files of tokens and certificates: which are broken, and the number of tokens."""
 
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """All families; without values where the service has no such files."""
+        """Yield the metric families; without values where the service has no such files."""
         broken = GaugeMetricFamily(
             "rollout_buffer_security_file_broken",
             "1 while a file of tokens or certificates cannot be used and an earlier one stays in force.",

@@ -17,7 +17,7 @@ class EvaluationCollector(Collector):
         self._views = views
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All families."""
+        """Yield the metric families of evaluations."""
         kept = GaugeMetricFamily("rollout_buffer_evaluations", "Evaluations that are kept.", labels=["run"])
         stored = GaugeMetricFamily(
             "rollout_buffer_evaluation_stored_bytes", "Tasks and results of evaluations that are kept.", labels=["run"]

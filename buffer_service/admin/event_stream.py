@@ -21,7 +21,7 @@ from buffer_service.security.gate import Caller
 from buffer_wire.errors import AccessRefused
 
 RETRY_MS = 2_000
-"""After which a browser should come back."""
+"""Wait, in milliseconds, before a browser connects again."""
 HEARTBEAT_S = 5.0
 """Silence after which a comment is sent."""
 CHECK_S = 1.0

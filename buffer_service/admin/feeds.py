@@ -32,11 +32,14 @@ log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 STORE_TIMEOUT_S = 5.0
 MAX_WATCHERS = 128
-"""Of the process; a quarter of the connections that the admin page serves. A page that watches keeps a second one, by
-which it asks for the list of runs, so that half of them is left to probes and scrapes."""
+"""Largest number of watchers of the process: a quarter of the connections that the admin page serves.
+
+A page that watches keeps a second connection, by which it asks for the list of runs. So half of the connections are
+left to probes and scrapes.
+"""
 
 MAX_OF_TOKEN = 96
-"""Of them those with one token, so that whoever holds it cannot keep the others out."""
+"""Largest number of watchers with one token, so that whoever holds it cannot keep the others out."""
 
 _HEARD_MS = 1_000
 """Reports of an engine that are less apart are one."""
@@ -44,7 +47,7 @@ _HEARD_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What watchers are told: `event` is `run`, `fault` or `end`, `data` JSON in one line."""
+    """A message to watchers: `event` is `run`, `fault` or `end`, `data` JSON in one line."""
 
     event_id: str
     event: str
@@ -53,7 +56,7 @@ class Told:
 
 
 class Feed:
-    """One run, read while somebody watches."""
+    """Feed of one run's state, which is read while somebody watches."""
 
     def __init__(self, store: RunStore, run_id: str, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -181,7 +184,7 @@ class Feeds:
 
     @property
     def watched(self) -> dict[str, int]:
-        """How many watch, by run."""
+        """Number of watchers, by run."""
         return {run_id: feed.watchers for run_id, feed in self._feeds.items()}
 
     async def _forget(self, run_id: str, feed: Feed) -> None:

@@ -1,4 +1,4 @@
-"""What the admin port serves: the page once there is a store, and until then what probes ask.
+"""Front of the admin port: serves the page once there is a store, and answers probes until then.
 
 A store may load its data for many minutes. Kubernetes counts a probe that gets no answer as failed, and would end the
 service before it has served.

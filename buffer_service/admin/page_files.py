@@ -20,7 +20,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file as it is served."""
+    """A file of the page, as it is served."""
 
     content: bytes
     media_type: str
@@ -28,7 +28,7 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> "PageFile":
-        """From the package."""
+        """Read the file from the package."""
         content = path.read_bytes()
         return cls(content, _TYPES[path.suffix], f'"{sha256(content).hexdigest()[:32]}"')
 
@@ -44,7 +44,7 @@ class PageFiles:
         return self._answer(request, INDEX)
 
     async def file(self, request: Request) -> Response:
-        """What the page loads: scripts, the style sheet, the icon."""
+        """Answer with a file that the page loads: a script, the style sheet, the icon."""
         return self._answer(request, request.path_params["name"])
 
     def _answer(self, request: Request, name: str) -> Response:

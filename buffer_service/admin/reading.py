@@ -18,20 +18,23 @@ from buffer_wire.errors import LayoutChanged, StoreFault, UnknownRun
 log = structlog.get_logger(__name__)
 
 LOOK_S = 4.0
-"""For all that a scrape or a list asks of the store; Prometheus itself gives a scrape 10 s unless told otherwise."""
+"""Time limit for all reads of a scrape or list; Prometheus gives a scrape 10 s unless told otherwise."""
 
 LATE = "late"
 DEFECT = "defect"
 UNREAD = (LayoutChanged.reason, StoreFault.reason, LATE, DEFECT)
-"""Why runs are left out: a service of another version keeps them, the store stumbles over them, others before them, in
-the order of their names, took all of LOOK_S, or this service stumbles over what is in their record."""
+"""Reasons why runs are left out.
+
+In order: a service of another version keeps the run; the store fails on it; runs before it, by name, took all of
+LOOK_S; this service fails on what is in its record.
+"""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Runs(Generic[T]):
-    """What was read, in the order of the runs' names; `unread`: the reason of UNREAD by each run that was not."""
+    """Runs that were read, in the order of their names; `unread`: the reason of UNREAD for each run that was not."""
 
     found: Sequence[T]
     unread: Mapping[str, str]
@@ -43,7 +46,7 @@ class RunReader:
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._told: dict[str, str] = {}
-        """What the log has said of runs that are left out."""
+        """Reasons that the log has given for runs that are left out, by run."""
 
     async def read(self, one: Callable[[str], Awaitable[T]], deadline: float) -> Runs[T]:
         """`one` of each run that the present caller may see, until a time of the event loop's clock.

@@ -15,7 +15,7 @@ from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.totals import RELOAD_PHASES
 
 _HELD = ("queued", "forming", "delivered")
-"""What counts towards a quota."""
+"""Dispositions of groups that count towards a quota."""
 
 _STATISTICS = {
     **{name: (each.metric, each.text) for name, each in STATISTICS.items() if each.metric},
@@ -48,7 +48,7 @@ class RunCollector(Collector):
         self._views = views
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """All families."""
+        """Yield the metric families of runs."""
         yield from self._ledgers()
         yield from self._environments()
         yield from self._queues()

@@ -14,7 +14,7 @@ from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 
 
 def in_short(view: RunView) -> dict[str, Any]:
-    """One line of the list of runs."""
+    """Summary of a run, for the list of runs."""
     return {
         "run_id": view.run_id,
         "epoch": view.epoch,

@@ -1,7 +1,7 @@
-"""What /metrics answers: runs and store as one look at the store finds them, and what the processes have written.
+"""Answer of /metrics: runs and store from one look at the store, and the metrics that the processes have written.
 
-Invariant: whatever the store does, the answer comes within LOOK_S and the time it takes to write it, with the metrics
-of the processes and `rollout_buffer_store_up`; runs that are not in it are counted by `rollout_buffer_runs_unread`.
+Invariant: whatever the store does, the answer comes within LOOK_S and the time it takes to write it. It always has the
+metrics of the processes and `rollout_buffer_store_up`; runs that it lacks are counted by `rollout_buffer_runs_unread`.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was found; `facts` is None, and there are no runs, where the store did not answer in time."""
+    """Result of a look at the store; `facts` is None, and there are no runs, where the store did not answer in time."""
 
     facts: StoreFacts | None = None
     runs: Sequence[tuple[RunView, Sequence[EvaluationView]]] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
-    """As in reading.Runs."""
+    """Runs that were not read, and why, as in reading.Runs."""
 
     def collectors(self) -> Sequence[Collector]:
-        """Of everything that is asked of the store."""
+        """Collectors over everything that was read from the store."""
         views = [view for view, _ in self.runs]
         return (
             RunCollector(views),
@@ -48,14 +48,14 @@ class Look:
 
 
 class ProcessCollector(Collector):
-    """What the rpc processes have written; of runs, about `run_ids` alone: others are gone, or not the caller's."""
+    """Metrics that the rpc processes have written; of runs, only those of `run_ids`: others are gone or not visible."""
 
     def __init__(self, written: SharedMetrics, run_ids: Collection[str]) -> None:
         self._written = written
         self._run_ids = {None, *run_ids}
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield the metric families, without the samples of other runs."""
         for family in self._written.collect():
             family.samples = [one for one in family.samples if one.labels.get("run") in self._run_ids]
             yield family

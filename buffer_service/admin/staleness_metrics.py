@@ -85,7 +85,7 @@ class StalenessCollector(Collector):
         self._views = views
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
-        """All families."""
+        """Yield the metric families of staleness."""
         estimates = [(view.run_id, estimate(view)) for view in self._views]
         for kind in ("measured", "predicted"):
             yield self._staleness(kind, estimates)
@@ -174,7 +174,7 @@ def _histogram(view: RunView, counted: str, total: float) -> tuple[list[tuple[st
 
 
 def _biased(bias: Bias) -> bool | None:
-    """None where nothing could be tested yet."""
+    """Test whether anything is biased; None where nothing could be tested yet."""
     tested = [one for one in (*bias.comparisons, *bias.environments) if one.chance is not None]
     return any(one.biased for one in tested) if tested else None
 

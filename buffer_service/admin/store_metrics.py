@@ -21,7 +21,7 @@ class StoreCollector(Collector):
         self._unread = Counter(unread.values())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All families."""
+        """Yield the metric families of the store."""
         up = GaugeMetricFamily(
             "rollout_buffer_store_up",
             "1 where the store has answered this scrape; 0: metrics of runs and of the store are absent.",

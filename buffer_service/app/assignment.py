@@ -1,4 +1,4 @@
-"""What the supervisor tells an rpc process, and the word with which it answers. Knows neither gRPC nor the store."""
+"""Assignment of the supervisor to an rpc process, and the word of its answer. Knows neither gRPC nor the store."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ READY = b"ready\n"
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which address to serve, on which store."""
+    """Assignment of an rpc process: the address to serve, the store, and the settings."""
 
     supervisor_pid: int
     address: str
@@ -30,7 +30,7 @@ class Assignment:
     """Descriptor of the memory for the values of its metrics (observability/shared_values.py); -1 for its own."""
 
     def to_json(self) -> bytes:
-        """One line."""
+        """Encode as one line of JSON."""
         settings = self.settings.to_values()
         told = [self.supervisor_pid, self.address, self.store, settings, self.embedded, self.metrics]
         return dumps(told).encode() + b"\n"

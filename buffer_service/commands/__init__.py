@@ -1,4 +1,4 @@
-"""Every operation on a run as a value, by its name; see domain/command.py."""
+"""Commands: the operations on a run as values, by name; see domain/command.py."""
 
 from buffer_service.commands.batches import checkpoint, commit, pull, report_lost, resume
 from buffer_service.commands.evaluating import (

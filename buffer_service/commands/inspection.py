@@ -50,7 +50,7 @@ def list_steps(run_id: str, after: ins.Position, limit: int) -> Command[ins.Page
 
 
 def waits(run_id: str, limit: int) -> Command[tuple[ins.Waits, Sequence[str]]]:
-    """Who waits on whom, and the payload keys of the blocked pushes.
+    """Waits of the run: who waits on whom, and the payload keys of the blocked pushes.
 
     A store's `waits` reads the heads of these payloads too.
     """
@@ -103,7 +103,7 @@ def _waits(_tag: str, fields: Fields) -> tuple[ins.Waits, Sequence[str]]:
 
 
 def _is_cursor(part: int | str) -> bool:
-    """Whether it is one of SCAN."""
+    """Test whether the part is a cursor of SCAN."""
     return isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= 20 and int(part) < 1 << 64
 
 

@@ -31,7 +31,7 @@ def unpack(reply: Buffer) -> Any:  # noqa: ANN401 - whatever was packed
 
 
 _PAIR = b"\x92"
-"""What an array of two begins with."""
+"""First byte of a packed array of two elements."""
 
 _INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 """Bytes of the unsigned integers of msgpack by their first byte."""

@@ -3,10 +3,10 @@
 Computed from what exists (cardinalities), never from running totals, so groups that are dropped or lost free capacity
 by being gone.
 
-Invariant: an engine that is behind the published version is given a lease only if the group, started with the weights
-that the engine has and trained at its turn, passes the gate. The turn is after all groups that exist. This binds under
-max_lookahead, which alone says how far off a turn may be, and under a gate by the head, the only version that is known
-in advance; not in the order lifo, where the newest group's turn is the next batch.
+Invariant: an engine that is behind the published version is given a lease only if its group would pass the gate. That
+group starts with the weights that the engine has and is trained at its turn, which is after all groups that exist. This
+binds under max_lookahead, which alone says how far off a turn may be, and under a gate by the head, the only version
+that is known in advance. It does not bind in the order lifo, where the newest group's turn is the next batch.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,18 @@ def capacity(
 ) -> int | None:
     """Groups that may still be leased for an engine, None without a cap; zero or less means none.
 
-    max_inflight_groups - leased; with reserve_queue_space max_queued_groups - (queued + leased); with max_lookahead k
-    ((k + 1) * b - unpublished_steps) * N - (forming + queued + leased) for batches of N groups and b batches per
-    publish. `unpublished_steps`: complete steps that the last publish did not cover. `behind`: how many versions the
-    engine's weights are older than the published ones.
+    The result is the smallest of the rooms under the caps that are set:
+
+        max_inflight_groups      max_inflight_groups - leased
+        reserve_queue_space      max_queued_groups - (queued + leased)
+        max_lookahead k          ((k + 1) * b - unpublished_steps) * N - (forming + queued + leased)
+
+    for batches of N groups and b batches per publish. `unpublished_steps`: complete steps that the last publish did not
+    cover. `behind`: versions by which the engine's weights are older than the published ones.
 
     The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), as long as every step has N groups and
-    every version b steps; counted in steps, it also holds when batches differ in size, versions leave gaps, or a
-    resume starts between two publishes. An open step larger than N is a batch of its own size.
+    every version b steps. Counted in steps, it also holds when batches differ in size, versions leave gaps, or a resume
+    starts between two publishes. An open step larger than N is a batch of its own size.
     """
     rooms = []
     if policy.max_inflight_groups > 0:

@@ -18,7 +18,7 @@ Fields: TypeAlias = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[T_co]):
-    """One operation on one run. Its errors are those that its docstring names, UnknownRun and StoreFault."""
+    """An operation on one run. Its errors are those that its docstring names, UnknownRun and StoreFault."""
 
     run_id: str
     script: str

@@ -13,10 +13,10 @@ from buffer_service.domain.ops import Buffer, LeaseWait, WeightVersion
 from buffer_wire.revision import Revision
 
 MAX_EVALUATIONS = 64
-"""Of a run, ended ones included, until they are deleted."""
+"""Largest number of evaluations of a run, ended ones included, until they are deleted."""
 
 MAX_STORED_BYTES = 1 << 30
-"""Of a run: tasks without a result, and results."""
+"""Largest number of bytes that a run's evaluations may store: tasks without a result, and results."""
 
 MAX_ATTEMPTS = 5
 """Failed attempts after which a task is given up."""
@@ -59,7 +59,7 @@ class EvaluationFailure:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationView:
-    """How far an evaluation is; tasks = pending + leased + finished + failed."""
+    """Progress of an evaluation; tasks = pending + leased + finished + failed."""
 
     eval_id: str
     version: WeightVersion
@@ -108,7 +108,7 @@ class EvaluationAsk:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationGrant:
-    """One lease. `spec` are the bytes that were stored."""
+    """A lease of an evaluation's task. `spec` are the bytes that were stored."""
 
     lease_id: str
     task_id: str
@@ -137,7 +137,7 @@ class EvaluationLeased:
 
 
 class FinishKind(StrEnum):
-    """How a lease ends."""
+    """Ways in which a lease of an evaluation's task ends."""
 
     GROUP = "group"
     INTERRUPTED = "interrupted"
@@ -163,7 +163,7 @@ class FinishEvaluation:
 
 
 class EvaluationOutcome(StrEnum):
-    """What became of the task."""
+    """Outcome for the task when a lease of it ends."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"

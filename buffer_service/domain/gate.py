@@ -26,12 +26,12 @@ def age_milli(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: in
 
 
 def aged_out(policy: RunPolicy, *, train_version: int, age_milli: int) -> bool:
-    """Whether a group of this age must not be trained by train_version."""
+    """Test whether a group of this age must not be trained by train_version."""
     return policy.max_staleness != UNSET and train_version * MILLI - age_milli > policy.max_staleness * MILLI
 
 
 def too_stale(policy: RunPolicy, *, train_version: int, head_version: int) -> bool:
-    """Whether tokens with this head must not be trained by train_version, whatever the measure."""
+    """Test whether tokens with this head must not be trained by train_version, whatever the measure."""
     return policy.max_staleness != UNSET and train_version - head_version > policy.max_staleness
 
 

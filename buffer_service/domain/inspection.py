@@ -13,13 +13,13 @@ from typing import Generic, TypeAlias, TypeVar
 from buffer_service.domain.policy import RunPolicy
 
 Position: TypeAlias = tuple[int | str, ...]
-"""Where a page goes on: the `following` of the page before, () for the first page."""
+"""Position at which a page begins: the `following` of the page before, () for the first page."""
 
 ItemT = TypeVar("ItemT")
 
 
 class TaskSet(StrEnum):
-    """Which tasks to list."""
+    """Set of tasks to list."""
 
     PENDING = "pending"
     LEASED = "leased"
@@ -27,7 +27,7 @@ class TaskSet(StrEnum):
 
 
 class Place(StrEnum):
-    """Where a group is."""
+    """Place of a group: in the queue, in a step, or ended."""
 
     UNKNOWN = ""
     """The group was accepted before its position was noted with its task."""
@@ -83,7 +83,7 @@ class TaskFacts:
     place: Place
     body_key: str
     lease_ttl_ms: int
-    """Of the run's policy."""
+    """Time for which a lease lasts without a heartbeat, in milliseconds, from the run's policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionClock:
-    """What admission goes by, beside the policy: groups, versions, steps, tasks."""
+    """Counts of groups, versions, steps and tasks that admission uses beside the policy."""
 
     queued: int
     forming: int
@@ -169,17 +169,17 @@ class AdmissionClock:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Who waits on whom; the sequences hold the first `limit` of what is counted beside them."""
+    """Waits of a run: who waits on whom; the sequences hold the first `limit` of what is counted beside them."""
 
     revision: int
     now_ms: int
     policy: RunPolicy
     blocked: int
     pushes: Sequence[BlockedPush]
-    """In the order of the line."""
+    """Blocked pushes, in the order of the line."""
     leased: int
     expiring: Sequence[TaskFacts]
-    """Those whose leases expire first."""
+    """Leased tasks whose leases expire first."""
     workers: int
     asked: Sequence[WorkerView]
     """The last one first."""

@@ -1,13 +1,16 @@
-"""Which policies are refused because a run could not progress under them, with the reason.
+"""Liveness: policies are refused under which a run could not progress, with the reason.
 
-The argument for all others: let d be prefetch_batches and b batches_per_publish. When a trainer waits for a batch, at
-most d + b - 1 assembled ones are not covered by a publish, and at most d + b are not committed. So the version that
-will train on the batch is at most floor((d + b - 1) / b) ahead of the published one, and groups made with the newest
-weights pass every gate that is not refused; the caps of admission, the queue and the quotas leave room for at least one
-batch (one round, where batches are streamed) beside what the trainer holds. Hence while the batch is short, either
-something is queued, leased, pending or still to be submitted, and each lease ends as a group or as freed capacity.
+The argument for all other policies: let d be prefetch_batches and b batches_per_publish. When a trainer waits for a
+batch, at most d + b - 1 assembled ones are not covered by a publish, and at most d + b are not committed.
 
-What no policy can know, sizes of groups and acceptance by a filter, a waiting pull names as its reason.
+- So the version that will train on the batch is at most floor((d + b - 1) / b) ahead of the published one.
+- Groups made with the newest weights therefore pass every gate that is not refused.
+- The caps of admission, the queue and the quotas leave room for at least one batch beside what the trainer holds (one
+  round, where batches are streamed).
+- Hence while the batch is short, something is queued, leased, pending or still to be submitted.
+- Each lease ends as a group or as freed capacity.
+
+No policy can know the sizes of groups, nor what a filter accepts: a waiting pull names these as its reason.
 """
 
 from typing import TYPE_CHECKING
@@ -104,7 +107,7 @@ def _refuse_closed_gates(policy: "RunPolicy") -> None:
 
 
 def _refuse_short_lookahead(policy: "RunPolicy") -> None:
-    """As many batches must be let exist as the trainer holds, and one more."""
+    """Raise InvalidPolicy unless max_lookahead lets as many batches exist as the trainer holds, and one more."""
     if 0 <= policy.max_lookahead < policy.least_staleness:
         raise InvalidPolicy(
             "max_lookahead",
@@ -115,10 +118,10 @@ def _refuse_short_lookahead(policy: "RunPolicy") -> None:
 
 
 def most_batch_groups(policy: "RunPolicy", most: int) -> int:
-    """The most groups that a pull may ask for as its step's own size, at most `most`, so that it can get them.
+    """Largest batch that a pull may ask for as its step's own size, in groups, at most `most`, so that it can get them.
 
     Beside the d + b - 1 assembled batches that no publish covers, max_lookahead k lets (k + 1) * b - (d + b - 1)
-    batches of N groups exist; quotas are meant for batches of N groups, quota_groups for d + b + 1 of any size.
+    batches of N groups exist. Quotas are meant for batches of N groups, quota_groups for d + b + 1 of any size.
     """
     bounds = [most]
     if policy.max_lookahead >= 0:

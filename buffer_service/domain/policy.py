@@ -24,7 +24,7 @@ MAX_ENVIRONMENTS = 256
 
 
 class OverflowAction(StrEnum):
-    """What a push into a full queue meets."""
+    """Action when a push meets a full queue."""
 
     DROP_OLDEST = "drop_oldest"
     BLOCK = "block"
@@ -32,14 +32,14 @@ class OverflowAction(StrEnum):
 
 
 class StaleAction(StrEnum):
-    """What happens to a group that is too stale when its batch is assembled."""
+    """Action on a group that is too stale when its batch is assembled."""
 
     DROP = "drop"
     RECYCLE = "recycle"
 
 
 class StalenessMeasure(StrEnum):
-    """Which version of a group the gate compares with the train_version, and `stalest_first` goes by."""
+    """Version of a group that the gate compares with the train_version, and by which `stalest_first` orders."""
 
     HEAD = "head"
     MEAN = "mean"
@@ -47,7 +47,7 @@ class StalenessMeasure(StrEnum):
 
 
 class Order(StrEnum):
-    """In which order queued groups enter batches."""
+    """Order in which queued groups enter batches."""
 
     FIFO = "fifo"
     LIFO = "lifo"
@@ -100,7 +100,7 @@ class RunPolicy:
     """The preset that the policy was made from, for people; it decides nothing."""
     order: Order = Order.FIFO
     environments: tuple[EnvironmentRule, ...] = ()
-    """In order of name, each once."""
+    """Rules of environments, in order of name, each environment once."""
     staleness_measure: StalenessMeasure = StalenessMeasure.HEAD
     max_generations: Annotated[int, Between(0, 1_000)] = 0
     cancel_stale_leases: bool = False
@@ -153,7 +153,7 @@ class RunPolicy:
     def least_staleness(self) -> int:
         """Staleness, in versions, of a group generated with the newest published weights when its batch is pulled.
 
-        At most d + b - 1 batches are assembled and not yet covered by a publish (d prefetched, b per publish), so the
+        At most d + b - 1 batches are assembled and not yet covered by a publish (d prefetched, b per publish). So the
         version that trains on the next batch is ahead of the published one by floor((d + b - 1) / b).
         """
         return (self.uncommitted_batches - 1) // self.batches_per_publish

@@ -1,4 +1,4 @@
-"""What the RPC and admin sides need from a store; `buffer_service.store` implements it.
+"""Port to the store for the RPC and admin sides; `buffer_service.store` implements it.
 
 Every method is one try: none waits for the state to change, and none sleeps. A method that mutates takes
 `seen_revision`, the highest revision its caller has seen, and raises StoreRolledBack when the store is behind it.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Topic(StrEnum):
-    """What a waiter waits for. A notification is a hint: check, wait, check again."""
+    """Topic of a wait. A notification is a hint: check, wait, check again."""
 
     GROUPS = "groups"
     """Groups were queued (pulls wait for it)."""
@@ -113,11 +113,11 @@ class RunStore(Protocol):
         ...
 
     async def waits(self, run_id: str, limit: int) -> Waits:
-        """Who waits on whom."""
+        """Waits of the run: who waits on whom."""
         ...
 
     async def facts(self) -> ops.StoreFacts:
-        """What the store's server says of itself."""
+        """Facts that the store's server gives of itself."""
         ...
 
     async def sweep(self) -> int:

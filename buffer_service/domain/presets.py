@@ -132,7 +132,7 @@ class Number:
 
     @property
     def written(self) -> str:
-        """Its name and bounds."""
+        """Name and bounds of the number, as people read them."""
         default = f", default {self.default}" if self.default is not None else ""
         return f"{self.name} {self.least:,} to {self.most:,}{default}"
 
@@ -146,22 +146,22 @@ class Preset:
 
     @property
     def name(self) -> str:
-        """How it is called."""
+        """Name of the preset."""
         return self.fields.__name__
 
     @property
     def description(self) -> str:
-        """What it does, and whose knobs it stands for."""
+        """Text on what the preset does, and whose knobs it stands for."""
         return " ".join((self.fields.__doc__ or "").split())
 
     @property
     def written(self) -> str:
-        """With its numbers, those in brackets may be left out: `streaming(groups 1 to 65,536[, world_size …])`."""
+        """Name with numbers, those in brackets may be left out: `streaming(groups 1 to 65,536[, world_size …])`."""
         parts = [f"[{', ' if i else ''}{n.written}]" if n.optional else n.written for i, n in enumerate(self.numbers)]
         return f"{self.name}({''.join(parts)})" if parts else self.name
 
     def takes(self, numbers: list[int]) -> bool:
-        """Whether it may be written with these numbers."""
+        """Test whether the preset may be written with these numbers."""
         needed = sum(not number.optional for number in self.numbers)
         if not needed <= len(numbers) <= len(self.numbers):
             return False

@@ -5,7 +5,7 @@ from buffer_service.domain.policy import RunPolicy
 
 
 def within_caps(policy: RunPolicy, queued: Amount) -> bool:
-    """Whether that much may be queued."""
+    """Test whether that much may be queued."""
     return (
         queued.groups <= policy.max_queued_groups
         and (policy.max_queued_tokens == 0 or queued.tokens <= policy.max_queued_tokens)

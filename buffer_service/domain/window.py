@@ -15,18 +15,18 @@ from buffer_service.rules.totals import LENGTH_BUCKETS, STALENESS_BOUNDS, STALEN
 
 
 def length_buckets(response_lengths: bytes) -> Counter[int]:
-    """How many samples belong to which bucket; `response_lengths` as in ops.GroupFacts."""
+    """Number of samples in each bucket of response lengths; `response_lengths` as in ops.GroupFacts."""
     lengths = unpack(f"<{len(response_lengths) // 4}I", response_lengths)
     return Counter([min((length - 1).bit_length(), LENGTH_BUCKETS - 1) if length else 0 for length in lengths])
 
 
 def no_staleness() -> dict[str, list[int]]:
-    """Nothing counted yet."""
+    """Counts of staleness by bucket, all 0."""
     return {name: [0] * (len(STALENESS_BOUNDS) + 1) for name in STALENESS_COUNTED}
 
 
 def staleness_bucket(versions: int) -> int:
-    """Where a staleness counts."""
+    """Index of the bucket in which a staleness counts."""
     return bisect_left(STALENESS_BOUNDS, versions)
 
 
@@ -41,7 +41,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one publish to a later one. `publishes`: how many came after the first, at least 1."""
+    """Window from one publish to a later one. `publishes`: how many came after the first, at least 1."""
 
     first: Snapshot
     last: Snapshot
@@ -49,9 +49,9 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Between both publishes."""
+        """Seconds between both publishes."""
         return (self.last.time_ms - self.first.time_ms) / 1000
 
     def grown(self, name: str) -> int:
-        """What a total of TOTALS grew by."""
+        """Growth of a total of TOTALS in the window."""
         return self.last.totals[name] - self.first.totals[name]

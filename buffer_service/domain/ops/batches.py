@@ -9,7 +9,7 @@ from buffer_wire.revision import Revision
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One try to pull a rank's shard of a round of a step; whole batches have round 0 only.
+    """A try to pull a rank's shard of a round of a step; whole batches have round 0 only.
 
     train_version None: that of the step's earlier rounds, else the published version. batch_groups None: the policy's.
     """
@@ -25,7 +25,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class ShardGroup:
-    """One group of a shard; head and tail in the present timeline."""
+    """A group of a shard; head and tail in the present timeline."""
 
     group_id: str
     payload_key: str
@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """No round yet: what is queued, what the round needs, and on whom the pull waits."""
+    """Result of a pull that finds no round yet: what is queued, what the round needs, and on whom the pull waits."""
 
     revision: Revision
     step: int
@@ -72,7 +72,7 @@ class Short:
 
 
 class ResumeMode(StrEnum):
-    """What happens to batches at or after next_step."""
+    """Treatment of batches at or after next_step."""
 
     REPLAY = "replay"
     REQUEUE = "requeue"

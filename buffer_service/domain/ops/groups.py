@@ -11,8 +11,10 @@ from buffer_wire.revision import Revision
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 PORTION = 32
-"""Most groups that one script takes on, which holds the store up while it runs: 0.5 to 2 ms with a million of them
-queued. The revision rises once for so many groups of a push."""
+"""Largest number of groups that one script takes on. The revision rises once for so many groups of a push.
+
+A script holds the store up while it runs: 0.5 to 2 ms for a portion with a million groups queued.
+"""
 
 TICKET_MS = 3_000
 """A blocked push at the head of the line that has not tried for longer loses its place."""
@@ -32,7 +34,7 @@ def payload_size(key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What the rules need to know of a pushed group. `lease_id` is empty for a push without a lease."""
+    """Facts of a pushed group that the rules need. `lease_id` is empty for a push without a lease."""
 
     task_id: str
     generation: int
@@ -60,7 +62,7 @@ class GroupFacts:
     min_response_tokens: int
     max_response_tokens: int
     response_tokens: int
-    """Of all samples."""
+    """Response tokens of all samples."""
     reward_milli: int
     """Sum of the samples' rewards, each rounded to milli-rewards, within +-NO_REWARD_BOUND."""
     turns: int
@@ -72,11 +74,11 @@ class GroupFacts:
     version. Versions that are more than totals.MOST_BEHIND behind the tail may be told as that many."""
 
     first_revision: int = 0
-    """Of the run, as the pusher knew it before it first tried this group; 0: the present one."""
+    """Revision of the run, as the pusher knew it before it first tried this group; 0: the present one."""
 
 
 class PushKind(StrEnum):
-    """What became of a pushed group."""
+    """Outcome for a pushed group."""
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -102,7 +104,7 @@ class Pushed:
     group_id: str
     payload_key: str = ""
     field: str = ""
-    """For INVALID and FORGOTTEN: the field, with `value` and `limit` for the error."""
+    """Field that is to blame, for INVALID and FORGOTTEN; `value` and `limit` complete the error."""
     value: str = ""
     limit: str = ""
 
@@ -116,7 +118,7 @@ class NewGroup:
     facts: GroupFacts
     body: Buffer = field(repr=False)
     outcome: Pushed | None = None
-    """Of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
+    """Outcome of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
 
 
 @dataclass(frozen=True, slots=True)

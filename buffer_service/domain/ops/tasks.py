@@ -42,7 +42,7 @@ class Submitted:
 
 
 class LeaseWait(StrEnum):
-    """Why fewer leases than asked were given."""
+    """Reason why fewer leases were given than asked for."""
 
     NO_TASKS = "no_tasks"
     AT_CAPACITY = "at_capacity"
@@ -72,7 +72,7 @@ class LeaseAsk:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """One lease. `spec` and `continuation` are the bytes that were stored, continuation empty when there is none."""
+    """A lease of a task. `spec` and `continuation` are the stored bytes, continuation empty when there is none."""
 
     lease_id: str
     task_id: str
@@ -95,7 +95,7 @@ class Leased:
 
 
 class ReturnKind(StrEnum):
-    """Why a lease comes back."""
+    """Reason why a lease comes back."""
 
     INTERRUPTED = "interrupted"
     FAILED = "failed"
@@ -118,7 +118,7 @@ class LeaseReturn:
 
 
 class ReturnOutcome(StrEnum):
-    """What became of the task."""
+    """Outcome for the task of a returned lease."""
 
     PENDING = "pending"
     FAILED = "failed"
@@ -126,12 +126,12 @@ class ReturnOutcome(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """What a heartbeat finds of a lease."""
+    """State of a lease, as a heartbeat finds it."""
 
     LIVE = "live"
     LOST = "lost"
     CANCELLED = "cancelled"
-    """Its group could no longer be fresh: this very call took it back, later ones find it lost."""
+    """The lease's group could no longer be fresh: this very call took the lease back, later ones find it lost."""
 
 
 @dataclass(frozen=True, slots=True)

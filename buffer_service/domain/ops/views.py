@@ -21,7 +21,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event of a run's recording: `data` is packed, its fields are named in docs/recording.md."""
+    """An event of a run's recording: `data` is packed, its fields are named in docs/recording.md."""
 
     event_id: str
     kind: str
@@ -40,7 +40,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What the store's server says of itself; a `memory_limit_bytes` of 0: none."""
+    """Facts that the store's server gives of itself; a `memory_limit_bytes` of 0: none."""
 
     memory_used_bytes: int
     memory_limit_bytes: int
@@ -86,7 +86,9 @@ class RunView:
     """Groups and tokens of assembled steps by bucket of staleness (totals.STALENESS_BOUNDS), for each of
     totals.STALENESS_COUNTED."""
     reload_counters: Sequence[int] = (0,) * (2 * len(RELOAD_PHASES))
-    """Of all engines' reloads, as totals.RELOAD_PHASES says."""
+    """Counters of all engines' reloads, as totals.RELOAD_PHASES says."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """For each environment of an accepted group: `assembled_groups`, the totals of STALENESS,
-    `accepted_response_tokens` and `assembled_response_tokens`."""
+    """Statistics of each environment of an accepted group.
+
+    These are `assembled_groups`, the totals of STALENESS, `accepted_response_tokens` and `assembled_response_tokens`.
+    """

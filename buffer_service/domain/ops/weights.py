@@ -28,7 +28,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class TrainerClock:
-    """What a trainer did since its epoch began, in ms by its clock."""
+    """Times of a trainer since its epoch began, in ms by its clock: working, and waiting for batches."""
 
     busy_ms: int
     wait_ms: int
@@ -70,7 +70,7 @@ class WeightsView:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a worker says of an engine; `state` is one of starting, ready, loading, quarantined, stopped."""
+    """Report of a worker on an engine; `state` is one of starting, ready, loading, quarantined, stopped."""
 
     engine_id: str
     worker_id: str
@@ -85,21 +85,22 @@ class EngineReport:
     prepared: WeightVersion | None = None
     """The planned version that it is ready to receive."""
     weights_url: str = ""
-    """Where peers get the versions that its worker has fetched; empty: nowhere."""
+    """Address at which peers get the versions that its worker has fetched; empty: nowhere."""
     decoded_tokens: int = 0
-    """This and the next two: since the worker began with the engine. Tokens that it was sent."""
+    """Tokens that the worker was sent. This and the next two count since the worker began with the engine."""
     decode_busy_ms: int = 0
     """Time in which at least one request decodes."""
     decode_request_ms: int = 0
     """Time of each request that decodes, summed."""
     reload_counters: Sequence[int] = ()
-    """Since the worker began with the engine, as totals.RELOAD_PHASES says; empty: it says nothing. Like `wants_load`
-    said with a report, not part of a view.
+    """Counters of the engine's reloads since the worker began with it, as totals.RELOAD_PHASES says; empty: unreported.
+
+    Like `wants_load`, said with a report, not part of a view.
     """
     wants_load: bool = False
     """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
     silent_ms: int = 0
-    """In a view: time since the last report."""
+    """Time since the last report, in ms; set in a view."""
 
 
 @dataclass(frozen=True, slots=True)
