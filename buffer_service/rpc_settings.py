@@ -34,7 +34,7 @@ class RpcSettings:
     log_format: str
 
     def to_values(self) -> dict[str, object]:
-        """As JSON has them."""
+        """Settings as values that JSON has."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     @classmethod

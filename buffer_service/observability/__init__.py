@@ -1,1 +1,1 @@
-"""What the service says of itself: metrics, logs, and on whom a run waits."""
+"""Observability of the service: metrics, logs, and on whom a run waits."""

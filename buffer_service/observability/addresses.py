@@ -7,7 +7,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens; an IPv6 host is written in brackets."""
+    """Address on which something listens; an IPv6 host is written in brackets."""
 
     host: str
     port: int

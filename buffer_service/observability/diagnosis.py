@@ -1,4 +1,4 @@
-"""On whom a run waits, in words: what a pull that ran out of time says, and what `rollout-buffer status` prints."""
+"""Diagnosis of on whom a run waits, in words, for a pull that ran out of time and for `rollout-buffer status`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PAUSES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What has to be known of a run to say on whom it waits. Counts are tasks and groups."""
+    """State of a run that has to be known to say on whom it waits. Counts are tasks and groups."""
 
     paused: str
     queued: int
@@ -39,15 +39,15 @@ class Standing:
     """Engines that are not heard of any more."""
     draining: bool = False
     portion: str = "batch"
-    """What the needed groups make: a batch, or a round of one."""
+    """Unit that the needed groups make: a batch, or a round of one."""
     ready: bool = False
     """Fewer groups than needed are enough, for their tokens."""
     filter: str = ""
-    """Why the filter starves the run, where it does."""
+    """Reason why the filter starves the run; empty where it does not."""
     room: str = ""
-    """Why no further group finds room although too few are queued, where that is so."""
+    """Reason why no further group finds room although too few are queued; empty where there is room."""
     unpublished: str = ""
-    """Why nothing may be started before the trainer publishes, where that is so."""
+    """Reason why nothing may be started before the trainer publishes; empty where work may be started."""
 
     @classmethod
     def of(cls, view: RunView) -> Self:
@@ -76,7 +76,7 @@ class Standing:
 
 
 def waits_on(standing: Standing) -> str:
-    """On whom the run waits now."""
+    """Tell on whom the run waits now."""
     queued = _counted(standing.queued, "group")
     if not standing.paused and standing.queued >= standing.needed:
         return f"the trainer: {queued} queued, {standing.needed} make a {standing.portion}"
@@ -86,7 +86,7 @@ def waits_on(standing: Standing) -> str:
 
 
 def pull_waits_on(standing: Standing, hint: str = "") -> str:
-    """On whom a pull waits that found no batch. `hint`: the store's own word on why nothing moves, if it has one."""
+    """Tell on whom a pull that found no batch waits. `hint`: the store's own word on why nothing moves, if any."""
     if standing.paused:
         return _PAUSES.get(standing.paused, f"a resume: the run is paused ({standing.paused})")
     stuck = standing.filter or standing.room
@@ -140,7 +140,7 @@ def _filter(view: RunView) -> str:
 
 
 def _room(view: RunView, needed: int) -> str:
-    """Why the next group, if it is like those that are there, fits no more."""
+    """Reason why the next group, if it is like those that are there, has no room; empty where it has."""
     policy, queued = view.policy, view.groups["queued"]
     for unit in ("groups", "tokens", "bytes"):
         quota = getattr(policy, f"quota_{unit}")
@@ -158,7 +158,10 @@ def _room(view: RunView, needed: int) -> str:
 
 
 def _unpublished(view: RunView) -> str:
-    """Why admission gives out nothing before a publish: what is assembled counts on versions that are not there."""
+    """Reason why admission gives out nothing before a publish; empty where it does.
+
+    Steps that are assembled count on versions that are not published yet.
+    """
     policy = view.policy
     steps = view.next_step - view.published_steps
     ahead = steps // policy.batches_per_publish
@@ -181,7 +184,7 @@ def _is_full(amounts: Sequence[Amount], unit: str, cap: int) -> bool:
 
 
 def _weights_too_old(standing: Standing) -> str:
-    """Why no engine may be given work, where its weights are the reason."""
+    """Reason why no engine may be given work, where its weights are that reason; else empty."""
     alive = [(name, state, version) for name, state, version in standing.engines if state != "stopped"]
     usable = sorted((-version, name) for name, state, version in alive if state != "quarantined")
     if alive and not usable:

@@ -1,4 +1,4 @@
-"""What a run's filter lets through, and whether it starves the trainer."""
+"""Filter of a run: groups that it ends, groups that pass, and whether it starves the trainer."""
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy

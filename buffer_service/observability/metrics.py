@@ -21,7 +21,7 @@ _WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 """Pushes wait as long as their workers let them."""
 
 DIRECTIONS = ("in", "out")
-"""Of messages on their way through a process."""
+"""Directions of messages on their way through a process."""
 
 REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
 """Reasons for which callers are refused."""
@@ -148,7 +148,7 @@ class RpcMetrics:
         self._tally.add(self._evaluated[outcome], 1)
 
     def holds(self, direction: str) -> Callable[[int], None]:
-        """What is to be told how many bytes of messages are held, whenever that changes."""
+        """Return the function to call with the bytes of messages that are held, whenever that number changes."""
         return self._held.labels(direction).set
 
     @contextmanager

@@ -42,7 +42,7 @@ class SharedMetrics:
                 os.pwrite(one, _VALUE.pack(0.0), at)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, added up over the processes."""
+        """Yield all metric families, added up over the processes."""
         families: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
         for one in self.memories:
             for _, (kind, family, text, name, labels), value in _records(one):
@@ -77,7 +77,7 @@ def _by_bound(sample: tuple[tuple[str, tuple[tuple[str, str], ...]], float]) -> 
 
 
 def _records(one: int) -> Iterator[tuple[int, Any, float]]:
-    """Where each value lies, its description, and the value."""
+    """Values in a memory: of each its place in bytes, its description, and the value."""
     for start in range(0, os.fstat(one).st_size, BLOCK_BYTES):
         block = os.pread(one, BLOCK_BYTES, start)
         at = 0
@@ -99,7 +99,7 @@ class _Room:
         self._memory = one
         self._blocks = [self._map(start) for start in range(0, os.fstat(one).st_size, BLOCK_BYTES)]
         self._free = BLOCK_BYTES
-        """Where the last block has room."""
+        """Offset in the last block from which on there is room."""
         self._places: dict[str, memoryview[float]] = {}
         for at, description, _ in _records(one):
             block, place = divmod(at, BLOCK_BYTES)
@@ -142,7 +142,7 @@ def share_values(one: int) -> None:
     room, lock = _Room(one), Lock()
 
     class SharedValue:
-        """What prometheus_client asks of a value."""
+        """Value as prometheus_client uses it."""
 
         _multiprocess = True
 
@@ -176,9 +176,9 @@ def share_values(one: int) -> None:
             return float(self._place[0])
 
         def set_exemplar(self, exemplar: object) -> None:
-            """There are none."""
+            """Ignore the exemplar: shared values keep none."""
 
         def get_exemplar(self) -> None:
-            """There are none."""
+            """Return None: shared values keep no exemplars."""
 
     prometheus_client.values.ValueClass = SharedValue

@@ -1,4 +1,4 @@
-"""What the store's calls cost an rpc process, and how many fail; in the same memory as metrics.py's."""
+"""Metrics of the store's calls: their cost to an rpc process, and failures; in the same memory as metrics.py's."""
 
 from prometheus_client import CollectorRegistry, Counter
 

@@ -1,5 +1,6 @@
-"""What is to be added to metrics of a process, added up before it is written: a write to memory that is shared with the
-admin page costs as much as handling a small group.
+"""Tally of increments to a process's metrics, added up before they are written.
+
+A write to memory that is shared with the admin page costs as much as handling a small group.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class SummedHistogram(Histogram):
 
 
 class Observations:
-    """Those that a histogram is still to get."""
+    """Observations that a histogram is still to get."""
 
     def __init__(self, histogram: SummedHistogram) -> None:
         self._histogram = histogram
@@ -37,7 +38,7 @@ class Observations:
         self._total = 0.0
 
     def observe(self, amount: float) -> None:
-        """One more."""
+        """Add one observation."""
         self._counts[bisect_left(self._bounds, amount)] += 1
         self._total += amount
 
@@ -49,7 +50,7 @@ class Observations:
 
 
 class Tally:
-    """What is to be added to counters and histograms. It is written FLUSH_S later, or at `flush`."""
+    """Tally of increments to counters and histograms. They are written FLUSH_S later, or at `flush`."""
 
     def __init__(self) -> None:
         self._counts: dict[Counter, int] = {}

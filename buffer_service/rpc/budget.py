@@ -12,7 +12,7 @@ from buffer_wire.errors import NotReady
 
 
 class StreamSlots:
-    """At most `limit` streams at once, and `per_token` of one token (0: no bound); one more is told to come again."""
+    """Slots for streams: `limit` at once, `per_token` of one token (0: no bound); one more is told to come again."""
 
     def __init__(self, limit: int, per_token: int = 0) -> None:
         self._limit = limit

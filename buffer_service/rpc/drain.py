@@ -11,7 +11,7 @@ from buffer_wire.errors import NotReady
 
 
 class Drain:
-    """Whether this process is shutting down, and the waits that end when it does."""
+    """State of the shutdown of this process, and the waits that end when it begins."""
 
     def __init__(self) -> None:
         self.begun = False

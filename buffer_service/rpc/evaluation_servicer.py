@@ -26,7 +26,7 @@ from rollout_buffer.v1 import evaluations_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _RECHECK_S = 10.0
-"""Every engine of every run waits here, nearly always for nothing."""
+"""Longest time between tries to lease. Every engine of every run waits here, nearly always for nothing."""
 _BACK_OFF_RECHECK_S = 0.5
 _POINTLESS = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.QUARANTINED})
 """Reasons that are told at once: no hint comes when they end."""
@@ -52,7 +52,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         )
 
     async def GetEvaluation(self, request: pb.GetEvaluationRequest, _: Context) -> pb.GetEvaluationResponse:
-        """How far it is."""
+        """Reply with the progress of an evaluation."""
         run_id = fields.run_id(request.run.run_id)
         revision, view = await self.store.call(commands.evaluation(run_id, convert.eval_id(request.eval_id)))
         return pb.GetEvaluationResponse(
@@ -62,7 +62,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
     async def ReadEvaluation(  # type: ignore[override]
         self, request: pb.ReadEvaluationRequest, context: Context
     ) -> None:
-        """Its results."""
+        """Stream the results of an evaluation."""
         run_id, eval_id = fields.run_id(request.run.run_id), convert.eval_id(request.eval_id)
         wait_s = fields.number(request.wait_ms, "wait_ms", 0, 3_600_000) / 1000
         read = evaluation_stream.results(self.store, self.lines, run_id, eval_id, seen=request.seen, wait_s=wait_s)
@@ -72,7 +72,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
                     await context.write(message)
 
     async def ListEvaluations(self, request: pb.ListEvaluationsRequest, _: Context) -> pb.ListEvaluationsResponse:
-        """All of a run."""
+        """List all evaluations of a run."""
         revision, views = await self.store.call(commands.evaluations(fields.run_id(request.run.run_id)))
         return pb.ListEvaluationsResponse(
             revision=revision,

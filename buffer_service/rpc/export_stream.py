@@ -1,7 +1,7 @@
-"""The export of a run's recording: events in portions, in messages of about 1 MiB, to the end of what is there.
+"""Export of a run's recording: events in portions, in messages of about 1 MiB, to the end of what is there.
 
-With the groups themselves a portion reads their bodies in several calls, so that a slow reader makes the service hold
-no more than a few megabytes for it.
+With the groups themselves a portion reads their bodies in several calls. So a slow reader makes the service hold no
+more than a few megabytes for it.
 """
 
 import re

@@ -54,7 +54,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         )
 
     async def GetTask(self, request: pb.GetTaskRequest, _: Context) -> pb.GetTaskResponse:
-        """One task."""
+        """Look up one task."""
         run_id, task_id = fields.run_id(request.run.run_id), convert.task_id(request.task_id)
         revision, now_ms, task = await self.store.call(commands.task(run_id, task_id))
         return pb.GetTaskResponse(revision=revision, now_ms=now_ms, task=convert.to_task(task))
@@ -75,7 +75,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         )
 
     async def GetGroup(self, request: pb.GetGroupRequest, _: Context) -> pb.GetGroupResponse:
-        """One group that is stored."""
+        """Look up a group that is stored."""
         run_id, (task_id, generation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
         count = convert.max_tokens(request.max_tokens)
         try:
@@ -113,7 +113,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         )
 
     async def GetWaits(self, request: pb.GetWaitsRequest, _: Context) -> pb.GetWaitsResponse:
-        """Who waits on whom."""
+        """Tell who waits on whom."""
         run_id, limit = fields.run_id(request.run.run_id), convert.named(request.limit)
         return convert.to_waits(await self.store.waits(run_id, limit))
 
@@ -123,7 +123,7 @@ def _filter(environment: str | None) -> tuple[str, ...]:
 
 
 def _shown(group: StoredGroup, *, samples: bool) -> groups_pb2.GroupHeader:
-    """What is sent of a header: no metadata, which may be a quarter of a megabyte of the task's own."""
+    """Header as it is sent: without the task's metadata, which may be a quarter of a megabyte."""
     header = groups_pb2.GroupHeader()
     header.CopyFrom(group.header)
     header.ClearField("metadata_json")

@@ -1,8 +1,8 @@
-"""What every RPC goes through: the caller is let in, errors become status codes with details, the RPC is measured.
+"""Interceptor of every RPC: the caller is let in, errors become status codes with details, the RPC is measured.
 
-Errors of the tree keep their reason; anything else becomes INTERNAL with an id under which the log has the traceback,
-but where the client has gone away, which leaves nothing to answer. A caller that is refused is refused before its
-request is read.
+Errors of the tree keep their reason; anything else becomes INTERNAL with an id under which the log has the traceback.
+Where the client has gone away there is nothing to answer. A caller that is refused is refused before its request is
+read.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return guarded
 
     def _foreign(self, method: str, behavior: Behavior) -> Behavior:
-        """Of a servicer that is not ours: it aborts by itself, and may be a generator."""
+        """Wrap a method of a servicer that is not ours: it aborts by itself, and may be a generator."""
 
         async def guarded(request: object, context: Context) -> object:
             try:

@@ -1,6 +1,4 @@
-"""What a replica tidies up beside its RPCs: expired leases and trash, the payloads of pushes that were given up, and
-memory.
-"""
+"""Janitor of a replica: tidies up expired leases and trash, the payloads of pushes that were given up, and memory."""
 
 import asyncio
 import random
@@ -16,9 +14,9 @@ from buffer_wire.malloc import give_back
 
 MEMORY_EVERY_S = 2.0
 MEMORY_TIMES = 5
-"""How often after the last message: gRPC frees some only when connections end."""
+"""Number of times that memory is given back after the last message: gRPC frees some only when connections end."""
 QUIET_BYTES = 16 << 20
-"""What moves between two looks while memory is left alone; so much moves before it is worth giving back."""
+"""Bytes of messages below which a look finds the process quiet; so many move before memory is worth giving back."""
 
 log = structlog.get_logger(__name__)
 

@@ -1,8 +1,8 @@
-"""One pull: waits for the batch, then streams the shard in messages of about 1 MiB, reading ahead of the sending while
-there is room for it.
+"""Pull: waits for the batch, then streams the shard in messages of about 1 MiB.
 
-A body that is gone is reported lost, which makes the stored batch smaller: before the first message the pull is
-simply repeated; after it the batch's facts are on their way, so the client is told to repeat it.
+It reads ahead of the sending while there is room. A body that is gone is reported lost, which makes the stored batch
+smaller. Before the first message the pull is then simply repeated; after it the batch's facts are on their way, so the
+client is told to repeat it.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from rollout_buffer.v1 import batches_pb2 as pb
 
 MESSAGE_BYTES = 1 << 20
 READ_BYTES = 4 << 20
-"""One read of the store; two are held at once, but where many pull."""
+"""Largest size in bytes of one read of the store. Two reads are held at once, unless many pull."""
 MAX_READ_GROUPS = 1_024
 _PART_OF_FREE = 16
 """A read takes a part of the room that is free, so that slow readers leave some for those who come after them."""
 _COPIES = 2
-"""Of what is read: the body or the message made of it, and gRPC's copy of that."""
+"""Copies of what is read: the body or the message made of it, and gRPC's copy of that."""
 
 
 class PullStream:

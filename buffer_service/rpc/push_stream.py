@@ -1,9 +1,9 @@
-"""One push stream: bundles are read ahead a little, pushed in order, and acknowledged in order.
+"""Push stream: bundles are read ahead a little, pushed in order, and acknowledged in order.
 
-What was read ahead goes to the store in one call where it belongs to the same run: a call costs more than a small
-group, and waking up for its reply more than a large one. At most WINDOW bundles are under way, and beyond the first one
-only while the process's byte budget has room. In memory they are from when they are read, for which there has to be
-room, until the store has them: what is blocked in a full queue lies there.
+Bundles that were read ahead go to the store in one call where they belong to the same run. A call costs more than a
+small group, and waking up for its reply more than a large one. At most WINDOW bundles are under way, and beyond the
+first one only while the process's byte budget has room. Bundles are in memory from when they are read, for which there
+has to be room, until the store has them: groups that a full queue blocks lie in the store.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class _Bundle:
 
 @dataclass(frozen=True, slots=True)
 class PushParts:
-    """What every push stream of a process shares."""
+    """Parts that the push streams of a process share."""
 
     store: RunStore
     pushes: Pushes
@@ -165,7 +165,7 @@ class PushStream:
         self._changed.set()
 
     async def _next_bundles(self) -> list[_Bundle]:
-        """What was read and may go into one call; empty at the end of the stream."""
+        """Bundles that were read and may go into one call; empty at the end of the stream."""
         while not self._read and not self._ended:
             await self._change()
         bundles: list[_Bundle] = []

@@ -1,10 +1,10 @@
 """Pushes into a run's queue, first come, first served while it is full.
 
-Invariants: a push is tried at once, which gives what is blocked of it a place in the run's line, kept by the store over
-all replicas; the bodies of a blocked push lie in the store under their payload keys, and keys that did not become
+Invariants: a push is tried at once, which gives its blocked groups a place in the run's line. The store keeps the line
+over all replicas. The bodies of a blocked push lie in the store under their payload keys, and keys that did not become
 groups are abandoned, whatever ends the wait. Of those who wait on a replica one tries for all, in the order in which
-they came: each try also keeps leases alive and tells the store that the bodies are still wanted. The store gives up
-what no replica came for; should one come after all, the caller is told to push again, for the body is gone.
+they came. Each try also keeps leases alive and tells the store that the bodies are still wanted. The store gives up
+bodies that no replica came for; should one come after all, the caller is told to push again, for the body is gone.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Pushes:
         self._janitor = janitor
         self._metrics = metrics
         self._waiting: dict[str, list[_Push]] = {}
-        """By run, in the order of its line."""
+        """Waiting pushes by run, in the order of the run's line."""
 
     async def push(
         self, run_id: str, groups: Sequence[ops.NewGroup], seen: Revision, stored: Callable[[], None] = lambda: None
@@ -99,7 +99,7 @@ class Pushes:
 
 
 class _Push:
-    """One push: its groups, and those of them that are blocked, by payload key."""
+    """A push: its groups, and those of them that are blocked, by payload key."""
 
     def __init__(self, groups: Sequence[ops.NewGroup]) -> None:
         self.groups = groups

@@ -23,7 +23,7 @@ WAIT_S = 30.0
 STALLED_S = 5.0
 """Silence of a client, in the middle of something, after which others may have its room."""
 LOOK_S = 0.5
-"""How often those who wait look for such clients."""
+"""Time, in seconds, after which those who wait look again for such clients."""
 
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -70,7 +70,7 @@ class Room:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.moved_bytes = 0
-        """Of all that was ever held."""
+        """Bytes of all that was ever held."""
         self._use = use
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._silent: dict[asyncio.Timeout, tuple[float, Share]] = {}
@@ -79,12 +79,12 @@ class Room:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds."""
+        """Bytes that nobody holds."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """Number of callers that wait for room."""
         return len(self._line)
 
     def take_spare(self, size: int) -> Share | None:
@@ -181,7 +181,7 @@ class Room:
 
 
 class Expected:
-    """How large the next message is taken for before it is read: as the largest of the last `remembered` ones.
+    """Expected size of the next message before it is read: the largest of the last `remembered` ones.
 
     `first` counts as one of them.
     """
@@ -208,7 +208,7 @@ class Incoming:
         self._expected = Expected(room.limit_bytes // _FIRST_PART, _REMEMBERED)
 
     def expected(self) -> Expected:
-        """Of one stream, whose next message is taken for as large as its last."""
+        """Expected size for one stream, whose next message is taken for as large as its last."""
         return Expected(self._expected.size, 1)
 
     async def read(

@@ -144,7 +144,7 @@ def _group_handlers(groups: servicers.GroupServicer) -> "grpc.GenericRpcHandler[
 
 
 def _batch_handlers(batches: servicers.BatchServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
-    """By hand, since the generated registration would have PullBatch parsed."""
+    """Build the handlers by hand, since the generated registration would have PullBatch parsed."""
     return grpc.method_handlers_generic_handler(
         "rollout_buffer.v1.BatchService",
         {

@@ -52,7 +52,7 @@ _OF_DEADLINE = 0.8
 """Part of a unary push's time that may pass before its message is read."""
 
 POLICY_TRIES = 8
-"""How often fields of a policy are tried to be changed while others change it; then the caller has to ask again."""
+"""Largest number of tries to change a policy's fields while others change it; then the caller has to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     lines: Lines
     drain: Drain
     lease_bytes: int
-    """What a reply with leases can carry."""
+    """Largest size in bytes of a reply with leases."""
 
     async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
         """Add tasks."""
@@ -209,7 +209,7 @@ class GroupServicer:
             await PushStream(context, self.parts).run()
 
     async def PushGroup(self, _requests: AsyncIterator[bytes], context: RawContext) -> bytes:
-        """One group, of a unary call that is read as a stream of one message: only when there is room for it."""
+        """Push one group, of a unary call that is read as a stream of one message: only when there is room for it."""
         expected = self.parts.incoming.expected()
         # Not at the price of reading it.
         self.parts.budget.refuse(expected.size)
@@ -260,7 +260,7 @@ class BatchServicer:
     slots: StreamSlots
 
     async def PullBatch(self, message: bytes, context: RawContext) -> None:
-        """One rank's shard of a step."""
+        """Stream one rank's shard of a step."""
         request = parsed("PullBatchRequest", batches_pb2.PullBatchRequest.FromString, message)
         caller().check_run(request.run.run_id)
         with self.slots.slot(caller().token_id):
@@ -330,7 +330,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     async def ReportEngine(
         self, request: weights_pb2.ReportEngineRequest, _: Context
     ) -> weights_pb2.ReportEngineResponse:
-        """What an engine has loaded."""
+        """Record which weights an engine has loaded."""
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.call(commands.report_engine(run_id, weights.report(request), seen_revision=seen))
         return weights_pb2.ReportEngineResponse(

@@ -14,7 +14,7 @@ from rollout_buffer.v1 import groups_pb2
 
 _FIRST_BYTES = 64 << 10
 _TAGS_BYTES = 12
-"""Of the payload's tag and length."""
+"""Largest size in bytes of the payload's tag and length."""
 _HEADER_TAG, _PAYLOAD_TAG = 1 << 3 | 2, 2 << 3 | 2
 
 

@@ -1,7 +1,7 @@
 """Waits for the state of a run to change: first come, first served, and only the head of a line asks the store.
 
-Notifications are hints. Whoever is at the head takes a ticket, tries, waits for a newer ticket or at most 2 s
-(jittered, so that replicas do not fall into step), and tries again: a lost hint costs time, never an answer.
+Notifications are hints. Whoever is at the head takes a ticket, tries, waits for a newer ticket or at most 2 s, and
+tries again: a lost hint costs time, never an answer. The 2 s are jittered, so that replicas do not fall into step.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RECHECK_S = 2.0
 @dataclass(slots=True)
 class _Line:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Its waiters are served in the order in which they came."""
+    """Lock of the line, whose waiters are served in the order in which they came."""
     people: int = 0
 
 

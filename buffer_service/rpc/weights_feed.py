@@ -15,7 +15,7 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.waiting import Lines
 
 FRESH_S = 0.5
-"""How old a shared reading may be when no hint came since; hints can be lost."""
+"""Largest age, in seconds, of a shared reading when no hint came since; hints can be lost."""
 
 
 @dataclass(slots=True)

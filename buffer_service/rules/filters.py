@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NO_REWARD_BOUND = 10**12
-"""In milli-rewards: beyond any reward, so no bound."""
+"""Value of a reward bound, in milli-rewards, that is beyond any reward: no bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,4 +20,4 @@ AMOUNT = ("groups", "samples", "tokens", "bytes")
 """Sizes of groups in the ledgers and in sums, in order."""
 
 GATHERED = ("portions", *AMOUNT)
-"""What a run's state says of groups that are gathered for a round, in order."""
+"""Fields of a run's state on groups that are gathered for a round, in order."""

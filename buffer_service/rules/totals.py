@@ -4,8 +4,10 @@ WINDOW_VERSIONS = 32
 """Intervals between publishes that are kept."""
 
 LENGTH_BUCKETS = 23
-"""Of response lengths: bucket i counts samples of more than 2**(i-1) and at most 2**i response tokens, bucket 0 those
-of at most 1."""
+"""Number of buckets of response lengths, in tokens of a sample.
+
+Bucket i counts samples of more than 2**(i-1) and at most 2**i response tokens, bucket 0 those of at most 1.
+"""
 
 ACCEPTED = (
     "accepted_groups",
@@ -16,9 +18,12 @@ ACCEPTED = (
     "accepted_turns",
     "accepted_truncated_samples",
 )
-"""Over accepted groups, whatever became of them: groups, samples, response tokens, the sum of each group's longest
-response in tokens, the sum of the samples' rewards in thousandths (rounded for each sample, may be negative), turns of
-role assistant (a sample without turns has one), samples with finish reason LENGTH."""
+"""Totals over accepted groups, whatever became of them.
+
+In order: groups; samples; response tokens; the sum of each group's longest response in tokens; the sum of the samples'
+rewards in thousandths (rounded for each sample, may be negative); turns of role assistant (a sample without turns has
+one); samples with finish reason LENGTH.
+"""
 
 ASSEMBLED = (
     "assembled_groups",
@@ -29,7 +34,7 @@ ASSEMBLED = (
     "assembled_turns",
     "assembled_truncated_samples",
 )
-"""The same over the groups of assembled steps."""
+"""Totals over the groups of assembled steps, in the order of ACCEPTED."""
 
 STALENESS = (
     "staleness_sum",
@@ -37,29 +42,40 @@ STALENESS = (
     "in_queue_staleness_sum",
     "token_staleness_milli_sum",
 )
-"""Over groups of assembled steps, in versions: train - head, tail - head, train - tail; and over their response tokens
-train version minus the version that made the token, at least 0 for a group, in thousandths."""
+"""Totals of staleness over the groups of assembled steps.
+
+In versions: train - head, tail - head, train - tail. Over their response tokens: train version minus the version that
+made the token, at least 0 for a group, in thousandths.
+"""
 
 GENERATION = ("generated_groups", "generation_ms")
 """Accepted groups of the last lease of their task, and the sum of the time from that lease to the acceptance."""
 
 ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
-"""Of all engines, by their workers: tokens decoded, time with at least one request in progress (summed over engines),
-time of each request in progress (summed over requests)."""
+"""Totals over all engines, as their workers report them.
+
+In order: tokens decoded; time with at least one request in progress (summed over engines); time of each request in
+progress (summed over requests).
+"""
 
 TRAINER = ("trainer_busy_ms", "trainer_wait_ms")
-"""By the trainer's word at its publishes: time that it worked, time that it waited for a batch."""
+"""Totals that the trainer reports at its publishes: time that it worked, time that it waited for a batch."""
 
 TOTALS = (*ACCEPTED, *ASSEMBLED, *STALENESS, *GENERATION, *ENGINES, *TRAINER)
-"""In the order in which the store keeps them."""
+"""Totals of a run, in the order in which the store keeps them."""
 
 STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Of staleness in versions: bucket i counts what is above bound i - 1 and at most bound i, the last one the rest."""
+"""Upper bounds of the buckets of staleness, in versions.
+
+Bucket i counts what is above bound i - 1 and at most bound i, the last one the rest.
+"""
 
 STALENESS_COUNTED = ("total", "pre_queue", "in_queue", "token")
-"""What staleness is counted by bucket: groups of assembled steps by train - head, tail - head and train - tail, and
-their response tokens by train version minus the version that made the token, each at least 0. In the order in which
-the store keeps them."""
+"""Kinds of staleness that are counted by bucket, in the order in which the store keeps them.
+
+Groups of assembled steps count by train - head, tail - head and train - tail. Their response tokens count by train
+version minus the version that made the token. Each is at least 0.
+"""
 
 MOST_BEHIND = STALENESS_BOUNDS[-1] + 1
 """Versions that a token is behind the newest of its group: more are told as this many, whose bucket is the same."""
@@ -68,7 +84,7 @@ MOST = (1 << 53) - 1
 """Totals stop here, and at its negative: the store counts in doubles, which tell whole numbers apart up to it."""
 
 RELOAD_PHASES = ("fetch", "wait", "join", "pause", "load", "resume")
-"""Of engines' reloads. What is counted of them is flat: for each, how often it has ended, and ms in it."""
+"""Phases of engines' reloads. Their counters are flat: for each phase, how often it has ended, and ms in it."""
 
 OF_ENVIRONMENT = ("accepted_response_tokens", "assembled_groups", "assembled_response_tokens", *STALENESS)
 """Totals that are kept for each environment too, in the order in which the store keeps them."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class GroupState(StrEnum):
-    """Where an accepted group is; the entries of the group ledger."""
+    """Disposition of an accepted group; the entries of the group ledger."""
 
     QUEUED = "queued"
     FORMING = "forming"
@@ -23,7 +23,7 @@ class GroupState(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a submitted task is; the entries of the task ledger."""
+    """State of a submitted task; the entries of the task ledger."""
 
     PENDING = "pending"
     LEASED = "leased"

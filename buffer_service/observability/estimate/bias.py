@@ -1,17 +1,24 @@
-"""Does the trainer get what is sampled? Means of assembled groups beside those of accepted ones.
+"""Bias between what is sampled and what is trained: means of assembled groups beside those of accepted ones.
 
-The test. If what is trained were picked from what is sampled without regard to a quantity, its mean over n groups would
-lie within 3 standard errors of the sampled mean in 99.7 of 100 cases. A group counts as one observation, because
-responses to one prompt are alike; so the standard error is taken to be s/√n with s of a single sample, which is too
-large where they are not, and also where nearly everything that is sampled is trained. s is, of a share p, √(p(1 - p));
-of lengths from the histogram of the whole run, and as much of the mean for the longest; of turns that of a geometric
-distribution, √(m(m - 1)); of rewards the most that values from -1 to 1 can have, √(1 - m²) (others are not tested);
-m and p are the means of both sides.
-Below MIN_GROUPS nothing is tested, and a difference below LEAST of the sampled mean is no bias worth a word.
+The test. Suppose that what is trained were picked from what is sampled without regard to a quantity. Its mean over n
+groups would then lie within 3 standard errors of the sampled mean in 99.7 of 100 cases.
 
-What it cannot see: groups that never were accepted (failed tasks, cancelled leases), as they are in neither mean;
-differences that cancel out in a mean; small biases, by the caution above. A drift of lengths or rewards during training
-looks like a bias where it is fast, since what is trained was sampled a staleness earlier.
+A group counts as one observation, because responses to one prompt are alike. So the standard error is taken to be s/√n
+with s of a single sample. That is too large where responses are not alike, and also where nearly everything that is
+sampled is trained.
+
+s is, with m and p the means of both sides:
+
+- of a share p: √(p(1 - p));
+- of lengths: from the histogram of the whole run, and as much of the mean for the longest;
+- of turns: that of a geometric distribution, √(m(m - 1));
+- of rewards: the most that values from -1 to 1 can have, √(1 - m²); others are not tested.
+
+Below MIN_GROUPS nothing is tested, and a difference below LEAST of the sampled mean counts as no bias.
+
+Bias that cannot be seen here: groups that never were accepted (failed tasks, cancelled leases), as they are in neither
+mean; differences that cancel out in a mean; small biases, by the caution above. A drift of lengths or rewards during
+training looks like a bias where it is fast, since what is trained was sampled a staleness earlier.
 """
 
 from collections.abc import Iterator, Sequence

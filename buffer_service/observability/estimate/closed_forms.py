@@ -66,10 +66,10 @@ def in_queue(queue_factor: float, rho: float) -> float:
 
 
 def queue_drop(concurrency_ratio: float, queue_factor: float, rho: float, tailness: float) -> Prediction:
-    """Whole batches from a queue that drops its oldest groups.
+    """Staleness of whole batches from a queue that drops its oldest groups.
 
-    For ρ > 1 the sum holds as long as the ages of groups spread over a period; but what survives the queue was
-    completed late in a period, so of that sum up to (1 - 1/ρ)/2 is seen as IQS, not as PQS.
+    For ρ > 1 the sum holds as long as the ages of groups spread over a period. Groups that survive the queue were
+    completed late in a period, so up to (1 - 1/ρ)/2 of that sum is seen as IQS, not as PQS.
     """
     return Prediction(pre_queue(concurrency_ratio, rho, tailness), in_queue(queue_factor, rho))
 
@@ -139,11 +139,11 @@ def streaming(
 def blocking(
     concurrency_ratio: float, queue_factor: float, rho: float, tailness: float, micro_share: float = 1.0
 ) -> Prediction:
-    """A queue that lets pushes wait instead of dropping; micro_share m = n/N, 1 for whole batches.
+    """Staleness under a queue that lets pushes wait instead of dropping; micro_share m = n/N, 1 for whole batches.
 
     ρ <= 1: the queue is seldom full, so as `queue_drop` and `streaming`.
-    ρ > 1: nothing is dropped, and workers ask for no more while a push waits, so engines run for the share 1/ρ of the
-    time. Of x = M·C/B in flight (in batches) when a queue of q batches is full, m are in line or queued when room
+    ρ > 1: nothing is dropped, and workers ask for no more while a push waits. So engines run for the share 1/ρ of the
+    time. x = M·C/B batches are in flight when a queue of q batches is full. Of these, m are in line or queued when room
     comes, and the others were started at full rate: staleness = q + min(m, x) + max(0, x - m)/ρ. Groups start right
     after a take, so m/2 of what generation takes, x/ρ, is not seen as PQS but as IQS.
     C and ρ are those of engines that are never held back.
@@ -202,10 +202,10 @@ def admission_limited(
 def token_staleness(
     prediction: Prediction, concurrency_ratio: float, rho: float, token_tailness: float, length_cv: float
 ) -> float:
-    """Mean over tokens when weights are updated in flight.
+    """Mean staleness over tokens when weights are updated in flight.
 
-    From a token to its group's end it is the rest of M_t·L̄/v, M_t being the tailness as tokens see it (long groups have
-    more of them), of which E[L²]/(2·L̄) = (1 + cv²)/2 · L̄ lie before the token on average.
+    From a token to its group's end it is the rest of M_t·L̄/v, with M_t the tailness as tokens see it: long groups have
+    more of them. Of this, E[L²]/(2·L̄) = (1 + cv²)/2 · L̄ lie before the token on average.
     """
     _positive(concurrency_ratio=concurrency_ratio, rho=rho)
     period = max(1.0, rho) * prediction.train_period_ratio
@@ -219,7 +219,7 @@ def period_of_budget(batch_tokens: float, gpus: float, rollout_tps: float, train
     """Train period in seconds when `gpus` GPUs are split so that the utilization is ρ; tokens/s per GPU of each kind.
 
     With κ = t/r a share κρ/(1 + κρ) of them generates, so T = n·t/(1 + κρ) and the period is
-    B·L̄·(1 + κρ) / (n·t·min(1, ρ)): falling below ρ = 1, rising above, least at 1.
+    B·L̄·(1 + κρ) / (n·t·min(1, ρ)). The period falls below ρ = 1, rises above, and is least at 1.
     """
     _positive(batch_tokens=batch_tokens, gpus=gpus, rollout_tps=rollout_tps, train_tps=train_tps, rho=rho)
     kappa = train_tps / rollout_tps
@@ -240,11 +240,11 @@ def train_bound_gain(rho: float, kappa: float, queue_factor: float) -> float:
 
 
 def kappa_threshold(queue_factor: float) -> float:
-    """The train-bound side is the staler one at every period unless κ is below this:
-    [(3q - 2) - 2·√((q - 1)(2q - 1))] / (2q²), 1/2 at q = 1.
+    """Value of κ from which on the train-bound side is the staler one at every period.
 
+    It is [(3q - 2) - 2·√((q - 1)(2q - 1))] / (2q²), 1/2 at q = 1.
     With x = ρ₋ the gain x - 1/2 - (q - 1/2)·κx/(1 - (1 - κ)x) has the sign of the quadratic
-    (x - 1/2)(1 - (1 - κ)x) - (q - 1/2)κx; the threshold is the κ at which its two roots meet.
+    (x - 1/2)(1 - (1 - κ)x) - (q - 1/2)κx. The threshold is the κ at which its two roots meet.
     """
     _at_least_one(queue_factor=queue_factor)
     q = queue_factor

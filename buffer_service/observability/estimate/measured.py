@@ -7,7 +7,7 @@ from buffer_wire.estimate import EnvironmentStaleness, Measured
 
 
 def measured(view: RunView) -> Measured:
-    """What was measured; means are None where no group was assembled."""
+    """Measured staleness; means are None where no group was assembled."""
     environments = tuple(
         _environment(name, sums)
         for name, sums in sorted(view.environment_statistics.items())

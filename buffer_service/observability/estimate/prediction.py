@@ -32,13 +32,16 @@ IN_FLIGHT_HOLDS = 1.25
 _BARELY_TRAIN_BOUND = 1.001
 
 _BLOCKS = {OverflowAction.DROP_OLDEST: False, OverflowAction.BLOCK: True, OverflowAction.REJECT: False}
-"""Whether pushes wait for room."""
+"""Overflow actions, and whether pushes wait for room under them."""
 _GATES = {StaleAction.DROP: "drops", StaleAction.RECYCLE: "starts anew"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the closed forms take, whose batch is all that one version is trained on: b batches of N groups."""
+    """Setting of a run, as the closed forms take it.
+
+    A batch of the closed forms is all that one version is trained on: b batches of N groups.
+    """
 
     rho: float
     concurrency_ratio: float
@@ -65,7 +68,7 @@ class Setting:
     """Versions that a batch waits at the trainer when that is the bottleneck: d/b for d batches ahead."""
     versions_per_publish: float = 1.0
     capped: str = ""
-    """What of the policy may hold C, so that more engines would not make more; empty where nothing does."""
+    """Field of the policy that may hold C, so that more engines would not make more; empty where none does."""
 
     @property
     def groups(self) -> float:
@@ -74,7 +77,7 @@ class Setting:
 
     @property
     def streams(self) -> bool:
-        """Whether batches are taken in rounds."""
+        """True when batches are taken in rounds."""
         return self.take < self.per_batch
 
     @property
@@ -146,7 +149,7 @@ def _capped(policy: RunPolicy, known: Quantities, tailness: float) -> str:
 
 
 def barely_train_bound(setting: Setting) -> Setting:
-    """The same just above ρ = 1, where the queue is full."""
+    """Copy of the setting with ρ just above 1, where the queue is full."""
     return replace(setting, rho=_BARELY_TRAIN_BOUND)
 
 
@@ -175,7 +178,7 @@ def predict(setting: Setting) -> Prediction:
 
 
 def tolerance(setting: Setting, prediction: Prediction) -> float:
-    """How far a live mean may be off. Near balance IQS lies anywhere between its two branches."""
+    """Tolerance for a live mean, in versions. Near balance IQS lies anywhere between its two branches."""
     usual = max(TOLERANCE, RELATIVE_TOLERANCE * prediction.staleness)
     if not closed_forms.is_rough(setting.rho):
         return usual

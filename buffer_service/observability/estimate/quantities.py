@@ -16,7 +16,10 @@ MIN_PUBLISHES = 4
 """Fewer are no steady state: no prediction, no verdict."""
 
 EDGE = 0.2
-"""Of a batch: so far off a whole number are the batches of a publish by what lies at the window's edges."""
+"""Tolerance, in batches, when testing whether batches per publish is a whole number.
+
+Batches at the edges of the window can make it miss one by that much.
+"""
 
 UNEVEN_BATCHES = "steps take batches of other sizes than batch_groups"
 
@@ -52,11 +55,11 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "expected_generation_s": (*_ENGINES, *_LENGTHS),
     "trained_tokens_per_s": _CLOCK,
 }
-"""What each quantity cannot be told without."""
+"""Keys of missing data, by quantity: without that data the quantity is unknown."""
 
 
 def quantities(view: RunView) -> tuple[Quantities, tuple[Unknown, ...]]:
-    """What is known, and why the rest is not."""
+    """Quantities of the run that are known, and the reasons why the rest is not."""
     engines = sum(one.state in _IN_SERVICE and one.silent_ms < SILENT_MS for one in view.engines)
     known = Quantities(engines=engines, pass_share=recent_acceptance(view) if filters(view.policy) else 1.0)
     if view.window is not None:
@@ -66,7 +69,7 @@ def quantities(view: RunView) -> tuple[Quantities, tuple[Unknown, ...]]:
 
 
 def uneven(window: Window, known: Quantities) -> bool:
-    """Whether batches of a publish, counted as batch_groups each, are no whole number: steps have sizes of their own.
+    """True when batches per publish, counted as batch_groups each, is no whole number: steps have sizes of their own.
 
     In a short window one batch at an edge is more than EDGE.
     """

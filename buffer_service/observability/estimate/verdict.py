@@ -1,7 +1,7 @@
-"""What the numbers say, in sentences: the bottleneck, where the staleness comes from, what is lost, and what is odd.
+"""Verdict on a run, in sentences: the bottleneck, where the staleness comes from, what is lost, and what is odd.
 
-Of a run whose trainer trains and publishes nothing, that alone and what is lost: all the rest follows from it, or was
-measured before.
+A run whose trainer trains and publishes nothing gets sentences on that and on what is lost only. All the rest follows
+from it, or was measured before.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ HELD_BACK = 0.1
 def verdict(
     view: RunView, known: Quantities, setting: Setting | None, predicted: Predicted, measured: Measured, bias: Bias
 ) -> Verdict:
-    """All sentences; the first is on the bottleneck, the second on the staleness."""
+    """Verdict with all its sentences; the first is on the bottleneck, the second on the staleness."""
     if publishes_nothing(view):
         return Verdict(sentences=(_nothing_published(view), *_on_losses(view, "")))
     bound = _bound(setting)
@@ -52,12 +52,12 @@ def verdict(
 
 
 def publishes_nothing(view: RunView) -> bool:
-    """Whether the trainer goes on from step to step and publishes no weights."""
+    """True when the trainer goes on from step to step and publishes no weights."""
     return bool(_unpublished(view))
 
 
 def _unpublished(view: RunView) -> str:
-    """What the trainer has done without a publish; empty where that is no more than it may."""
+    """Steps that went by without a publish, in words; empty while they are no more than allowed."""
     owed = UNPUBLISHED * view.policy.batches_per_publish
     committed, assembled = view.committed_steps - view.published_steps, view.next_step - view.published_steps
     if committed > owed:
@@ -179,7 +179,7 @@ def _on_losses(view: RunView, bound: str) -> Iterator[str]:
 
 
 def _on_prediction(view: RunView, known: Quantities, predicted: Predicted, measured: Measured) -> Iterator[str]:
-    """Where the measured mean is off, and what may be the reason."""
+    """Sentence on a measured mean that is off the prediction, and on likely reasons."""
     if predicted.staleness is None or predicted.tolerance is None or measured.staleness is None:
         return
     off = measured.staleness - predicted.staleness

@@ -68,7 +68,7 @@ def count(values: Sized, field: str, low: int, high: int) -> None:
 
 
 def size(value: bytes, field: str, high: int) -> bytes:
-    """At most `high` bytes."""
+    """Check that the value has at most `high` bytes. Raises InvalidField."""
     if len(value) > high:
         raise InvalidField(field, f"{len(value)} bytes", f"at most {high} bytes")
     return value
@@ -94,7 +94,7 @@ def to_version(value: WeightVersion) -> common_pb2.WeightVersion:
 
 
 def unique(values: Iterable[T], field: str, part: str = "") -> None:
-    """No value twice; `part` is the field of the entries that they are."""
+    """Check that no value is given twice; `part` is the field of the entries that holds it. Raises InvalidField."""
     seen: set[T] = set()
     for i, value in enumerate(values):
         if value in seen:

@@ -34,7 +34,7 @@ _OUTCOMES = numbers(pb.PushOutcome, _FINAL)
 
 
 def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:
-    """What makes a bundle unusable as a whole. Raises InvalidField."""
+    """Check what would make a bundle unusable as a whole. Raises InvalidField."""
     fields.run_id(bundle.run.run_id)
     fields.count(bundle.groups, "groups", 1, limits.MAX_GROUPS_PER_BUNDLE)
     if bundle.sequence != expected_sequence:

@@ -48,7 +48,7 @@ def named(value: int) -> int:
 
 
 def task_set(request: pb.ListTasksRequest) -> ins.TaskSet:
-    """Which tasks."""
+    """Set of tasks to list. Raises InvalidField."""
     if request.set not in _SETS:
         raise InvalidField("set", request.set, "TASK_SET_PENDING, TASK_SET_LEASED or TASK_SET_ENDED")
     if request.worker_id and request.set != pb.TASK_SET_LEASED:
@@ -182,7 +182,7 @@ def to_step(step: ins.StepView) -> pb.StepInfo:
 
 
 def to_waits(waits: ins.Waits) -> pb.GetWaitsResponse:
-    """Who waits on whom."""
+    """Message of who waits on whom."""
     return pb.GetWaitsResponse(
         revision=waits.revision,
         now_ms=waits.now_ms,

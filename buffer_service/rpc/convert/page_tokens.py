@@ -18,7 +18,7 @@ Shape: TypeAlias = Sequence[int | None]
 
 MAX_CHARS = 1_024
 _BOUND = 1 << 53
-"""Of the integers; the store computes with doubles."""
+"""Bound of the integers in a token; the store computes with doubles."""
 
 
 def to_token(scope: Position, following: Position) -> str:

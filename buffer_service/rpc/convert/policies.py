@@ -23,7 +23,7 @@ _TO_ENUMS = {field: {value: number for number, value in values.items()} for fiel
 
 _OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
 _CHANGEABLE = frozenset(pb.RunPolicy.DESCRIPTOR.fields_by_name) - {"preset"}
-"""What can be changed by itself: a preset is the name of a whole policy."""
+"""Fields that can be changed one by one: all but `preset`, the name of a whole policy."""
 _NO_BOUND = dict.fromkeys(MAY_BE_UNSET, UNSET)
 _NO_BOUND |= {each.field: each.off for each in FILTERS if abs(each.off) == NO_REWARD_BOUND}
 """Values that the wire leaves unset."""
@@ -31,7 +31,7 @@ _NO_BOUND |= {each.field: each.off for each in FILTERS if abs(each.off) == NO_RE
 
 @dataclass(frozen=True, slots=True)
 class QuotaBounds:
-    """What the service's settings allow a run at most; 0 is no bound."""
+    """Largest quotas that the service's settings allow a run; 0 is no bound."""
 
     groups: int = 0
     tokens: int = 0

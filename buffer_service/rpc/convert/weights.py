@@ -85,7 +85,7 @@ def _files(files: pb.FilesManifest, at: str) -> None:
 
 
 def _check_tensor_files(files: pb.FilesManifest) -> None:
-    """There are tensors in it, and nothing that a worker could not hand over."""
+    """Check that the manifest has tensors, and no file that a worker could not hand over. Raises InvalidField."""
     for i, file in enumerate(files.files):
         if not file.name.endswith((_SAFETENSORS, *_BESIDE_SAFETENSORS)):
             raise InvalidField(
