@@ -1,13 +1,14 @@
 """Batches as torch tensors: padded to a rectangle, packed end to end, or cut into micro-batches of either kind.
 
-Invariants: a masked sum is all that a loss needs, because every tensor of tokens is zero wherever there is no token
-(versions −1, token ids the given one); the step's totals travel along, so that token-mean losses over shards and
-micro-batches add up to the single-process value:
+Invariants: a loss needs no more than a masked sum, because every tensor of tokens is zero wherever there is no token.
+Exceptions there are versions, −1, and token ids, `pad_token_id`. The step's totals travel along, so that token-mean
+losses over shards and micro-batches add up to the single-process value:
 
     loss = (per_token_loss * batch.loss_mask).sum() / batch.total_loss_tokens
 
-Of a round that is not `final` they are only those so far: sum there, and divide the gradients when the last one is in.
-Each number is copied once, from the received message into its tensor, which with `pin_memory` is page-locked at once.
+In a round that is not `final`, the totals cover only the rounds so far. Sum the loss there, and divide the gradients
+after the last round. Each number is copied once, from the received message into its tensor. With `pin_memory` that
+tensor is page-locked.
 
 Needs torch (`pip install rollout-buffer[torch]`), which is imported when something is collated. See docs/collation.md.
 """

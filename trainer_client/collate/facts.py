@@ -1,4 +1,4 @@
-"""What both layouts share: facts of samples and of the step, the choice of samples, and tensors of tokens."""
+"""Facts that both layouts share: of samples and of the step. Also the choice of samples, and tensors of tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Advantages: TypeAlias = Union["Tensor", npt.NDArray[np.generic], Sequence[float], Sequence["Tensor | Sequence[float]"]]
-"""Float [B], one of each sample, or B arrays of [T], one number of each token."""
+"""Advantages, float: [B], one per sample, or B arrays of [T], one number per token."""
 
 Extras: TypeAlias = Sequence[str] | Literal["all"]
-"""Names of further columns, or all that there are."""
+"""Names of further columns, or "all"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collated:
-    """B samples and the facts of their step."""
+    """Collated samples, B of them, with the facts of their step."""
 
     rewards: "Tensor"
-    """float32 [B]"""
+    """Rewards, float32 [B]."""
     group_index: "Tensor"
-    """int64 [B], which of the chosen groups a sample belongs to, from 0; in a micro-batch still of the whole."""
+    """Index of the chosen group that a sample belongs to, int64 [B], from 0; in a micro-batch still of the whole."""
     sample_index: "Tensor"
-    """int64 [B], which of the chosen samples it is, from 0; in a micro-batch still of the whole."""
+    """Index of the sample among the chosen ones, int64 [B], from 0; in a micro-batch still of the whole."""
     prompt_len: "Tensor"
-    """int64 [B]"""
+    """Lengths of the prompts in tokens, int64 [B]."""
     lengths: "Tensor"
-    """int64 [B], T: tokens of prompt and response."""
+    """Lengths T of the samples, prompt and response, in tokens, int64 [B]."""
     staleness: "Tensor"
-    """int64 [B], of the sample's group in versions."""
+    """Staleness of each sample's group in versions, int64 [B]."""
     sample_advantages: "Tensor | None" = None
-    """float32 [B], where advantages were given one for each sample."""
+    """Advantages per sample, float32 [B]; None unless they were given so."""
     extras: "Mapping[str, Tensor | Ragged]" = field(default_factory=dict)
-    """The further columns that were asked for, by name."""
+    """Further columns that were asked for, by name."""
     step: int
     train_version: int
     total_groups: int
-    """Of the step over all ranks and up to this round, as are the totals below."""
+    """Groups of the step over all ranks and up to this round; so are the totals below."""
     total_samples: int
     total_tokens: int
     total_loss_tokens: int
@@ -54,14 +54,13 @@ class Collated:
     """True when the totals are the step's own."""
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = False) -> Self:
-        """The same batch with its tensors on `device`; `non_blocking` helps from pinned memory alone."""
+        """Copy the batch with its tensors on `device`; `non_blocking` helps from pinned memory only."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """A copy in page-locked memory; a DataLoader with pin_memory=True calls it.
+        """Copy the batch into page-locked memory; a DataLoader with pin_memory=True calls this.
 
-        `pin_memory=True` of `collate`, `pack` and `micro_batches` does without the copy. Raises what torch does without
-        CUDA.
+        `pin_memory=True` of `collate`, `pack` and `micro_batches` saves the copy. Raises torch's error without CUDA.
         """
         return self._each(lambda tensor: tensor.pin_memory())
 
@@ -83,19 +82,19 @@ class Collated:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Samples that become one collated batch, in order, and what is given of each."""
+    """Choice of samples that become one collated batch, in order, with their groups, indices and advantages."""
 
     info: BatchInfo
     samples: Sequence[Sample]
     groups: Sequence[Group]
-    """The group of each sample."""
+    """Group of each sample."""
     group_index: Sequence[int]
     sample_index: Sequence[int]
     sample_advantages: Sequence[float] | None = None
     token_advantages: Sequence[npt.NDArray[np.float32]] | None = None
 
     def part(self, indices: Sequence[int]) -> "Chosen":
-        """Some of the samples."""
+        """Select some of the samples."""
 
         def of(values: Sequence[object] | None) -> list[object] | None:
             return None if values is None else [values[i] for i in indices]
@@ -112,14 +111,14 @@ class Chosen:
 
     @property
     def lengths(self) -> list[int]:
-        """T of each sample."""
+        """Length T of each sample."""
         return [sample.tokens for sample in self.samples]
 
     def write_advantages(self, i: int, out: npt.NDArray[np.generic]) -> None:
-        """Sample i's advantages into `out`, float [T] of zeros.
+        """Write sample i's advantages into `out`, float [T] of zeros.
 
-        One that was given for the whole sample goes to its tokens that count in the loss, so that a loss that forgets
-        the mask does not train on prompts.
+        A number for the whole sample goes to its tokens that count in the loss, so that a loss that forgets the mask
+        does not train on prompts.
         """
         if self.token_advantages is not None:
             out[:] = self.token_advantages[i]
@@ -128,7 +127,9 @@ class Chosen:
 
 
 def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages | None) -> Chosen:
-    """The samples of `groups` (None: all of the batch), group after group. Raises InvalidField for `advantages`."""
+    """Choose the samples of `groups` (None: all of the batch), group after group. Raises InvalidField for
+    `advantages`.
+    """
     taken = batch.groups if groups is None else groups
     samples = [sample for group in taken for sample in group.samples]
     of_samples, of_tokens = _advantages(advantages, samples)
@@ -144,7 +145,7 @@ def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages 
 
 
 def facts_of(of: Chosen, *, pin: bool) -> dict[str, object]:
-    """The fields of `Collated`, but for extras."""
+    """Make the fields of `Collated`, except extras."""
     torch = torch_for("collate")
 
     def tensor(values: Sequence[float], dtype: object) -> "Tensor":
@@ -170,13 +171,13 @@ def facts_of(of: Chosen, *, pin: bool) -> dict[str, object]:
 
 
 Row: TypeAlias = slice | tuple[int, slice]
-"""Where a sample's tokens lie in a tensor of tokens."""
+"""Index of a sample's tokens in a tensor of tokens."""
 
 
 def token_tensors(
     of: Chosen, shape: tuple[int, ...], rows: Sequence[Row], *, pad_token_id: int, pin: bool
 ) -> "dict[str, Tensor]":
-    """The tensors of tokens that both layouts have, of the given shape, each sample's numbers in its row."""
+    """Make the tensors of tokens that both layouts have, of the given shape, each sample's numbers in its row."""
     torch = torch_for("collate")
     fills = {
         "token_ids": (pad_token_id, torch.int64),
@@ -202,7 +203,7 @@ def token_tensors(
 
 
 def torch_for(function: str) -> ModuleType:
-    """The module. Raises ImportError that says what to install."""
+    """Import torch. Raises ImportError that says what to install."""
     try:
         import torch
     except ImportError as error:
@@ -213,7 +214,7 @@ def torch_for(function: str) -> ModuleType:
 
 
 def at_least_one(name: str, value: int) -> None:
-    """Raises InvalidField for a number below 1."""
+    """Raise InvalidField for a number below 1."""
     if value < 1:
         raise InvalidField(name, value, "at least 1")
 
@@ -221,7 +222,7 @@ def at_least_one(name: str, value: int) -> None:
 def _advantages(
     given: Advantages | None, samples: Sequence[Sample]
 ) -> tuple[list[float] | None, list[npt.NDArray[np.float32]] | None]:
-    """Those of samples or those of tokens."""
+    """Split advantages into those per sample and those per token; at most one of the two is not None."""
     if given is None:
         return None, None
     if hasattr(given, "detach"):

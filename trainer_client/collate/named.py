@@ -1,6 +1,6 @@
-"""Further columns of a batch (routed experts, images, scores) as tensors, laid out as the tokens that they belong to.
+"""Further columns of a batch (routed experts, images, scores) as tensors, in the layout of the tokens.
 
-Invariant: a column has one dtype, axis and shape over all collated groups; of a ragged one a group may have nothing.
+Invariant: a column has one dtype, axis and shape over all collated groups. A ragged column may be absent from a group.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer_client.collate.facts import Chosen, Extras, Row
 
 Fill: TypeAlias = float | Mapping[str, float]
-"""What a column per token holds where there is no token: one number, or one by the column's name (else 0)."""
+"""Fill of a column per token where there is no token: one number, or one by the column's name (else 0)."""
 
 _REQUIRED = frozenset(name for name, _ in layout.REQUIRED_COLUMNS)
 _TORCH_DTYPES: Mapping[int, str] = {
@@ -40,20 +40,20 @@ _TORCH_DTYPES: Mapping[int, str] = {
 
 
 class Ragged(NamedTuple):
-    """Rows of samples that have different numbers of them, end to end."""
+    """Ragged column: the rows of all samples end to end, a different number for each sample."""
 
     values: "Tensor"
-    """[rows of all samples, …]"""
+    """Rows of all samples, [rows, …]."""
     offsets: "Tensor"
-    """int64 [B + 1]; sample i has the rows from offsets[i] up to offsets[i + 1]."""
+    """Boundaries of the samples, int64 [B + 1]; sample i has the rows from offsets[i] up to offsets[i + 1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What all groups agree on of a column."""
+    """Kind of a column, on which all groups agree: dtype, axis and item shape."""
 
     dtype: int
-    """Of the wire."""
+    """Number of the dtype on the wire."""
     axis: int
     item_shape: tuple[int, ...]
 
@@ -63,9 +63,9 @@ class Kind:
 
 
 def kinds_of(groups: "Sequence[Group]", wanted: "Extras") -> dict[str, Kind]:
-    """The wanted columns of the groups; {} where there are no groups.
+    """Find the wanted columns of the groups, with their kinds; {} where there are no groups.
 
-    Raises InvalidField for a name that none has, a column that only some groups have, and one of which they differ.
+    Raises InvalidField for an unknown name, for a column that only some groups have, and for one whose kinds differ.
     """
     if not groups or not wanted:
         return {}
@@ -94,7 +94,9 @@ def kinds_of(groups: "Sequence[Group]", wanted: "Extras") -> dict[str, Kind]:
 def named_tensors(
     of: "Chosen", kinds: Mapping[str, Kind], shape: tuple[int, ...], rows: "Sequence[Row]", *, fill: Fill, pin: bool
 ) -> "dict[str, Tensor | Ragged]":
-    """The columns as tensors: per token of `shape` + item shape, per sample [B] + item shape, ragged as `Ragged`."""
+    """Make tensors of the columns: per token of `shape` + item shape, per sample [B] + item shape, ragged as
+    `Ragged`.
+    """
     fills = fill if isinstance(fill, Mapping) else dict.fromkeys(kinds, fill)
     made: dict[str, Tensor | Ragged] = {}
     for name, kind in kinds.items():
@@ -125,7 +127,7 @@ def _ragged(of: "Chosen", name: str, kind: Kind, *, pin: bool) -> Ragged:
 def _full(
     name: str, kind: Kind, lead: tuple[int, ...], fill: float, *, pin: bool
 ) -> "tuple[Tensor, npt.NDArray[np.generic]]":
-    """A tensor of the fill, and its memory in the dtype in which the column travels."""
+    """Make a tensor of the fill, and a view of its memory in the dtype that the column has on the wire."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[kind.dtype])

@@ -1,7 +1,9 @@
-"""Samples end to end in one row of tokens, [ΣT], with their boundaries: what variable-length attention takes.
+"""Packed layout: samples end to end in one row of tokens, [ΣT], with their boundaries, as variable-length attention
+takes.
 
-Padding, where the row is rounded up to a multiple, is one segment of its own behind the samples: it has boundaries and
-positions like a sample, so that no token of a sample attends to it, and no loss, no version and no sample.
+Where the row is rounded up to a multiple, its padding is one segment of its own behind the samples. The segment has
+boundaries and positions like a sample, so that no token of a sample attends to it. It has no loss, no version and no
+sample.
 """
 
 from collections.abc import Sequence
@@ -32,28 +34,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch(Collated):
-    """B samples end to end in N tokens: ΣT, and `pad_tokens` behind them."""
+    """Batch in the packed layout: B samples end to end in N tokens, ΣT and `pad_tokens` behind them."""
 
     token_ids: "Tensor"
-    """int64 [N]"""
+    """Token ids, int64 [N]."""
     position_ids: "Tensor"
-    """int64 [N], from 0 at each segment's first token."""
+    """Positions, int64 [N], from 0 at each segment's first token."""
     loss_mask: "Tensor"
-    """bool [N], True where the token counts in the loss."""
+    """Loss mask, bool [N]: True where the token counts in the loss."""
     logprobs: "Tensor"
-    """float32 [N] of the behaviour policy; entry t belongs to token t."""
+    """Log-probabilities under the behaviour policy, float32 [N]; entry t belongs to token t."""
     versions: "Tensor"
-    """int64 [N], the weight version behind each token; −1 for prompt and padding."""
+    """Weight version that generated each token, int64 [N]; −1 for prompt and padding."""
     segment_ids: "Tensor"
-    """int64 [N], which of the B samples a token belongs to; −1 for padding."""
+    """Index of the sample that a token belongs to, int64 [N], 0 to B − 1; −1 for padding."""
     cu_seqlens: "Tensor"
-    """int32 [B + 1], where each sample begins, and the end; [B + 2] with padding, whose segment is the last."""
+    """Boundaries of the samples, int32 [B + 1]: each one's first token, and the end. With padding [B + 2], its segment
+    last."""
     max_seqlen: int
-    """Tokens of the longest segment."""
+    """Length of the longest segment in tokens."""
     pad_tokens: int
-    """Tokens of the padding segment."""
+    """Length of the padding segment in tokens."""
     advantages: "Tensor | None" = None
-    """float32 [N], where advantages were given: a sample's at each of its loss tokens, or those of the tokens."""
+    """Advantages, float32 [N]; None unless given. One given per sample stands at each of its loss tokens."""
 
 
 def pack(
@@ -67,11 +70,11 @@ def pack(
     extras_fill: Fill = 0,
     pin_memory: bool = False,
 ) -> PackedBatch:
-    """Lay the samples of `groups` (default: all of the batch), group after group, end to end.
+    """Pack the samples of `groups` (default: all of the batch), group after group, end to end.
 
     N is rounded up to a multiple of `multiple_of`. `advantages`: float [B], or B arrays of [T]. `extras`: further
     columns by name, per token [N, …] with `extras_fill` at padding, per sample [B, …], ragged as `Ragged`.
-    `pin_memory`: in page-locked memory.
+    `pin_memory`: make the tensors in page-locked memory.
 
     Raises as `collate` does.
     """
@@ -83,7 +86,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """How samples become a `PackedBatch`. Raises InvalidField for an option out of range."""
+    """Options of the packed layout, applied by `of`. Raises InvalidField for an option out of range."""
 
     pad_token_id: int
     multiple_of: int
@@ -94,7 +97,7 @@ class PackedLayout:
         at_least_one("multiple_of", self.multiple_of)
 
     def of(self, chosen: Chosen, kinds: dict[str, Kind]) -> PackedBatch:
-        """The batch of these samples."""
+        """Make the batch of the chosen samples."""
         torch = torch_for("collate")
         lengths = chosen.lengths
         ends = list(accumulate(lengths, initial=0))

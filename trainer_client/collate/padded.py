@@ -1,4 +1,4 @@
-"""Samples as rows of a rectangle, [B, T], filled up on one side."""
+"""Padded layout: samples as rows of a rectangle, [B, T], filled up on one side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ PadSide: TypeAlias = Literal["right", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedBatch(Collated):
-    """B samples, padded to T tokens."""
+    """Batch in the padded layout: B samples, padded to T tokens."""
 
     token_ids: "Tensor"
-    """int64 [B, T]"""
+    """Token ids, int64 [B, T]."""
     position_ids: "Tensor"
-    """int64 [B, T], from 0 at each sample's first token, on whichever side the padding is; 0 at padding."""
+    """Positions, int64 [B, T], from 0 at each sample's first token, on whichever side the padding is; 0 at padding."""
     attention_mask: "Tensor"
-    """bool [B, T], True where there is a token."""
+    """Attention mask, bool [B, T]: True where there is a token."""
     loss_mask: "Tensor"
-    """bool [B, T], True where the token counts in the loss."""
+    """Loss mask, bool [B, T]: True where the token counts in the loss."""
     logprobs: "Tensor"
-    """float32 [B, T] of the behaviour policy; entry t belongs to token t."""
+    """Log-probabilities under the behaviour policy, float32 [B, T]; entry t belongs to token t."""
     versions: "Tensor"
-    """int64 [B, T], the weight version behind each token; −1 for prompt and padding."""
+    """Weight version that generated each token, int64 [B, T]; −1 for prompt and padding."""
     advantages: "Tensor | None" = None
-    """float32 [B, T], where advantages were given: a sample's at each of its loss tokens, or those of the tokens."""
+    """Advantages, float32 [B, T]; None unless given. One given per sample stands at each of its loss tokens."""
 
 
 def collate(  # noqa: PLR0913 - options of one layout
@@ -62,7 +62,7 @@ def collate(  # noqa: PLR0913 - options of one layout
 
     T is rounded up to a multiple of `multiple_of`. `advantages`: float [B], or B arrays of [T]. `extras`: further
     columns by name, per token [B, T, …] with `extras_fill` at padding, per sample [B, …], ragged as `Ragged`.
-    `pin_memory`: in page-locked memory.
+    `pin_memory`: make the tensors in page-locked memory.
 
     Raises InvalidField for an option out of range, ImportError when torch is not installed, and torch's RuntimeError
     for `pin_memory` on a machine without CUDA.
@@ -75,7 +75,7 @@ def collate(  # noqa: PLR0913 - options of one layout
 
 @dataclass(frozen=True, slots=True)
 class PaddedLayout:
-    """How samples become a `PaddedBatch`. Raises InvalidField for an option out of range."""
+    """Options of the padded layout, applied by `of`. Raises InvalidField for an option out of range."""
 
     pad_token_id: int
     pad_side: PadSide
@@ -89,7 +89,7 @@ class PaddedLayout:
             raise InvalidField("pad_side", self.pad_side, "'right' or 'left'")
 
     def of(self, chosen: Chosen, kinds: dict[str, Kind]) -> PaddedBatch:
-        """The batch of these samples."""
+        """Make the batch of the chosen samples."""
         torch = torch_for("collate")
         lengths = chosen.lengths
         width = -(-max(lengths, default=0) // self.multiple_of) * self.multiple_of

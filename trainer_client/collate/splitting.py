@@ -1,7 +1,8 @@
-"""A shard cut into micro-batches of at most so many tokens, no sample cut.
+"""Splitting of a shard into micro-batches of at most a given number of tokens, without cutting a sample.
 
-The parts are as few as first-fit-decreasing gives, and as equal as the smallest bound that gives no more of them makes
-them (MULTIFIT: Coffman, Garey and Johnson, SIAM J. Comput. 7, 1978). Same samples, same parts: nothing is drawn.
+First-fit-decreasing fixes the number of parts. Their size is made as equal as the smallest bound allows that gives no
+more parts (MULTIFIT: Coffman, Garey and Johnson, SIAM J. Comput. 7, 1978). Equal samples give equal parts: nothing is
+drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ Layout: TypeAlias = Literal["padded", "packed"]
 Parts: TypeAlias = list[list[int]]
 
 _PRECISION = 128
-"""The bound is searched to one part in so many."""
+"""Resolution of the search for the bound: one part in this many."""
 
 
 @overload
@@ -65,11 +66,11 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
     extras_fill: Fill = 0,
     pin_memory: bool = False,
 ) -> list[PackedBatch] | list[PaddedBatch]:
-    """Cut the samples of `groups` (default: all of the batch) into batches of at most `max_tokens` tokens, padding
-    included: N of a packed one, B · T of a padded one.
+    """Cut the samples of `groups` (default: all of the batch) into batches of at most `max_tokens` tokens.
 
-    Samples keep their order within a part, and parts that of their first samples; `sample_index` and `group_index` say
-    where each one was. The other options are those of `pack` and `collate`; `advantages` are of all samples together.
+    Padding counts: the tokens are N of a packed batch, B · T of a padded one. Samples keep their order within a part,
+    and parts that of their first samples; `sample_index` and `group_index` keep their numbers from the whole. The other
+    options are those of `pack` and `collate`; `advantages` are of all samples together.
 
     Raises InvalidField for a sample that alone exceeds `max_tokens`, naming it, and as `collate` does.
     """
@@ -88,7 +89,9 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
 
 
 def packed_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) -> Parts:
-    """Indices of the samples of each part, whose lengths, rounded up together, do not exceed `max_tokens`."""
+    """Cut samples into parts whose lengths, summed and rounded up, do not exceed `max_tokens`. Returns their
+    indices.
+    """
 
     def first_fit(bound: int) -> Parts:
         bound -= bound % multiple_of
@@ -109,7 +112,9 @@ def packed_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) 
 
 
 def padded_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) -> Parts:
-    """Indices of the samples of each part: neighbours by length, whose rectangle does not exceed `max_tokens`."""
+    """Cut samples into parts of neighbours by length whose rectangle does not exceed `max_tokens`. Returns their
+    indices.
+    """
 
     def neighbours(bound: int) -> Parts:
         parts: Parts = []
@@ -125,7 +130,7 @@ def padded_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) 
 
 
 def _balanced(cut: Callable[[int], Parts], most: int, least: int) -> Parts:
-    """The parts under the smallest bound from `least` to `most` that needs no more of them than `most` does."""
+    """Find the parts under the smallest bound from `least` to `most` that needs no more of them than `most` does."""
     best = cut(most)
     low, high = least, most
     while high - low > high // _PRECISION:

@@ -1,1 +1,1 @@
-"""A trainer's session with a run: feeds tasks, iterates over batches, publishes weights, and measures each step."""
+"""Session of a trainer with a run: feeds tasks, iterates over batches, publishes weights, and measures each step."""

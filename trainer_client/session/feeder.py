@@ -1,12 +1,12 @@
-"""Tasks go from any iterable to the service in the background.
+"""Feeder of tasks: submits them from any iterable to the service in the background.
 
-Invariants: the cursor (tasks drawn from the iterable so far) is committed together with the tasks, so after a crash
-each task of a deterministic iterable has been submitted exactly once; no more than one chunk is drawn ahead of what
-is submitted; an error of the iterable ends the feeding, and is raised in the trainer's thread as often as it asks; what
-the service refuses is raised there once, and what was drawn is submitted again when the trainer goes on.
+Invariants: the cursor (tasks drawn from the iterable so far) is committed together with the tasks. So after a crash
+each task of a deterministic iterable has been submitted exactly once. No more than one chunk is drawn ahead of what is
+submitted. An error of the iterable ends the feeding, and is raised in the trainer's thread at every check. An error of
+the service is raised there once, and the chunk is submitted again when the trainer goes on.
 
-An iterable that can say where it stands offers `state() -> bytes` (at most 64 KiB) and `load_state(state)`; it is
-then put back there. Any other iterable is skipped forward by the cursor.
+An iterable can offer `state() -> bytes` (at most 64 KiB) and `load_state(state)`, to be put back to its place after a
+restart. Any other iterable is skipped forward by the cursor.
 """
 
 import logging
@@ -34,37 +34,37 @@ T = TypeVar("T")
 
 @runtime_checkable
 class StatefulTasks(Protocol):
-    """An iterable of tasks that can say where it stands."""
+    """Iterable of tasks that can save its place and go back to it."""
 
     def state(self) -> bytes:
-        """Where it stands after the last task that it gave."""
+        """Return the place after the last task that it gave."""
 
     def load_state(self, state: bytes) -> None:
-        """Go on from there at the next `iter`."""
+        """Go on from that place at the next `iter`."""
 
 
 class FeedTarget(Protocol):
-    """Where tasks go: the service, or a test's stand-in."""
+    """Target of submits: the service, or a test's stand-in."""
 
     def submit(self, submission: Submission) -> Submitted:
-        """Submit; raises PendingFull soon. A repeat with the same request id changes nothing."""
+        """Submit tasks; raises PendingFull soon. A repeat with the same request id changes nothing."""
 
     def pending(self) -> int:
-        """Tasks pending now."""
+        """Return the number of tasks pending now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederOptions:
-    """How far the feeder runs ahead of the workers."""
+    """Options of the feeder: how far it runs ahead of the workers."""
 
     max_pending_tasks: int
-    """Tasks that may be pending before the feeder waits; at least 1."""
+    """Number of pending tasks at which the feeder waits; at least 1."""
     chunk_tasks: int = 64
-    """Most tasks drawn and submitted at once."""
+    """Largest number of tasks drawn and submitted at once."""
 
 
 class TaskFeeder:
-    """A background thread that feeds; `start` it, ask `raise_if_failed` now and then, `stop` it."""
+    """Feeder: a background thread that submits tasks. `start` it, call `raise_if_failed` regularly, `stop` it."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class TaskFeeder:
         self._moved = threading.Event()
         self._exhausted = threading.Event()
         self._failure: BaseException | None = None
-        """What ended the feeding."""
+        """Error that ended the feeding."""
         self._refusal: RolloutBufferError | None = None
-        """What the service said; the feeding stands still until the trainer has met it and goes on."""
+        """Error of the service. The feeding stands still until the trainer has met it and goes on."""
         self._refusal_met = False
         self._go_on = threading.Event()
         self._thread = threading.Thread(target=self._run, name="task-feeder", daemon=True)
@@ -116,7 +116,7 @@ class TaskFeeder:
         self._thread.start()
 
     def wake(self) -> None:
-        """The workers have moved on: look again whether there is room."""
+        """Look again whether there is room, because the workers have moved on."""
         self._moved.set()
 
     @property
@@ -125,9 +125,9 @@ class TaskFeeder:
         return self._failure is not None or (self._refusal is not None and not self._refusal_met)
 
     def raise_if_failed(self) -> None:
-        """Raise what ended the feeding, if something did, or what the service refused, and that only once.
+        """Raise the error that ended the feeding, if there is one, or the service's refusal, and that only once.
 
-        The call after that lets the feeding try it again: somebody may have mended it.
+        The call after a refusal lets the feeding try again: somebody may have removed the cause.
         """
         if self._failure is not None:
             raise self._failure
@@ -161,7 +161,7 @@ class TaskFeeder:
         return f"raised in the task feeder, at cursor {self._cursor}"
 
     def _positioned(self) -> Iterator[Task]:
-        """The iterable from the task after the cursor."""
+        """Iterate over the tasks from the one after the cursor."""
         if self._cursor == 0:
             return iter(self._tasks)
         if isinstance(self._tasks, StatefulTasks):
@@ -196,10 +196,10 @@ class TaskFeeder:
             self._cursor, pending = submitted.cursor, submitted.pending_tasks
 
     def _asked(self, call: Callable[[], T]) -> T | None:
-        """What the service answers to `call`, asked until it does; None when stopped.
+        """Repeat `call` until the service answers it, and return the answer; None when stopped.
 
-        That there is no room, that nobody answers or that the run is paused, for whatever reason, is waited out: the
-        trainer's own pulls meet it as well, and say so. Everything else waits for the trainer.
+        A lack of room, no answer and a paused run are waited out: the trainer's own pulls meet them as well, and report
+        them. Every other error is left to the trainer.
         """
         for poll_s in _polls():
             if self._stopped.is_set():
@@ -214,7 +214,7 @@ class TaskFeeder:
         return None
 
     def _refused(self, error: RolloutBufferError) -> None:
-        """Leave `error` to the trainer; returns when it has met it and goes on, or when stopped."""
+        """Leave `error` to the trainer; returns when the trainer has met it and goes on, or when stopped."""
         error.add_note(self._where())
         self._go_on.clear()
         self._refusal_met = False

@@ -1,4 +1,4 @@
-"""A session's feeder: how far ahead it runs, and its way to the service."""
+"""Feeding of a session: how far ahead of the training the feeder runs, and its calls to the service."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +18,16 @@ _BATCHES_AHEAD = 4
 
 
 def most_pending(policy: Policy, wanted: int | None = None) -> int:
-    """Tasks pending before a feeder waits: `wanted` or a few batches, at most the cap of `policy`, an effective one."""
+    """Choose the number of pending tasks at which a feeder waits.
+
+    It is `wanted` or a few batches, at most the cap of `policy`, which is an effective one.
+    """
     ahead = max(_LEAST_AHEAD, _BATCHES_AHEAD * (policy.batch_groups or 32))
     return min(policy.max_pending_tasks or _MOST_PENDING, wanted or ahead)
 
 
 def feeder_of(client: SessionClient, plan: SessionPlan, policy: Policy, start: Resumed) -> TaskFeeder | None:
-    """A feeder that has begun; None without tasks. `policy`: the effective one."""
+    """Start a feeder; None without tasks. `policy`: the effective one."""
     if plan.tasks is None:
         return None
     feeder = TaskFeeder(
@@ -43,7 +46,9 @@ def feeder_of(client: SessionClient, plan: SessionPlan, policy: Policy, start: R
 
 @dataclass(frozen=True, slots=True)
 class _ServiceTarget:
-    """The feeder's way to the service; gives up at once when the feeder is stopped or the run's cap is reached."""
+    """Target of the feeder at the service. Its calls end at once when the feeder is stopped or the run's cap is
+    reached.
+    """
 
     client: SessionClient
     run_id: str

@@ -54,7 +54,7 @@ def _take_over(client: SessionClient, plan: SessionPlan) -> Resumed:
 
 
 def _joined(run: RunState) -> Resumed:
-    """The start as far as the run's state tells: exact when rank 0 resumed after the last committed step."""
+    """Derive the start from the run's state: exact when rank 0 resumed after the last committed step."""
     return Resumed(
         epoch=run.epoch,
         next_step=run.committed_steps,

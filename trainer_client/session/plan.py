@@ -1,4 +1,4 @@
-"""What a session is opened with."""
+"""Plan of a session: its arguments and options."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,36 +14,36 @@ from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
 
 BatchGroups: TypeAlias = int | Callable[[int], int | None] | None
-"""N of a step: a number, a function of the step, or None for the policy's."""
+"""Number of groups N of a step: a number, a function of the step, or None for the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions(NamedFields):
-    """What a session does beyond its arguments' defaults."""
+    """Options of a session that seldom change."""
 
     mode: ResumeMode = "replay"
-    """What a resume does with batches at or after next_step."""
+    """Treatment of batches at or after next_step by a resume."""
     allow_regenerate: bool = False
     """Let a resume go back into freed replay data; those steps are assembled anew."""
     pull_timeout_s: float = 3600.0
-    """How long the trainer waits for one batch, or for one round of it."""
+    """Longest wait, in seconds, for one batch, or for one round of it."""
     max_pending_tasks: int | None = None
-    """Tasks pending before the feeder waits; None: four batches, at least 256, at most the policy's cap."""
+    """Number of pending tasks at which the feeder waits; None: four batches, at least 256, at most the policy's cap."""
     chunk_tasks: int = 64
-    """Most tasks drawn and submitted at once."""
+    """Largest number of tasks drawn and submitted at once."""
     max_prefetch_bytes: int = 8 << 30
-    """Bytes of batches held ahead of the training loop."""
+    """Limit on bytes of batches held ahead of the training loop."""
     on_wait: OnWait | None = None
-    """Told on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
+    """Callback that hears on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
     progress: bool = False
     """Show such waits in a line on the terminal, if standard error is one."""
     on_step: OnStep | None = None
-    """Given each step's number and metrics when it is over; see `trainer_client.session.metrics`."""
+    """Callback with each step's number and metrics when the step is over; see `trainer_client.session.metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """The arguments of `BufferClient.session`."""
+    """Arguments of `BufferClient.session`."""
 
     run_id: str
     policy: Policy | None = None

@@ -1,9 +1,9 @@
-"""Batches pulled ahead of the training loop, in a thread of their own; of a run that streams, their rounds.
+"""Prefetcher: pulls batches ahead of the training loop, in a thread of its own; in a run that streams, rounds.
 
-Invariants: rounds come in order, each once; nothing is pulled of a step more than `prefetch` beyond the one that the
-trainer has, and no further pull begins while what is held and the largest one seen would exceed `max_bytes` together;
-errors of the thread are raised in the trainer's, what the service refuses only after one more try while the trainer
-itself waits; and only a trainer that itself has waited for `timeout_s` is told that a batch is not ready.
+Invariants: rounds come in order, each once. No step more than `prefetch` beyond the one that the trainer has is pulled.
+No further pull begins while the bytes held and the largest batch seen would together exceed `max_bytes`. Errors of the
+thread are raised in the trainer's; those of the service only after one more try while the trainer itself waits.
+BatchNotReady is raised only to a trainer that itself has waited for `timeout_s`.
 """
 
 import logging
@@ -24,7 +24,7 @@ JOIN_S = 2 * PULL_SLICE_S
 
 
 class Prefetcher:
-    """Pulls up to `prefetch` batches ahead; same use as `Puller`, asked for one place after the other."""
+    """Prefetcher of up to `prefetch` batches, used as `Puller` is, one place after the other."""
 
     def __init__(
         self,
@@ -44,22 +44,22 @@ class Prefetcher:
         self._max_bytes = max_bytes
         self._next = Place(clock.handed_out)
         self._given_step = clock.handed_out - 1
-        """The step of the newest round that the trainer has."""
+        """Step of the newest round that the trainer has."""
         self._changed = threading.Condition()
         self._ready: deque[Batch] = deque()
         self._largest_bytes = 0
         self._ended = False
         self._stopped = False
         self._failure: BaseException | None = None
-        """What ended the thread."""
+        """Error that ended the thread."""
         self._refusal: RolloutBufferError | None = None
-        """What the service said; the thread stands still until the trainer asks again."""
+        """Error of the service. The thread stands still until the trainer asks again."""
         self._not_yet: RolloutBufferError | None = None
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
         self._thread.start()
 
     def take(self, place: Place) -> Batch | None:
-        """As `Puller.take`."""
+        """Take the round at `place`, as `Puller.take` does."""
         notices = self._source.notices(place)
         deadline = Deadline.after(self._timeout_s)
         self._go_on()
@@ -89,7 +89,7 @@ class Prefetcher:
             logger.warning("the prefetching thread still waits on the service")
 
     def _take_ready(self, wait_s: float) -> Batch | None:
-        """The next batch held; None when there is none after `wait_s`, or none to come."""
+        """Take the next batch held; None when there is none after `wait_s`, or no more comes."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._failure or self._refusal, wait_s)
             if not self._ready:
@@ -124,13 +124,13 @@ class Prefetcher:
         return f"raised while prefetching {self._next}"
 
     def _go_on(self) -> None:
-        """Let the thread try again what the service has refused: somebody may have mended it since."""
+        """Let the thread try again after an error of the service: somebody may have removed the cause."""
         with self._changed:
             self._refusal = None
             self._changed.notify_all()
 
     def _refused(self, error: RolloutBufferError) -> None:
-        """Leave `error` to the trainer; returns when it asks again, or when stopped."""
+        """Leave `error` to the trainer; returns when the trainer asks again, or when stopped."""
         error.add_note(self._where())
         with self._changed:
             self._refusal, self._not_yet = error, None
@@ -149,7 +149,7 @@ class Prefetcher:
         return near and held + self._largest_bytes <= self._max_bytes
 
     def _pull_next(self) -> Batch | None:
-        """The next round, however long it takes; None when there will be none, or when stopped."""
+        """Pull the next round, however long it takes; None when no more comes, or when stopped."""
         while not self._stopped:
             try:
                 return self._source.loop.run(self._attempt, self._keep_trying)

@@ -1,8 +1,7 @@
-"""Rounds of steps, pulled in the trainer's own thread when it asks for them. A whole batch is one round.
+"""Puller of rounds of steps, in the trainer's own thread when it asks for them. A whole batch is one round.
 
-Invariants: the pull of a step's first round states the version that will train on the step, later ones leave it at
-that; a trainer that waits hears on whom at least every two seconds, and of what else went wrong in the background as
-soon.
+Invariants: the pull of a step's first round states the version that will train on the step; the later ones state none.
+A trainer that waits hears at least every two seconds on whom, and within that time of errors in the background.
 """
 
 import logging
@@ -22,42 +21,42 @@ logger = logging.getLogger("trainer_client")
 
 
 class PullRound(Protocol):
-    """One try to pull a round for a version; the client's, or a test's stand-in."""
+    """Callable that tries once to pull a round for a version: the client's, or a test's stand-in."""
 
     def __call__(self, place: Place, train_version: int | None, within: Deadline) -> Batch:
-        """The shard, or the client's errors. `train_version` None: that of the step's earlier rounds."""
+        """Return the shard, or raise the client's errors. `train_version` None: that of the step's earlier rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSource:
-    """What a puller needs to know of its surroundings."""
+    """Source of a puller: the calls and conditions that it depends on."""
 
     pull: PullRound
     published: Callable[[], int]
-    """Asks the service for the published version."""
+    """Callable that asks the service for the published version."""
     exhausted: Callable[[], bool]
-    """True when no task will be submitted any more."""
+    """Callable that returns True when no task will be submitted any more."""
     check: Callable[[], None]
-    """Raises what else went wrong in the background."""
+    """Callable that raises errors of the background work."""
     loop: PullLoop
-    """The loop in which pulls wait."""
+    """Loop in which pulls wait."""
     on_wait: OnWait | None = None
-    """Told while the trainer itself waits."""
+    """Callback for every wait of the trainer itself."""
     while_waiting: Callable[[RolloutBufferError], None] | None = None
-    """Called with every such wait, in the trainer's thread; may do something about it. What it raises ends the wait."""
+    """Callback for every such wait, in the trainer's thread; it may act on the error. What it raises ends the wait."""
 
     def notices(self, place: Place) -> WaitNotices:
-        """Notices of the trainer's own wait for a round."""
+        """Make the notices of the trainer's own wait for a round."""
         return WaitNotices(f"pulling {place}", self.loop.service, self.on_wait)
 
     def waits(self, notices: WaitNotices, error: RolloutBufferError) -> None:
-        """The trainer itself goes on waiting, because of `error`."""
+        """Report that the trainer itself goes on waiting, because of `error`."""
         notices.tell(error)
         if self.while_waiting is not None:
             self.while_waiting(error)
 
     def attempt(self, clock: TrainClock, place: Place, within: Deadline) -> Batch | None:
-        """One try to pull a round; None when there will be none, because all tasks are used up or the run was drained.
+        """Try once to pull a round; None when no more comes, because all tasks are used up or the run was drained.
 
         Raises the client's errors.
         """
@@ -71,9 +70,9 @@ class PullSource:
             return None
 
     def _pulled(self, clock: TrainClock, place: Place, within: Deadline) -> Batch:
-        """The round, for the right train_version.
+        """Pull the round for the right train_version.
 
-        A version that the service calls too low (somebody published meanwhile) is corrected and asked for again.
+        Where the service calls a version too low (somebody published meanwhile), it is corrected and the pull repeated.
         """
         if place.round:
             return self.pull(place, None, within)
@@ -91,7 +90,7 @@ class PullSource:
 
 
 class Puller:
-    """Pulls in the thread that asks."""
+    """Puller without a thread of its own: it pulls in the calling thread."""
 
     def __init__(self, source: PullSource, clock: TrainClock, timeout_s: float) -> None:
         self._source = source
@@ -99,7 +98,7 @@ class Puller:
         self._timeout_s = timeout_s
 
     def take(self, place: Place) -> Batch | None:
-        """The round at `place`; None when there will be none, because all tasks are used up or the run was drained.
+        """Pull the round at `place`; None when no more comes, because all tasks are used up or the run was drained.
 
         Raises BatchNotReady or ServiceUnreachable after the timeout, everything else at once.
         """
@@ -119,12 +118,14 @@ class Puller:
             raise
 
     def stop(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no thread runs in the background."""
 
 
 def nothing_to_come(error: RolloutBufferError, *, ended: bool) -> bool:
-    """True when the step can never fill: the run is drained, or all tasks were submitted (`ended`) and none is pending
-    or being generated.
+    """True when the step can never fill.
+
+    That is so when the run is drained. It is so too when all tasks were submitted (`ended`) and none is pending or
+    being generated.
     """
     if is_drained(error):
         return True
