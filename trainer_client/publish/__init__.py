@@ -1,6 +1,6 @@
-"""How a trainer's weights get to the engines: as files, as tensors by value, or broadcast to them.
+"""Publishers: they bring a trainer's weights to the engines as files, as tensors by value, or by a broadcast.
 
-A session brings what publishers have in common; each publisher is imported when it is first asked for (PEP 562).
+A session imports the parts that publishers have in common. Each publisher is imported at its first use (PEP 562).
 """
 
 from importlib import import_module

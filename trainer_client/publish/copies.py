@@ -1,4 +1,4 @@
-"""The weights of one version, kept in main memory beside the model, to be broadcast once more.
+"""Copy of the weights of one version, kept in main memory beside the model, to be broadcast once more.
 
 Invariant: a copy that names a version is whole, and nothing changes it before the next version is sent.
 """
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class KeptCopy:
-    """Takes its copies while the tensors are sent, into the memory of the copies before."""
+    """Copy of a version's tensors, made while they are sent, into the memory of the previous copy."""
 
     def __init__(self) -> None:
         self.version: int | None = None
-        """Whose weights they are; None while there are none, or a part of them is of another version."""
+        """Version of the weights; None while there are none, or a part of them is of another version."""
         self._tensors: dict[str, Tensor] = {}
 
     def copying(self, tensors: NamedTensors) -> NamedTensors:
-        """The same tensors; whoever goes through all of them leaves a copy behind. Their version is to be set then."""
+        """Wrap the tensors so that a complete pass over them leaves a copy behind. The caller then sets its version."""
 
         def copied() -> Iterator[tuple[str, "Tensor"]]:
             kept, self._tensors = self._tensors, {}
@@ -33,12 +33,12 @@ class KeptCopy:
         return copied
 
     def tensors(self) -> Iterator[tuple[str, "Tensor"]]:
-        """The names and tensors, in the order in which they were sent."""
+        """Yield the names and tensors, in the order in which they were sent."""
         yield from self._tensors.items()
 
 
 def _copied(tensor: "Tensor", into: "Tensor | None") -> "Tensor":
-    """A copy on the CPU, contiguous; `into` is taken where it fits."""
+    """Copy a tensor to the CPU, contiguous; reuses `into` where it fits."""
     import torch
 
     source = tensor.detach()

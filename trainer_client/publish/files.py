@@ -1,13 +1,13 @@
-"""Weights as files: written beside, checksummed, renamed into place, offered by path or over http.
+"""Files publisher: weights written beside, checksummed, renamed into place, offered by path or over http.
 
-Invariants: a directory that bears its final name is complete and never changes (its name holds a digest of its
-content, so that writing the same weights again finds it); what a manifest names exists until no resume can go back to
-it (`retention`); a killed process leaves nothing behind but a temporary directory, which the next one removes.
-One root per run. Layout:
+Invariants: a directory that bears its final name is complete and never changes. Its name holds a digest of its content,
+so that writing the same weights again finds it. Files that a manifest names exist until no resume can go back to it
+(`retention`). A killed process leaves nothing behind but a temporary directory, which the next one removes. One root
+per run. Layout:
 
     root/v00000012-e2-0a1b2c3d4e5f/…    the files
-    root/v00000012-e2-0a1b2c3d4e5f.json what retention and the server need to know
-    root/.port                          where they were served, if they were
+    root/v00000012-e2-0a1b2c3d4e5f.json facts for retention and the server
+    root/.port                          port on which they were served, if they were
 """
 
 import hashlib
@@ -43,23 +43,23 @@ _MUCH_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The sidecar of a version."""
+    """Record of a version, stored as the JSON file beside its directory."""
 
     epoch: int
     version: int
     order: int
     committed_steps: int | None
     files: tuple[tuple[str, int, str], ...]
-    """Name, size in bytes, SHA-256 in hexadecimal."""
+    """Files, each with name, size in bytes, and SHA-256 in hexadecimal."""
 
 
 class FilesPublisher:
-    """Publishes directories below `root`. Pass it to `BufferClient.session`; close it after the run.
+    """Publisher of directories below `root`. Pass it to `BufferClient.session`; close it after the run.
 
-    `keep`: the newest versions that stay in any case. `serve`: "path" offers absolute paths, for engines that see the
-    same disk; "http" serves the files from this process. `host`: the address to listen on, loopback by default;
-    `advertised_host`: what engines connect to, default `host`. `port` 0: the one that this root had before, so that
-    versions published before a restart are found, or any free one; name a fixed one if the trainer may move.
+    `keep`: number of newest versions that stay in any case. `serve`: "path" offers absolute paths, for engines that see
+    the same disk; "http" serves the files from this process. `host`: address to listen on, loopback by default.
+    `advertised_host`: address that engines connect to, default `host`. `port` 0: the one that this root had before, so
+    that versions published before a restart are found, or any free one. Name a fixed port if the trainer may move.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FilesPublisher:
         self._keep = keep
         self._checkpointed_steps = 0
         self._much = max(_MUCH_KEPT, keep)
-        """Above so many versions on disk there is a warning, the next one above twice as many."""
+        """Number of versions on disk above which a warning is logged; each warning doubles it."""
         for left_behind in self.root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(left_behind)
         self._records = _read_records(self.root)
@@ -93,7 +93,7 @@ class FilesPublisher:
             self._base_url = f"http://{advertised_host or host}:{self._server.port}"
 
     def _listen(self, host: str, port: int) -> FileServer:
-        """Where manifests of earlier processes point, if nothing else was asked for and nobody else listens there."""
+        """Listen on the port that manifests of earlier processes name, unless another was asked for or it is taken."""
         remembered = self.root / _PORT
         if port == 0 and remembered.is_file():
             try:
@@ -128,7 +128,9 @@ class FilesPublisher:
         self.close()
 
     def offer(self, source: WeightSource, publication: Publication) -> FilesManifest:
-        """`write` for a publication. Raises InvalidField for what is no directory, function or ShardedWeights."""
+        """Write weights for a publication, as `write` does. Raises InvalidField for a source other than a directory,
+        function or ShardedWeights.
+        """
         if isinstance(source, ShardedWeights):
             save: Path | str | Save = partial(save_tensors, source)
         elif isinstance(source, Path | str) or (callable(source) and not hasattr(source, "state_dict")):
@@ -141,9 +143,9 @@ class FilesPublisher:
         return self.write(save, epoch=publication.epoch, version=publication.version)
 
     def manifest_of(self, version: int) -> FilesManifest:
-        """The manifest of a version that is still on disk, the newest if it was published in several epochs.
+        """Make the manifest of a version that is still on disk, the newest if it was published in several epochs.
 
-        Raises InvalidField that names the versions which are.
+        Raises InvalidField that names the versions on disk.
         """
         found = [entry for entry in self._records.items() if entry[1].version == version]
         if not found:
@@ -159,7 +161,9 @@ class FilesPublisher:
         return FilesManifest(f"{self._base_url}/{name}", files)
 
     def offer_again(self, version: int, publication: Publication) -> FilesManifest:
-        """An older version's files under the publication's version: linked, so that each goes when its time comes."""
+        """Offer an older version's files as the publication's version. They are linked, so that each version can be
+        removed on its own.
+        """
         manifest = self.manifest_of(version)
         kept = self.root / manifest.base_url.rpartition("/")[2]
 
@@ -171,7 +175,7 @@ class FilesPublisher:
         return self.write(link, epoch=publication.epoch, version=publication.version)
 
     def write(self, source: Path | str | Save, *, epoch: int, version: int) -> FilesManifest:
-        """Put weights in place and say how to get them.
+        """Put weights in place and return their manifest.
 
         `source`: a directory, which is copied, or a function that writes files into the empty directory it is given,
         such as `model.save_pretrained`. Raises InvalidField when there are no files.
@@ -207,14 +211,14 @@ class FilesPublisher:
         version: int,
         commit_through: int | None = None,
     ) -> Published:
-        """Write, publish and tidy up, for trainers without a session. Raises what `BufferClient.publish` does."""
+        """Write, publish and tidy up, for trainers without a session. Raises what `BufferClient.publish` raises."""
         manifest = self.write(source, epoch=epoch, version=version)
         done = client.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
         self.published(manifest, committed_steps=done.committed_steps)
         return done
 
     def published(self, manifest: Manifest, *, committed_steps: int) -> None:
-        """The service offers `manifest` now; older versions that nothing needs any more are removed."""
+        """Record that the service offers `manifest` now, and remove older versions that nothing needs any more."""
         name = manifest.base_url.rpartition("/")[2] if isinstance(manifest, FilesManifest) else ""
         record = self._records.get(name)
         if record is not None:
@@ -222,12 +226,14 @@ class FilesPublisher:
         self._remove_expendable()
 
     def checkpointed(self, steps: int) -> None:
-        """No resume goes back before step `steps` any more."""
+        """Record that no resume goes back before step `steps` any more, and remove versions that only that could
+        need.
+        """
         self._checkpointed_steps = max(self._checkpointed_steps, steps)
         self._remove_expendable()
 
     def resumed(self, next_step: int) -> None:
-        """Versions published after more than `next_step` steps are abandoned: no resume offers them again."""
+        """Abandon versions published after more than `next_step` steps: no resume offers them again."""
         for name, record in list(self._records.items()):
             if record.committed_steps is not None and record.committed_steps > next_step:
                 self._save(name, _with_steps(record, None))
@@ -255,7 +261,7 @@ class FilesPublisher:
             )
 
     def _served(self, path: str) -> ServedFile | None:
-        """The file of a url path "name/file"; None for everything that no live manifest names."""
+        """Find the file of a url path "name/file"; None for a path that no live manifest names."""
         name, _, file_name = path.partition("/")
         record = self._records.get(name)
         for listed, size_bytes, sha256 in record.files if record is not None else ():
@@ -280,7 +286,7 @@ def _with_steps(record: _Record, committed_steps: int | None) -> _Record:
 
 
 def _read_records(root: Path) -> dict[str, _Record]:
-    """Versions that an earlier process left; a directory without a sidecar was never offered and is removed."""
+    """Read the records that an earlier process left. A directory without a record was never offered and is removed."""
     records = {}
     for directory in (path for path in root.glob("v*-e*") if path.is_dir()):
         sidecar = root / f"{directory.name}.json"

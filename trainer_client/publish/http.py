@@ -1,7 +1,7 @@
-"""A small http server for the files of live manifests, in ranges.
+"""Small http server for the files of live manifests, in ranges.
 
-Invariants: a path is looked up among the files that are offered, never on the disk, so that nothing else can be read;
-a file once opened is served to its end, even if it is removed meanwhile. No TLS and no authentication: listen on
+Invariants: a path is looked up among the files that are offered, never on the disk, so that nothing else can be read. A
+file once opened is served to its end, even if it is removed meanwhile. No TLS and no authentication: listen on
 loopback, or on a network that only engines reach.
 """
 
@@ -26,7 +26,7 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 @dataclass(frozen=True, slots=True)
 class ServedFile:
-    """A file that may be served."""
+    """File that may be served."""
 
     path: Path
     size_bytes: int
@@ -34,11 +34,13 @@ class ServedFile:
 
 
 Lookup = Callable[[str], ServedFile | None]
-"""The file of a path without its leading slash; None when it is not offered."""
+"""Function that finds the file of a path without its leading slash; None when it is not offered."""
 
 
 class FileServer:
-    """Serves what `lookup` finds, in threads of its own, until it is closed. Raises OSError if the port is taken."""
+    """Server of the files that `lookup` finds, in threads of its own, until it is closed. Raises OSError if the port is
+    taken.
+    """
 
     def __init__(self, lookup: Lookup, *, host: str, port: int) -> None:
         handler = type("Handler", (_Handler,), {"lookup": staticmethod(lookup)})
@@ -50,7 +52,7 @@ class FileServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Port that the server listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class calls it
-        """A client that went away is no error of ours."""
+        """Log errors of a request, except a client's disconnect or timeout."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             logger.error("weights-http: %s", client_address, exc_info=error)
@@ -122,8 +124,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def parse_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
-    """Bytes [start, stop) of a Range header; None for the whole file: no header, or one that may be ignored
-    (another unit, several ranges, a last byte before the first). Raises ValueError when it cannot be satisfied.
+    """Parse a Range header into bytes [start, stop); None for the whole file.
+
+    The whole file is meant without a header, and by one that may be ignored: another unit, several ranges, a last byte
+    before the first. Raises ValueError when the range cannot be satisfied.
     """
     match = _RANGE.fullmatch(header.strip()) if header else None
     first, last = match.groups() if match is not None else ("", "")

@@ -1,7 +1,7 @@
-"""A model's weights as names and tensors, whatever they were given as, and what has to be known of them beforehand.
+"""Named tensors: a model's weights as names and tensors, from any kind of source, and their specs.
 
-Invariant: what is sent has exactly the name, dtype and shape that was announced, for an engine that receives another
-size than it expects dies of it.
+Invariant: each tensor is sent with exactly the name, dtype and shape that was announced. An engine that receives
+another size than it expects dies.
 """
 
 import math
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NamedTensors: TypeAlias = Callable[[], Iterable[tuple[str, "Tensor"]]]
-"""Gives names and tensors anew, in the same order, at each call. ShardedWeights know their specs beforehand."""
+"""Function that gives names and tensors anew, in the same order, at each call. ShardedWeights know their specs
+beforehand."""
 
 
 def named_tensors(source: WeightSource) -> NamedTensors:
-    """A state dict, a module (its state dict), or a function that gives names and tensors. Raises InvalidField.
+    """Convert a source to NamedTensors: a state dict, a module (its state dict), or a function that gives names and
+    tensors.
 
-    A module in DistributedDataParallel gives its own names, as an engine knows them.
+    A module in DistributedDataParallel gives its own names, as an engine knows them. Raises InvalidField for another
+    source.
     """
     if isinstance(source, Mapping):
         return source.items
@@ -47,7 +50,9 @@ def _unwrapped(source: object) -> object:
 
 
 def spec_of(name: object, tensor: object) -> TensorSpec:
-    """What has to be known before a tensor can be received. Raises InvalidField for what is not a plain tensor."""
+    """Make the spec that a receiver of a tensor needs. Raises InvalidField for anything but a plain tensor under a
+    name.
+    """
     import torch
 
     if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
@@ -60,9 +65,9 @@ def spec_of(name: object, tensor: object) -> TensorSpec:
 
 
 def specs_of(tensors: NamedTensors) -> tuple[tuple[TensorSpec, ...], bool]:
-    """All of them, in order, and whether the first is on a GPU. Raises InvalidField.
+    """Make the specs of all tensors, in order, and tell whether the first is on a GPU. Raises InvalidField.
 
-    Goes through the tensors once, but for those that would have to be gathered for it.
+    Goes through the tensors once, except for sharded ones, which would have to be gathered for it.
     """
     if isinstance(tensors, ShardedWeights):
         return tensors.specs(), tensors.on_gpu
@@ -80,7 +85,7 @@ def specs_of(tensors: NamedTensors) -> tuple[tuple[TensorSpec, ...], bool]:
 
 
 def size_of(spec: TensorSpec) -> int:
-    """Bytes of a tensor's values."""
+    """Compute the size of a tensor's values in bytes."""
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -88,7 +93,7 @@ def size_of(spec: TensorSpec) -> int:
 
 
 def announced(tensors: NamedTensors, specs: Sequence[TensorSpec]) -> Iterator["Tensor"]:
-    """The tensors once more, checked against what was announced. Raises InvalidField."""
+    """Yield the tensors once more, each checked against the announced spec. Raises InvalidField."""
     count = 0
     for name, tensor in tensors():
         if count == len(specs) or (found := spec_of(name, tensor)) != specs[count]:

@@ -1,7 +1,8 @@
-"""What a publish is made of: where the weights come from, which publish it is, and who makes them available.
+"""Publication: the source of the weights, the publish they belong to, and the publisher that makes them available.
 
-A publisher is told of a run's whole life: `resumed` when a trainer takes it over, then for each version `offer` before
-the service publishes it and `published` after, and `checkpointed` when older ones are not needed any more.
+A session informs its publisher throughout a run. It calls `resumed` when a trainer takes the run over. For each version
+it calls `offer` before the service publishes it and `published` after. It calls `checkpointed` when older versions are
+not needed any more.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from trainer_client.publish.collective.plan import CollectivePlan
 
 Save: TypeAlias = Callable[[Path], object]
-"""Writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
+"""Function that writes weights into the empty directory that it is given, e.g. `model.save_pretrained`."""
 
 TensorSource: TypeAlias = "Mapping[str, Tensor] | Module | Callable[[], Iterable[tuple[str, Tensor]]]"
-"""A state dict, a module, or a function that gives the names and tensors anew, and in the same order, at each call."""
+"""State dict, module, or function that gives the names and tensors anew, in the same order, at each call."""
 
 WeightSource: TypeAlias = "Manifest | Path | str | Save | TensorSource | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One publish of one run, and what its publisher may do at the service meanwhile."""
+    """Publication: one publish of one run, with the calls that its publisher may make at the service meanwhile."""
 
     client: SessionClient
     run_id: str
@@ -40,43 +41,47 @@ class Publication:
     on_wait: OnWait | None = None
 
     def state(self, timeout_s: float | None = None) -> RunState:
-        """The whole state of the run."""
+        """Read the whole state of the run."""
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def announce(self, plan: "CollectivePlan", timeout_s: float | None = None) -> None:
-        """Tell the workers of a collective update. Raises VersionConflict, StaleEpoch, InvalidField."""
+        """Announce a collective update to the workers. Raises VersionConflict, StaleEpoch, InvalidField."""
         self.client.plan_collective(self.run_id, epoch=self.epoch, plan=plan, timeout_s=timeout_s)
 
     def notices(self, doing: str) -> WaitNotices:
-        """Says on whom the publish waits, while it waits."""
+        """Make notices that say on whom the publish waits."""
         return WaitNotices(f"publishing version {self.version}: {doing}", self.client.target, self.on_wait)
 
 
 class WeightPublisher(Protocol):
-    """Where weights are put for the engines, and how long they stay; `trainer_client.publish` has some."""
+    """Publisher of weights: puts them in place for the engines and removes old ones; `trainer_client.publish` has
+    several.
+    """
 
     def offer(self, source: WeightSource, publication: Publication) -> Manifest:
-        """Make the weights available; what the manifest names stays unchanged."""
+        """Make the weights available and return their manifest; what it names stays unchanged."""
 
     def offer_again(self, version: int, publication: Publication) -> Manifest:
         """Make the weights of an older version available as the publication's. Raises InvalidField if they are gone."""
 
     def published(self, manifest: Manifest, *, committed_steps: int) -> None:
-        """The service offers them now; the steps below `committed_steps` are in them."""
+        """Note that the service offers these weights now; the steps below `committed_steps` are in them."""
 
     def checkpointed(self, steps: int) -> None:
-        """No resume goes back before step `steps` any more."""
+        """Note that no resume goes back before step `steps` any more."""
 
     def resumed(self, next_step: int) -> None:
-        """What was published after more than `next_step` steps is abandoned."""
+        """Abandon versions that were published after more than `next_step` steps."""
 
 
 @runtime_checkable
 class RepeatingPublisher(WeightPublisher, Protocol):
-    """A publisher of weights that engines can miss, which can send the last ones again."""
+    """Publisher of weights that engines can miss; it can send the last ones again."""
 
     def repeats(self, version: int) -> bool:
-        """True when an engine that has missed `version` can get it by `repeat` only, and `repeat` can."""
+        """True when an engine that has missed `version` can get it by `repeat` only, and `repeat` can send it."""
 
     def repeat(self, publication: Publication) -> Manifest:
-        """The last version's weights once more, as the publication's version. Raises what `offer` does."""
+        """Make the last version's weights available once more, as the publication's version. Raises what `offer`
+        raises.
+        """

@@ -1,7 +1,7 @@
-"""The ranks of a trainer while they gather weights: what they tell each other, and how a tensor comes together.
+"""Ranks of a trainer while they gather weights: their messages to each other, and the gathering of a tensor.
 
-Invariants: every wait ends by the timeout of the process group; a failure of a collective is a PublishFailed that says
-at what; after one, nothing more is sent.
+Invariants: every wait ends by the timeout of the process group. A failure of a collective is a PublishFailed that says
+what was being done. After one, nothing more is sent.
 """
 
 import re
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DONE = -1
-"""Told in place of a tensor's number: the leader has published."""
+"""Message in place of a tensor's number: the leader has published."""
 FAILED = -2
-"""It could not; why comes next."""
+"""Message in place of a tensor's number: the leader could not publish; its error comes next."""
 _SHOWN_CHARS = 2_000
 
 
 class PublishFailed(RuntimeError):
-    """The rank that leads could not publish, or the ranks' process group broke meanwhile."""
+    """Error: the leading rank could not publish, or the ranks' process group broke meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a rank says before the gathering begins."""
+    """Standing of a rank, sent before the gathering begins."""
 
     leads: bool
     tensors: str
-    """Digest of their names, dtypes and shapes, in order."""
+    """Digest of its tensors' names, dtypes and shapes, in order."""
     error: str
-    """Why it cannot take part; empty if it can."""
+    """Reason why the rank cannot take part; empty if it can."""
 
 
 class Ranks:
-    """The ranks of one process group, and what they tell each other. Their numbers are those within the group."""
+    """Ranks of one process group and their messages. Rank numbers are those within the group."""
 
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         import torch
@@ -56,25 +56,25 @@ class Ranks:
         on_cpu = "cpu" in dist.get_backend_config(self._group)
         self._device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
         self._broken = False
-        """After a collective has failed nobody knows where the others are."""
+        """True after a collective has failed: nobody knows then which collective the other ranks are in."""
 
     def exchange(self, mine: Standing) -> list[Standing]:
-        """Everybody's, in the order of their ranks."""
+        """Exchange standings: send this rank's and return every rank's, in the order of their ranks."""
         everybody: list[Any] = [None] * self.size
         with self._as_failure("waiting for every rank to publish"):
             self._dist.all_gather_object(everybody, mine, group=self._group)
         return everybody
 
     def tell(self, what: int) -> None:
-        """As the leader: the number of the tensor that is gathered next, or how it ends."""
+        """Send, as the leader, the number of the tensor to gather next, or DONE or FAILED."""
         self._broadcast(what, "telling the other ranks what to gather")
 
     def told(self) -> int:
-        """What the leader tells."""
+        """Receive the leader's number."""
         return self._broadcast(0, f"waiting for rank {self.leader}, which publishes")
 
     def tell_failure(self, error: BaseException) -> None:
-        """As the leader: why it ends; nothing when it ends because the group is broken."""
+        """Send, as the leader, the error that ended the publish; nothing when the group is broken."""
         if self._broken:
             return
         detail: object = shown(error)
@@ -85,7 +85,7 @@ class Ranks:
             self._dist.broadcast_object_list([detail], self._root, group=self._group, device=self._device)
 
     def told_failure(self) -> Exception:
-        """What the leader met."""
+        """Receive the leader's error."""
         box: list[Any] = [None]
         with self._as_failure(f"hearing why rank {self.leader} failed"):
             self._dist.broadcast_object_list(box, self._root, group=self._group, device=self._device)
@@ -95,7 +95,7 @@ class Ranks:
         return PublishFailed(f"rank {self.leader} could not publish: {box[0]}")
 
     def gather(self, part: Any) -> "Tensor":  # noqa: ANN401 - a DTensor or a ShardedTensor
-        """All of it on the leader, shape that of the whole; what the others get is of no use."""
+        """Gather a tensor on the leader, in the shape of the whole; the other ranks' result is of no use."""
         with self._as_failure("gathering a tensor"):
             if hasattr(part, "local_shards"):
                 return self._gather_legacy(part)
@@ -110,7 +110,9 @@ class Ranks:
             return whole
 
     def _gather_rows(self, part: Any) -> "Tensor":  # noqa: ANN401 - a DTensor that is split by its first dimension
-        """From every rank to the leader, each shard to its place: nothing but the whole is allocated."""
+        """Gather by rows: every rank sends its shard straight to its place on the leader. Only the whole is
+        allocated.
+        """
         import torch
 
         dist, group = self._dist, part.device_mesh.get_group()
@@ -143,7 +145,7 @@ class Ranks:
 
     @property
     def _root(self) -> int:
-        """The leader's rank among all processes, which is what torch asks for."""
+        """Rank of the leader among all processes, which torch's calls need."""
         return self._dist.get_global_rank(self._group, self.leader) if self._group is not None else self.leader
 
     def _broadcast(self, what: int, doing: str) -> int:
@@ -166,7 +168,7 @@ class Ranks:
 
 
 def device_of(part: Any) -> "torch.device":  # noqa: ANN401 - a tensor of any kind
-    """Where it is when it is gathered."""
+    """Return the device on which a tensor is gathered."""
     import torch
 
     if hasattr(part, "device_mesh"):
@@ -178,5 +180,5 @@ def device_of(part: Any) -> "torch.device":  # noqa: ANN401 - a tensor of any ki
 
 
 def shown(error: BaseException) -> str:
-    """An error as other ranks are told of it."""
+    """Format an error for the other ranks."""
     return f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]

@@ -1,10 +1,10 @@
-"""Tensors as safetensors files, written one after another as they come: the model is never in memory as a whole.
+"""Saving of tensors as safetensors files, one after another as they come: the model is never in memory as a whole.
 
-The format (https://github.com/huggingface/safetensors#format): 8 bytes little-endian length n, n bytes of JSON
-{name: {dtype, shape, data_offsets}}, padded with spaces to a multiple of 8, data. A model of several files has an
-index, {"metadata": {"total_size"}, "weight_map": {name: file}}, under the names that transformers gives them.
+The format (https://github.com/huggingface/safetensors#format): 8 bytes little-endian length n; n bytes of JSON {name:
+{dtype, shape, data_offsets}}, padded with spaces to a multiple of 8; data. A model of several files has an index,
+{"metadata": {"total_size"}, "weight_map": {name: file}}, under the names that transformers gives them.
 
-Invariants: every tensor is written whole, also those that share memory; within a file wider types come first, so that
+Invariants: every tensor is written whole, also those that share memory. Within a file wider types come first, so that
 every tensor is aligned to its type.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FILE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
-"""Of tensors in one file, unless a single one is larger; transformers' `max_shard_size`."""
+"""Limit on bytes of tensors in one file, unless a single one is larger; transformers' `max_shard_size`."""
 
 _ALIGNMENT = 8
 _DTYPES = {
@@ -46,17 +46,17 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""safetensors' names by torch's."""
+"""Names of dtypes in safetensors, by torch's names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """One file: its header, and where the data of each of its tensors begin."""
+    """Layout of one file: its header, and the place of each tensor's data."""
 
     name: str
     header: bytes
     starts: tuple[int, ...]
-    """First byte in the file, in the order in which the tensors come."""
+    """First byte of each tensor in the file, in the order in which the tensors come."""
 
 
 def save_tensors(
@@ -66,10 +66,10 @@ def save_tensors(
     specs: Sequence[TensorSpec] | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write them into `directory`: as model.safetensors, or as several files and an index above `max_file_bytes`.
+    """Write tensors into `directory`: as model.safetensors, or as several files and an index above `max_file_bytes`.
 
-    `specs`: what they are, where that is known; else the tensors are gone through once more. Raises InvalidField for
-    what is no plain tensor, or of a type that safetensors does not have; OSError.
+    `specs`: the tensors' specs, where they are known; else the tensors are gone through once more. Raises InvalidField
+    for anything but a plain tensor, or a dtype that safetensors does not have; OSError.
     """
     if specs is None:
         specs, _ = specs_of(tensors)
@@ -83,7 +83,7 @@ def save_tensors(
 
 
 def _split(specs: Sequence[TensorSpec], max_file_bytes: int) -> list[list[TensorSpec]]:
-    """The tensors of each file, in their order."""
+    """Split the tensors into files, in their order."""
     files: list[list[TensorSpec]] = [[]]
     used = 0
     for spec in specs:

@@ -1,18 +1,18 @@
-"""Weights that are spread over the ranks of a trainer, made whole one tensor at a time.
+"""Sharded weights: spread over the ranks of a trainer, made whole one tensor at a time.
 
-FSDP2 (`fully_shard`), tensor parallelism and whatever else holds DTensors; FSDP1's sharded state dicts. All ranks call
-`session.publish(model)`, which is, where there is no session:
+Supports FSDP2 (`fully_shard`), tensor parallelism and whatever else holds DTensors; FSDP1's sharded state dicts. All
+ranks call `session.publish(model)`. Without a session that is:
 
     weights = ShardedWeights(model)
     with weights.gathering(leads=rank == 0):
         if rank == 0:
             publisher.offer(weights, publication)
 
-One rank leads: it publishes, and tells the others which tensor to gather next, until it tells them that it is done or
+One rank leads. It publishes, and tells the others which tensor to gather next, until it tells them that it is done or
 why it failed. So it may go over the tensors as often as it needs to, and end in the middle.
 
-Invariants: every rank is in the same collective or in none; one gathered tensor exists at a time, but for what the
-leader's consumer keeps; a failure of the leader is raised on every rank; no wait is longer than the timeout of the
+Invariants: every rank is in the same collective or in none. One gathered tensor exists at a time, except for those that
+the leader's consumer keeps. A failure of the leader is raised on every rank. No wait is longer than the timeout of the
 process group.
 
 Follows torch 2.13's `DTensor.full_tensor` and `get_model_state_dict` (torch.distributed.checkpoint.state_dict); needs
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 
 class ShardedWeights:
-    """The weights of `source`: a module, a state dict, or a function that gives names and tensors. Use it many times.
+    """Weights of `source`, sharded over ranks: a source for every publisher, to be used many times.
 
-    `source`: the same on every rank; read when a gathering begins. `group`: the ranks that hold the shards, by default
-    all. `dtype`: floating-point tensors are cast to it, before they are gathered. A source for every publisher.
+    `source`: a module, a state dict, or a function that gives names and tensors; equal on every rank, read when a
+    gathering begins. `group`: the ranks that hold the shards, by default all. `dtype`: floating-point tensors are cast
+    to it before they are gathered.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ShardedWeights:
         self._given_group = group
         self._dtype = dtype
         self._parts: list[tuple[str, Tensor]] = []
-        """Names and what this rank has of the tensors, while a gathering is under way."""
+        """Names of the tensors and this rank's part of each, while a gathering is under way."""
         self._ranks: Ranks | None = None
         self._leading = False
 
@@ -104,17 +105,17 @@ class ShardedWeights:
     # ── the leader's publisher ───────────────────────────────────────────────
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What will be given, in order; nothing is gathered for it."""
+        """List the specs of the tensors that will be given, in order; gathers nothing."""
         self._check_leading()
         return tuple(_spec(name, part, self._dtype) for name, part in self._parts)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the gathered tensors are on a GPU, as far as the first one tells."""
+        """True when the gathered tensors are on a GPU, judged by the first one."""
         return bool(self._parts) and device_of(self._parts[0][1]).type == "cuda"
 
     def __call__(self) -> Iterator[tuple[str, "Tensor"]]:
-        """Names and whole tensors, each gathered when it is asked for; let it go before the next one."""
+        """Yield names and whole tensors, each gathered when it is asked for; let it go before the next one."""
         ranks = self._check_leading()
         for index, (name, part) in enumerate(self._parts):
             if _is_spread(part):
@@ -176,7 +177,7 @@ class ShardedWeights:
 
 
 def is_sharded(source: object) -> bool:
-    """Whether every rank has to take part for `source` to be published. Of a function that cannot be seen."""
+    """True when every rank has to take part for `source` to be published. A function cannot be judged; False."""
     if isinstance(source, ShardedWeights):
         return True
     if isinstance(source, Mapping):
@@ -188,7 +189,7 @@ def is_sharded(source: object) -> bool:
 
 @contextmanager
 def published_by(source: WeightSource, *, leads: bool) -> Iterator[WeightSource]:
-    """`source` as a publisher takes it, while every rank takes part if it is sharded; at once if it is not.
+    """Give `source` in the form that a publisher takes. If it is sharded, every rank takes part.
 
     The body of the rank that `leads` publishes. Raises as `ShardedWeights.gathering`.
     """
@@ -205,7 +206,9 @@ def published_by(source: WeightSource, *, leads: bool) -> Iterator[WeightSource]
 
 
 def _parts_of(source: "TensorSource") -> "list[tuple[str, Tensor]]":
-    """Names and this rank's part of each tensor. Raises InvalidField for what is no tensor, or given twice."""
+    """List names and this rank's part of each tensor. Raises InvalidField for anything but a tensor, or one given
+    twice.
+    """
     import torch
 
     items: Iterable[tuple[str, Tensor]]
@@ -238,14 +241,14 @@ def _is_plain(part: object) -> bool:
 
 
 def _state_of(module: "Module") -> "Mapping[str, Tensor]":
-    """The sharded state dict, under the names of the module without its wrappers; nothing is gathered for FSDP2."""
+    """Read the sharded state dict, under the names of the module without its wrappers; gathers nothing for FSDP2."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     return get_model_state_dict(module)  # type: ignore[return-value]  # no optimizer states, so only tensors
 
 
 def _is_spread(part: object) -> bool:
-    """A DTensor (full_tensor), or a ShardedTensor of torch.distributed._shard (local_shards)."""
+    """True for a DTensor (full_tensor), or a ShardedTensor of torch.distributed._shard (local_shards)."""
     return hasattr(part, "full_tensor") or hasattr(part, "local_shards")
 
 

@@ -1,7 +1,7 @@
-"""Weights handed to the engines by value: for small models, and engines that see no disk of the trainer or worker.
+"""Tensors publisher: hands weights to the engines by value, for small models and engines that see no shared disk.
 
-The tensors travel as one safetensors file, as those of a files publisher do; what differs is that each worker reads it
-and gives its engine the tensors themselves, for which the two have to be on one machine.
+The tensors travel as one safetensors file, like those of a files publisher. Each worker reads the file and gives its
+engine the tensors themselves. For that the two have to be on one machine.
 """
 
 from types import TracebackType
@@ -15,17 +15,18 @@ from trainer_client.publish.publication import Publication, WeightSource
 from trainer_client.publish.saving import save_tensors
 
 MAX_TENSOR_BYTES = 512 << 20
-"""What workers accept of one version; a larger model is published as files or broadcast."""
+"""Limit, in bytes, that workers accept of one version; publish a larger model as files or by a broadcast."""
 
 
 class TensorsPublisher:
-    """Publishes state dicts through `files`, which it closes with itself. Pass it to `BufferClient.session`."""
+    """Publisher of state dicts through `files`, which it closes with itself. Pass it to `BufferClient.session`."""
 
     def __init__(self, files: FilesPublisher) -> None:
         self._files = files
 
     def offer(self, source: WeightSource, publication: Publication) -> TensorsManifest:
-        """Write a state dict, a module's, ShardedWeights, or what a function of names and tensors gives, called twice.
+        """Write the tensors of a state dict, a module, ShardedWeights, or a function of names and tensors, called
+        twice.
 
         Raises InvalidField for other sources, and above 512 MiB.
         """
@@ -43,26 +44,26 @@ class TensorsPublisher:
         return TensorsManifest(written)
 
     def manifest_of(self, version: int) -> TensorsManifest:
-        """The manifest of a version that is still on disk. Raises InvalidField that names the versions which are."""
+        """Make the manifest of a version that is still on disk. Raises InvalidField that names the versions on disk."""
         return TensorsManifest(self._files.manifest_of(version))
 
     def offer_again(self, version: int, publication: Publication) -> TensorsManifest:
-        """An older version's tensors under the publication's version. Raises InvalidField if they are gone."""
+        """Offer an older version's tensors as the publication's version. Raises InvalidField if they are gone."""
         return TensorsManifest(self._files.offer_again(version, publication))
 
     def published(self, manifest: Manifest, *, committed_steps: int) -> None:
-        """The service offers `manifest` now; older versions that nothing needs any more are removed."""
+        """Record that the service offers `manifest` now, and remove older versions that nothing needs any more."""
         if not isinstance(manifest, TensorsManifest | FilesManifest):
             return
         files = manifest.files if isinstance(manifest, TensorsManifest) else manifest
         self._files.published(files, committed_steps=committed_steps)
 
     def checkpointed(self, steps: int) -> None:
-        """No resume goes back before step `steps` any more."""
+        """Record that no resume goes back before step `steps` any more."""
         self._files.checkpointed(steps)
 
     def resumed(self, next_step: int) -> None:
-        """Versions published after more than `next_step` steps are abandoned."""
+        """Abandon versions published after more than `next_step` steps."""
         self._files.resumed(next_step)
 
     def close(self) -> None:

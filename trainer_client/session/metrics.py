@@ -1,14 +1,14 @@
-"""One flat dictionary of numbers for each step, as wandb.log and tensorboard's add_scalar take them.
+"""Metrics of each step: one flat dictionary of numbers, as wandb.log and tensorboard's add_scalar take them.
 
     options = SessionOptions(on_step=lambda step, metrics: wandb.log(metrics, step=step))
 
-`on_step` is called once a step, in order and in the training loop's thread, when the step is over: the next batch is
-asked for, or the session ends. So the times of training and publishing are in it, and what the trainer has given to
-`session.log`. `session.metrics()` is the same for the newest step so far. The keys are listed in docs/trainer.md.
+`on_step` is called once per step, in order and in the training loop's thread, when the step is over: the next batch is
+asked for, or the session ends. So the metrics include the times of training and publishing, and the figures given to
+`session.log`. `session.metrics()` gives them for the newest step so far. The keys are listed in docs/trainer.md.
 
-Invariants: nothing here fails or holds up the training. The run is asked for once a step, by rank 0, in a thread of its
-own from the moment the batch is there; an answer that is not there when the step is over is waited for at most
-`GRACE_S`, then its keys are missing and the next answer covers both steps.
+Invariants: nothing here fails or holds up the training. Rank 0 asks for the run once per step, in a thread of its own,
+from the moment the batch is there. If the answer is not there when the step is over, it is waited for at most
+`GRACE_S`. After that its keys are missing, and the next answer covers both steps.
 """
 
 import logging
@@ -33,13 +33,13 @@ logger = logging.getLogger("trainer_client")
 PREFIX = "rollout_buffer/"
 GRACE_S = 0.25
 LOOK_S = 10.0
-"""How long one question for the run is repeated."""
+"""Longest time, in seconds, over which one request for the run is repeated."""
 
 OnStep: TypeAlias = Callable[[int, dict[str, float]], object]
-"""Given each step and its metrics. What it raises is logged, and the training goes on."""
+"""Callback with each step and its metrics. What it raises is logged, and the training goes on."""
 
 Doing: TypeAlias = Literal["pull_wait", "publish", "checkpoint"]
-"""What a step's time goes to beside the training itself."""
+"""Activities that a step's time is counted for, beside the training itself."""
 
 _DELTAS = ("accepted", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
 _TASK_DELTAS = ("submitted", "completed", "failed", "cancelled")
@@ -48,7 +48,7 @@ _COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "continuat
 
 @dataclass(frozen=True, slots=True)
 class _Delivered:
-    """A group without its payload, which must not live longer than the trainer needs it."""
+    """Group without its payload, whose memory is freed as soon as the trainer has no more use for it."""
 
     header: "GroupHeader"
     head_version: int
@@ -61,7 +61,7 @@ class _Delivered:
 
 
 class RunLook:
-    """Asks for the run in the background, one question at a time."""
+    """Background request for the run, one at a time."""
 
     def __init__(self, look: Callable[[float], RunState]) -> None:
         self._look = look
@@ -70,7 +70,7 @@ class RunLook:
         self._answer: RunState | None = None
 
     def ask(self) -> bool:
-        """Ask; False if the question before is still open."""
+        """Ask for the run; False if the request before is still open."""
         if not self._done.is_set():
             return False
         self._answer = None
@@ -79,7 +79,7 @@ class RunLook:
         return True
 
     def answer(self, wait_s: float) -> RunState | None:
-        """The answer, if it comes within `wait_s`; None when it does not, or the question failed."""
+        """Return the answer, if it comes within `wait_s`; None when it does not, or the request failed."""
         return self._answer if self._done.wait(wait_s) else None
 
     def _run(self) -> None:
@@ -92,7 +92,7 @@ class RunLook:
 
 
 class StepMeter:
-    """Measures one step after the other. `look`: asks for the run; None on ranks that do not.
+    """Meter of one step after the other. `look`: asks for the run; None on ranks that do not.
 
     Used by the training loop's thread alone.
     """
@@ -108,15 +108,15 @@ class StepMeter:
         self._on_step = on_step
         self._look = RunLook(look) if look is not None else None
         self._before = before
-        """The run at the end of the last step whose figures are known."""
+        """State of the run at the end of the last step whose figures are known."""
         self._clock = clock
         self._started_at: float | None = None
-        """When the training loop asked for its first batch."""
+        """Time at which the training loop asked for its first batch."""
         self._waited = 0.0
-        """For batches, since then."""
+        """Seconds spent waiting for batches since then."""
         self._waits_since: float | None = None
         self._busy_ms = 0
-        """As it was told last: rounding must not make it fall."""
+        """Busy time, in ms, as last reported: rounding must not make it fall."""
         self._begin()
 
     def _begin(self) -> None:
@@ -129,11 +129,11 @@ class StepMeter:
         self._asked = False
         """True when the run was asked for in this step."""
         self.version: int | None = None
-        """Published last."""
+        """Version published last in this step; None before."""
 
     @contextmanager
     def timing(self, doing: Doing) -> Iterator[None]:
-        """Count the time of the block as spent on that."""
+        """Count the time of the block for the activity `doing`."""
         began = self._clock()
         waits = doing == "pull_wait"
         if waits:
@@ -147,8 +147,9 @@ class StepMeter:
                 self._waited, self._waits_since = self._waited + spent, None
 
     def time_spent(self) -> TrainerTime | None:
-        """Since the training loop asked for its first batch, a wait that goes on included; None before that, and where
-        another process pulls.
+        """Return the time spent since the training loop asked for its first batch, a wait that goes on included.
+
+        None before that, and where another process pulls.
         """
         if self._started_at is None:
             return None
@@ -158,7 +159,7 @@ class StepMeter:
         return TrainerTime(busy_ms=self._busy_ms, wait_ms=int(1_000 * waited))
 
     def next(self) -> None:
-        """The training loop asks for more: a step that was complete is over."""
+        """Begin the wait for the next batch or round; a complete step ends here."""
         if self._started_at is None:
             # What the trainer did before it asked for the first time is of no step.
             self._started_at = self._began = self._clock()
@@ -167,7 +168,7 @@ class StepMeter:
             self.end()
 
     def got(self, batch: Batch) -> None:
-        """`batch`, a whole one or a round, goes to the training loop."""
+        """Count `batch`, a whole one or a round, which goes to the training loop."""
         self._info = batch.info
         self._groups += map(_Delivered.of, batch.groups)
         self._received_bytes += batch.received_bytes
@@ -175,17 +176,17 @@ class StepMeter:
             self._ask()
 
     def log(self, values: Mapping[str, SupportsFloat]) -> None:
-        """Figures of the trainer's own for this step, under their own names."""
+        """Add figures of the trainer's own to this step, under their own names."""
         self._logged.update(values)
 
     def end(self) -> None:
-        """A step that is complete is over."""
+        """End the step if it is complete, and report it."""
         if self._info is not None and self._info.final:
             self._report()
             self._begin()
 
     def metrics(self, wait_s: float) -> dict[str, float]:
-        """Of the step that the training loop has; empty before the first."""
+        """Compute the metrics of the step that the training loop has; empty before the first."""
         if self._info is None:
             return {}
         self._ask()
@@ -240,7 +241,7 @@ class StepMeter:
 
 
 def of_step(info: BatchInfo) -> dict[str, float]:
-    """What is known of a step over all ranks."""
+    """Compute the figures of a step over all ranks."""
     return {
         "step": info.step,
         "rounds": info.round + 1,
@@ -257,10 +258,10 @@ def of_step(info: BatchInfo) -> dict[str, float]:
 
 
 def of_groups(groups: list[_Delivered]) -> dict[str, float]:
-    """What is known of this rank's groups; without any, nothing but their number.
+    """Compute the figures of this rank's groups; without any, only their number.
 
     pre-queue = tail − head and in-queue = max(0, train_version − tail), means over groups, in versions, as the service
-    counts them; token staleness = max(0, train_version − version of the token), mean over response tokens.
+    counts them. token staleness = max(0, train_version − version of the token), mean over response tokens.
     """
     samples = [(group, sample) for group in groups for sample in group.header.samples]
     figures: dict[str, float] = {"shard_groups": len(groups), "shard_samples": len(samples)}
@@ -287,7 +288,7 @@ def of_groups(groups: list[_Delivered]) -> dict[str, float]:
 
 
 def _token_staleness(group: _Delivered, sample: groups_pb2.Sample) -> int:
-    """Sum over the response's tokens; versions of an abandoned timeline are cut as in `Sample.versions`."""
+    """Sum the staleness of the response's tokens; versions of an abandoned timeline are cut as in `Sample.versions`."""
     total, most = 0, group.tail_version
     for span in reversed(sample.spans):
         most = min(most, span.version.version)
@@ -296,7 +297,7 @@ def _token_staleness(group: _Delivered, sample: groups_pb2.Sample) -> int:
 
 
 def of_run(run: RunState, before: RunState) -> dict[str, float]:
-    """How the run stands, and what its ledgers and counters say has happened since `before`."""
+    """Compute the figures of the run: its present state, and the changes of its ledgers and counters since `before`."""
     engines = in_service(run)
     ready = sum(engine.state == "ready" and engine.loaded >= run.published for engine in engines)
     figures: dict[str, float] = {

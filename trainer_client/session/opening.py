@@ -15,8 +15,8 @@ from trainer_client.state import Resumed, RunState
 def open_session(client: SessionClient, plan: SessionPlan) -> Iterator[TrainerSession]:
     """Take the run over (rank 0) or join it, and run a session until the block ends.
 
-    Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead, ReplayGap, and
-    InvalidField for more prefetch than the policy allows for.
+    Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead and ReplayGap.
+    Raises InvalidField for more prefetch than the policy allows.
     """
     if plan.prefetch < 0:
         raise InvalidField("prefetch", plan.prefetch, "at least 0")

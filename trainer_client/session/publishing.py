@@ -1,7 +1,7 @@
-"""Rank 0's part of a session: weights through the publisher to the service, steps committed, checkpoints told.
+"""Publishing by rank 0 of a session: weights through the publisher to the service, commits and checkpoints.
 
-Invariant: what the service offers was made available before; what is not needed any more goes only after the service
-has said so.
+Invariant: weights are available before the service offers them. They are removed only after the service has said that
+they are not needed any more.
 """
 
 import logging
@@ -24,16 +24,16 @@ from trainer_client.waiting import OnWait
 logger = logging.getLogger("trainer_client")
 
 LOOK_EVERY_S = 5.0
-"""While the trainer waits for a batch: between two looks at whether any engine can make it."""
+"""Interval, in seconds, between two checks, while the trainer waits for a batch, that some engine can generate it."""
 _LOOK_S = 5.0
 _RETAINED_STEPS = 64
-"""The policy's default."""
+"""Default of the policy's retained_steps."""
 
 
 def manifest_for(source: WeightSource, publisher: WeightPublisher | None, publication: Publication) -> Manifest | None:
-    """What is published for a source: a manifest, or none, as it is; else what the publisher, if there is one, makes.
+    """Make the manifest to publish for a source: a manifest, or None, as it is; else the publisher's, if there is one.
 
-    Raises InvalidField for what only a publisher can take, and what the publisher does.
+    Raises InvalidField for a source that needs a publisher, and the publisher's errors.
     """
     if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
         return source
@@ -46,23 +46,23 @@ def manifest_for(source: WeightSource, publisher: WeightPublisher | None, public
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the service was asked to publish last."""
+    """Publish that was last requested of the service."""
 
     version: int = 0
     manifest: Manifest | None = None
     answered: bool = True
-    """False as long as it is not known whether it took effect."""
+    """False as long as it is not known whether the publish took effect."""
 
 
 TookEffect: TypeAlias = Callable[[Manifest | None, int], None]
-"""Told the manifest that the service offers now, and the steps that are committed."""
+"""Callback with the manifest that the service offers now, and the number of committed steps."""
 
 
 def published_beyond(publication: Publication, asked: Asked, took_effect: TookEffect) -> int:
-    """The published version of the publication's epoch, whose trainer knows of the publication's version.
+    """Return the published version of the publication's epoch; the trainer knows of the publication's version.
 
-    A publish that was answered with an error can have taken effect all the same, without enough replicas or with its
-    reply lost. Its number is taken, and the weights that are published next are others: they need one of their own.
+    A publish that was answered with an error can still have taken effect, without enough replicas or with its reply
+    lost. Then its number is taken. The weights that are published next are others, and need a number of their own.
     """
     if asked.answered and asked.version <= publication.version:
         return publication.version
@@ -75,7 +75,7 @@ def published_beyond(publication: Publication, asked: Asked, took_effect: TookEf
 
 
 class Publishing:
-    """One epoch's publishes, commits and checkpoints."""
+    """Publishes, commits and checkpoints of one epoch."""
 
     def __init__(
         self,
@@ -93,16 +93,16 @@ class Publishing:
         self._start = start
         self._committed_steps = min(run.committed_steps, start.next_step)
         self.retained_steps = run.policy.retained_steps
-        """The policy's; None: its default."""
+        """Value of the policy's retained_steps; None: its default."""
         self._on_wait = on_wait
         self._asked = Asked()
 
     def published_beyond(self, version: int) -> int:
-        """The published version, where the trainer knows of `version`."""
+        """Return the published version, where the trainer knows of `version`."""
         return published_beyond(self._publication(version), self._asked, self._took_effect)
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
-        """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` does."""
+        """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` raises."""
         manifest = manifest_for(source, self._publisher, self._publication(version))
         self._publish(version, manifest, commit_through)
 
@@ -113,19 +113,19 @@ class Publishing:
         self._publish(version, self._publisher.offer_again(to_version, self._publication(version)), None)
 
     def commit(self, steps: int) -> None:
-        """The first `steps` steps are trained."""
+        """Commit the first `steps` steps as trained."""
         if steps > self._committed_steps:
             self._committed_steps = self._client.commit(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
 
     def checkpoint(self, steps: int) -> None:
-        """The trainer's own checkpoint holds the first `steps` steps."""
+        """Report that the trainer's own checkpoint holds the first `steps` steps."""
         if steps > 0:
             freed = self._client.checkpoint(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
             if self._publisher is not None:
                 self._publisher.checkpointed(freed)
 
     def can_repeat(self, version: int) -> bool:
-        """True when engines can have `version` by a repetition only, and the publisher can repeat it."""
+        """True when engines can get `version` by a repetition only, and the publisher can repeat it."""
         return isinstance(self._publisher, RepeatingPublisher) and self._publisher.repeats(version)
 
     def repeat(self, version: int) -> bool:
@@ -170,10 +170,10 @@ class Publishing:
 
 
 class Repeater:
-    """Told of every look at a batch that is not there: offers the published weights again where no engine has any.
+    """Callback for every wait for a batch: offers the published weights again where no engine has any.
 
-    `repeat`: offers them under a new version. It acts after two looks in a row,
-    `LOOK_EVERY_S` apart, that found engines waiting for weights and none that serves: one look may fall into a publish.
+    `repeat`: offers them under a new version. It acts after two checks in a row, `LOOK_EVERY_S` apart, that found
+    engines waiting for weights and none that serves. A single check may fall into a publish.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class Repeater:
         self._clock = clock
         self._looked_at = 0.0
         self._seen: WeightVersion | None = None
-        """The version that no engine had at the last look."""
+        """Version that no engine had at the last check."""
 
     def begin(self) -> None:
-        """The trainer begins to wait."""
+        """Begin a wait of the trainer."""
         self._looked_at, self._seen = self._clock(), None
 
     def __call__(self, error: RolloutBufferError) -> None:
-        """The wait goes on, because of `error`. Raises what `repeat` does."""
+        """Handle one failed attempt of the wait, `error`. Raises what `repeat` raises."""
         now = self._clock()
         if not isinstance(error, BatchNotReady) or now - self._looked_at < LOOK_EVERY_S or not self._can_repeat():
             return
@@ -227,7 +227,8 @@ class Repeater:
 
 
 def engines_without_weights(run: RunState, start: Resumed) -> tuple[str, ...]:
-    """Engines that wait for weights, where no engine in service has any that are fresh enough to generate with.
+    """Name the engines that wait for weights, where no engine in service has any that are fresh enough to generate
+    with.
 
     Fresh enough: ready, within the policy's max_staleness of the published version; or loading, and at that version
     already. An engine that took its version from an earlier trainer counts as at most at the resume's.

@@ -1,4 +1,4 @@
-"""The lines that a trainer adds: take a run over, feed its tasks, iterate over batches, publish, checkpoint.
+"""Session of a trainer: take a run over, feed its tasks, iterate over batches, publish, checkpoint.
 
     with client.session("math", policy=Policy(batch_groups=32), tasks=tasks, publisher=publisher) as session:
         for batch in session:
@@ -11,8 +11,8 @@
 Entering resumes the run: a new epoch, in which every older trainer is refused. A batch counts as trained when
 `publish`, `commit` or `checkpoint` is called after it, or the next one is asked for; publish commits through it.
 
-Of a run whose policy sets micro_batch_groups, a trainer that accumulates gradients takes the rounds as they come. The
-step's totals are known with its last round, so the gradients are scaled there; `for batch in session` gathers them:
+Where the policy sets micro_batch_groups, a trainer that accumulates gradients takes the rounds as they come. The step's
+totals are known with its last round, so the gradients are scaled there; `for batch in session` gathers them:
 
         for micro in session.rounds():
             summed_loss(micro).backward()
@@ -22,9 +22,9 @@ step's totals are known with its last round, so the gradients are scaled there; 
                 session.publish(model.save_pretrained)
 
 Ranks: rank 0 resumes, feeds and publishes; the others only pull. Broadcast `session.start` of rank 0 and enter with
-`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs; on the others they move the
-clock that says which version trains on the next batch and, for a sharded model, gather with rank 0. That a finite
-iterable of tasks is used up is seen by rank 0 alone; it has to tell the others.
+`start=` there. Call `publish` and `checkpoint` on every rank, as usual in SPMD programs. On the others they move the
+clock that says which version trains on the next batch. For a sharded model they also gather with rank 0. Only rank 0
+sees that a finite iterable of tasks is used up; it has to tell the others.
 """
 
 import logging
@@ -60,10 +60,10 @@ logger = logging.getLogger("trainer_client")
 
 
 class TrainerSession:
-    """One trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it.
+    """Session: one trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it.
 
-    It belongs to the process that opened it: a child that inherits it by a fork, without its threads, is told so by
-    UsedAfterFork, whatever it asks of it.
+    It belongs to the process that opened it. A forked child, which inherits it without its threads, gets UsedAfterFork
+    for every use.
     """
 
     def __init__(self, client: SessionClient, plan: SessionPlan, run: RunState, start: Resumed) -> None:
@@ -71,12 +71,12 @@ class TrainerSession:
         self._client = client
         self.run_id = plan.run_id
         self.policy = run.policy
-        """The effective policy."""
+        """Effective policy of the run."""
         self.start = start
-        """Where this epoch began: what the other ranks need."""
+        """Start of this epoch, which the other ranks need."""
         self.batch_groups = plan.batch_groups
-        """N of the steps that are pulled from now on, equal on every rank; with prefetch these are later ones, for
-        which a function of the step says what is meant."""
+        """Number of groups N of the steps pulled from now on, equal on every rank. With prefetch these are later steps;
+        a function of the step states the N of each."""
         self._rank, self._world_size, self._prefetch = plan.rank, plan.world_size, plan.prefetch
         self._bar = ProgressBar(plan.options.on_wait) if plan.options.progress else None
         self._on_wait = self._bar or plan.options.on_wait
@@ -92,7 +92,7 @@ class TrainerSession:
 
     @property
     def client(self) -> SessionClient:
-        """The client that it was opened with."""
+        """Client that the session was opened with."""
         self._holder.check()
         return self._client
 
@@ -100,42 +100,44 @@ class TrainerSession:
 
     @property
     def epoch(self) -> int:
-        """The trainer's epoch."""
+        """Epoch of the trainer."""
         return self.start.epoch
 
     @property
     def next_step(self) -> int:
-        """Steps in the weights, a whole one in hand included: where a checkpoint taken now would resume."""
+        """Number of steps in the weights, a whole one in hand included; a checkpoint taken now would resume there."""
         return self._clock.handed_out
 
     @property
     def version(self) -> int:
-        """The published version, as far as this process knows."""
+        """Published version, as far as this process knows."""
         return self._clock.version
 
     @property
     def cursor(self) -> int:
-        """Tasks submitted so far, over all epochs."""
+        """Number of tasks submitted so far, over all epochs."""
         return self._feeder.cursor if self._feeder is not None else self.start.cursor
 
     @property
     def exhausted(self) -> bool:
-        """True when every task of the iterable is submitted; on other ranks than 0, and without tasks, never."""
+        """True when every task of the iterable is submitted; never on ranks other than 0, nor without tasks."""
         return self._feeder is not None and self._feeder.exhausted
 
     @property
     def failed(self) -> bool:
-        """True when something went wrong in the background, which `check` and the next batch raise."""
+        """True when something failed in the background; `check` and the next batch raise it."""
         return self._feeder is not None and self._feeder.failed
 
     def check(self) -> None:
-        """Raises what went wrong in the background: what the iterable of tasks raised; once, what was refused."""
+        """Raise an error of the background work: that of the iterable of tasks, every time; a refusal by the service,
+        once.
+        """
         self._holder.check()
         if self._feeder is not None:
             self._feeder.raise_if_failed()
 
     def state(self) -> RunState:
-        """The whole state of the run, asked for now."""
+        """Read the whole state of the run."""
         return self.client.run(self.run_id)
 
     # ── batches ──────────────────────────────────────────────────────────────
@@ -144,7 +146,7 @@ class TrainerSession:
         return self
 
     def __next__(self) -> Batch:
-        """This rank's shard of the next step, whole; ends when all tasks are used up or the run was drained.
+        """Pull this rank's shard of the next step, whole; ends when all tasks are used up or the run was drained.
 
         Raises BatchNotReady after `pull_timeout_s`; StaleEpoch when another trainer has taken over; whatever the
         iterable of tasks raised; InvalidField in the middle of a step of which `rounds` gave a part.
@@ -160,7 +162,7 @@ class TrainerSession:
         return self._hand_out(whole)
 
     def rounds(self) -> Iterator[Batch]:
-        """This rank's shards of the rounds of this and every later step, each as soon as it is there.
+        """Yield this rank's shards of the rounds of this and every later step, each as soon as it is there.
 
         Where the policy does not stream, every step is one final round. Ends and raises as the iteration over whole
         batches does; a step that cannot be filled any more ends without a final round.
@@ -174,7 +176,7 @@ class TrainerSession:
             yield self._hand_out(batch)
 
     def took(self, step: int) -> None:
-        """Count `step`, which another process pulled (`trainer_client.dataset`), as in the training loop's hands.
+        """Count `step` as handed to the training loop; another process pulled it (`trainer_client.dataset`).
 
         The steps before it are trained. Raises InvalidField in a session that prefetches itself.
         """
@@ -190,9 +192,10 @@ class TrainerSession:
     # ── metrics ──────────────────────────────────────────────────────────────
 
     def metrics(self, *, timeout_s: float = 1.0) -> dict[str, float]:
-        """Figures of the newest step so far, each under a name "rollout_buffer/…"; {} before the first batch.
+        """Return the figures of the newest step so far, each under a name "rollout_buffer/…"; {} before the first
+        batch.
 
-        Rank 0 asks for the run as well, once a step; without an answer within `timeout_s` those figures are missing.
+        Rank 0 asks for the run as well, once per step; without an answer within `timeout_s` those figures are missing.
         """
         return self._meter.metrics(timeout_s)
 
@@ -212,14 +215,16 @@ class TrainerSession:
     ) -> int:
         """Offer weights trained on every batch so far to the engines, and commit through the last one.
 
-        `source`: what the session's publisher takes (a function that writes the weights into a directory or a
-        directory, for files; a state dict, a module or a function that gives tensors, for the others; one that is
-        sharded is given on every rank), a manifest, or None for engines that need not load. `version`: None: the next
-        one that is free. `wait_for`: None: it does not wait for the engines; else how many of them have to be ready
-        with the version within `timeout_s`. Returns the version.
+        `source`: a manifest, None for engines that need not load, or what the session's publisher takes. A files
+        publisher takes a directory, or a function that writes the weights into one. The others take a state dict, a
+        module or a function that gives tensors. A sharded source is given on every rank.
 
-        Raises VersionConflict, StaleEpoch, InvalidField, what the publisher does, PublishFailed on a rank that gathered
-        where rank 0 failed, and NotReady for engines that lag, by name; the version is published all the same.
+        `version`: None: the next one that is free. `wait_for`: None: it does not wait for the engines; else how many of
+        them have to be ready with the version within `timeout_s`. Returns the version.
+
+        Raises VersionConflict, StaleEpoch, InvalidField, the publisher's errors, PublishFailed on a rank that gathered
+        where rank 0 failed, and NotReady, which names the engines that lag. After NotReady the version is published all
+        the same.
         """
         with self._busy("publish"):
             version = self._next_version() if version is None else version
@@ -235,8 +240,8 @@ class TrainerSession:
     ) -> int:
         """Publish the weights of an older version again, under a new one; commits nothing. Returns the new version.
 
-        What the trainer itself holds is the caller's business, as are the batches that are generated meanwhile.
-        Raises InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
+        The trainer's own weights are the caller's business, as are the batches that are generated meanwhile. Raises
+        InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
         """
         with self._busy("publish"):
             version = self._next_version() if version is None else version
@@ -322,7 +327,7 @@ class TrainerSession:
 
     @contextmanager
     def _busy(self, doing: Doing) -> Iterator[None]:
-        """Time the block, in the session's own process, and leave no line of it on the terminal."""
+        """Time the block, in the session's own process, and clear the progress line at its end."""
         self._holder.check()
         try:
             with self._meter.timing(doing):
@@ -338,7 +343,7 @@ class TrainerSession:
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def _last_step(self) -> int | None:
-        """The last step of this epoch that is trained; None before the first."""
+        """Return the last step of this epoch that is trained; None before the first."""
         return self.next_step - 1 if self.next_step > self.start.next_step else None
 
     def _next_version(self) -> int:
