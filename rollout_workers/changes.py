@@ -15,7 +15,7 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """The state has changed."""
+        """Wake the waiters: the state has changed."""
         self._next.set()
         self._next = asyncio.Event()
 

@@ -39,7 +39,7 @@ class Counters:
     """Time spent in reward functions, summed over groups."""
     last_error: str = ""
     last_error_at: float = 0.0
-    """On the monotonic clock."""
+    """Time of the last error, on the monotonic clock."""
 
     def token_account(self) -> dict[str, object]:
         """Account of every token received, by field name, for a line of the log."""

@@ -40,18 +40,18 @@ class Turn:
     """Complete turn of a sample, written by one side."""
 
     role: str
-    """"assistant" where the model wrote, else as it was appended."""
+    """Role of the writer: "assistant" where the model wrote, else as it was appended."""
     ids: TokenIds
-    """int32 [t]; a stop token of the model is the last of them."""
+    """Token ids, int32 [t]; a stop token of the model is the last of them."""
     finish_reason: FinishReason | None
-    """"stop" or "length" where the model wrote, else None."""
+    """Finish reason: "stop" or "length" where the model wrote, else None."""
     logprobs: np.ndarray[Any, np.dtype[np.float32]]
-    """float32 [t], 0 where the environment wrote."""
+    """Log-probabilities, float32 [t]; 0 where the environment wrote."""
     _decode: Callable[[TokenIds], str] = field(repr=False)
 
     @property
     def text(self) -> str:
-        """Decoded without special tokens. Raises PromptRefused when the worker has no tokenizer."""
+        """Text of the turn, decoded without special tokens. Raises PromptRefused when the worker has no tokenizer."""
         return self._decode(self.ids)
 
 
@@ -67,7 +67,7 @@ class Episode:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._deadline = deadline
-        """On the monotonic clock."""
+        """Deadline on the monotonic clock."""
         self._before: Conversation | None = None
         self._pending: list[dict[str, Any]] = []
         self._busy = False
@@ -75,7 +75,7 @@ class Episode:
         self.failure: Exception | None = None
         """Error that ended the sample, whatever the function makes of it."""
         self.full: EpisodeFull | None = None
-        """Set once something did not fit."""
+        """Error of what did not fit; None while everything did."""
         self.resumed = bool(len(self._sample))
         """True when an interrupted attempt has left turns, or part of one: `generate` goes on with it."""
 
@@ -99,7 +99,7 @@ class Episode:
 
     @property
     def prompt_ids(self) -> TokenIds:
-        """int32 [p]."""
+        """Prompt of the sample, int32 [p]."""
         return self._calls.progress.prompt_of(self.sample_index)
 
     @property
@@ -195,8 +195,9 @@ class Episode:
         self._sample.prompt_ids = prompt
 
     def finish(self, reason: Literal["stop", "length"] = "stop") -> None:
-        """The sample is complete. Nothing can be added to it any more; messages that the model has not answered are
-        dropped.
+        """Finish the sample: nothing can be added to it any more.
+
+        Messages that the model has not answered are dropped.
         """
         self._check_open("finish")
         if reason not in {"stop", "length"}:

@@ -61,7 +61,7 @@ class RolloutFailed(WorkerError):
 
 
 class EpisodeFull(WorkerError):
-    """The sample has no room for another turn. Left to leave the rollout function, it ends the sample as "length"."""
+    """The sample has no room for another turn. A rollout function that lets it pass ends the sample as "length"."""
 
     reason = "episode_full"
 

@@ -3,7 +3,7 @@
     async def rollout(episode: Episode) -> float | None: ...
 
 A rollout function is named `module:function`. It is called once for every sample of a group, the samples of a group
-side by side on one engine, and drives the Episode it is given (rollout_workers.episode). Its return value is the
+side by side on one engine. It drives the Episode it is given (rollout_workers.episode). Its return value is the
 sample's reward; None leaves that to the reward function. With `rollout.resumable = True` it is called again with the
 turns of an interrupted attempt, otherwise interrupted samples start anew. An object with an async `__call__` does as
 well; if it has `running()`, an async context manager, the worker works within it.
@@ -28,19 +28,19 @@ RolloutFunction: TypeAlias = "Callable[[Episode], Awaitable[float | None]]"
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A rollout function and what is to be known of it."""
+    """Rollout function with its name and its abilities."""
 
     name: str
     function: RolloutFunction
 
     @property
     def resumable(self) -> bool:
-        """True if it goes on from the turns of an interrupted attempt."""
+        """True if the function goes on from the turns of an interrupted attempt."""
         return bool(getattr(self.function, "resumable", False))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Whatever the function needs while the worker works."""
+        """Hold whatever the function needs while the worker works."""
         needs = getattr(self.function, "running", None)
         async with needs() if needs is not None else contextlib.nullcontext():
             yield

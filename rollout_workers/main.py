@@ -17,17 +17,17 @@ from rollout_workers.options import WorkerOptions
 from rollout_workers.worker import Worker
 
 EXIT_OK = 0
-"""Stopped by a signal, drained."""
+"""Exit code: stopped by a signal, and drained."""
 EXIT_FAULT = 1
-"""A bug, or an operating system error."""
+"""Exit code: a bug, or an operating system error."""
 EXIT_OPTIONS = 2
-"""Options that cannot work: a reward function that is not there, say."""
+"""Exit code: options that cannot work, such as a reward function that is not there."""
 EXIT_SERVICE = 3
-"""The service was not to be reached, or refused this worker."""
+"""Exit code: the service was not to be reached, or refused this worker."""
 EXIT_ENGINES = 4
-"""An engine did not start, or all were lost."""
+"""Exit code: an engine did not start, or all were lost."""
 EXIT_KILLED = 130
-"""A second signal."""
+"""Exit code: a second signal came."""
 
 _log = structlog.get_logger()
 

@@ -60,7 +60,7 @@ class LaunchOptions:
     (CUDA_VISIBLE_DEVICES, or all), and so on. 0: one engine, which sees all."""
 
     extra_flags: tuple[str, ...] = ()
-    """Passed on to SGLang's launch_server, each flag and each value one entry."""
+    """Arguments passed on to SGLang's launch_server, each flag and each value one entry."""
 
     ready_timeout_s: float = 300.0
     """Longest time from start to ready."""
@@ -84,7 +84,7 @@ class SimulatedOptions:
     """Engines that only keep SGLang's timing and bookkeeping: for load tests, without any model."""
 
     engines: int = 1
-    """1 to 1,024."""
+    """Simulated engines of the worker, 1 to 1,024."""
 
     tokens_per_s: float = 200.0
     """Decoding speed of one sample."""
@@ -99,7 +99,7 @@ class SimulatedOptions:
     """Spread of the logarithm of the lengths; 0 makes all equal."""
 
     vocab_size: int = 1_024
-    """Token ids are drawn from 0 to this, exclusive."""
+    """Size of the vocabulary: token ids are drawn from 0 to this, exclusive."""
 
     seed: int = 0
 
@@ -114,7 +114,7 @@ class WorkerOptions:
     """Everything a worker is told. Durations are seconds. Raises InvalidField."""
 
     address: str
-    """host:port of the service."""
+    """Address of the service, host:port."""
 
     run_id: str
     """The run to work for; the worker waits until it exists."""
@@ -133,7 +133,7 @@ class WorkerOptions:
     """`verifiers:NAME`: the environment makes the samples and their rewards."""
 
     environment_args: str = ""
-    """A JSON object for the environment."""
+    """Arguments of the environment, a JSON object."""
 
     engine_urls: tuple[str, ...] = ()
     """Base URLs (http://host:port) of running SGLang servers, one engine each."""
@@ -149,7 +149,8 @@ class WorkerOptions:
     """The release that SGLang servers are taken for, whatever they say: for forks and builds without tags."""
 
     worker_id: str = field(default_factory=default_worker_id)
-    """1 to 100 characters of [A-Za-z0-9._:-]; a restarted worker of the same name releases its old leases at once."""
+    """Name of the worker, 1 to 100 characters of [A-Za-z0-9._:-]; a restarted worker of the same name releases its old
+    leases at once."""
 
     stream: bool = True
     """Have SGLang send tokens as they are made, so that an engine that dies costs only the last few of each sample."""
@@ -218,7 +219,7 @@ class WorkerOptions:
     """Time from the first SIGTERM to the end: partial work is collected and handed back, finished groups are pushed."""
 
     service_timeout_s: float = 900.0
-    """The worker ends with an error when the service, or the run, was not to be reached for so long."""
+    """Time after which the worker ends with an error when the service, or the run, was not to be reached."""
 
     generate_timeout_s: float = 1_800.0
     """Longest time for the samples of one group on an engine; what is unfinished then has failed once, and goes on."""
@@ -235,10 +236,10 @@ class WorkerOptions:
     """Interval of the progress lines; 0 turns them off."""
 
     bundle_bytes: int = 4 << 20
-    """A push bundle is sent when it holds so many bytes ..."""
+    """Size in bytes at which a push bundle is sent."""
 
     bundle_wait_s: float = 0.02
-    """... or when its first group has waited so long."""
+    """Time that its first group waits after which a push bundle is sent, whatever its size."""
 
     def __post_init__(self) -> None:
         check_address(self.address)

@@ -15,9 +15,9 @@ class RewardTurn:
     """Turn of a sample that a rollout function made."""
 
     role: str
-    """"assistant" where the model wrote."""
+    """Role of the writer: "assistant" where the model wrote."""
     ids: TokenIds
-    """int32 [t]."""
+    """Token ids of the turn, int32 [t]."""
     text: str | None
     """Text of the turn, under the same condition as the sample's."""
 
@@ -32,15 +32,15 @@ class RewardInput:
     """The task's metadata_json, parsed; empty when it is empty. The samples of a group share it: do not change it."""
     sample_index: int
     prompt_ids: TokenIds
-    """int32 [p]."""
+    """Token ids of the prompt, int32 [p]."""
     response_ids: TokenIds
-    """int32 [r], a stop token and the turns of an environment included."""
+    """Token ids of the response, int32 [r], a stop token and the turns of an environment included."""
     finish_reason: Literal["stop", "length"]
     text: str | None
     """The response decoded without special tokens; None unless the worker was given a tokenizer, or the task came as
     messages."""
     turns: tuple[RewardTurn, ...] = ()
-    """Empty unless a rollout function made the sample."""
+    """Turns of the sample; empty unless a rollout function made it."""
 
 
 def to_message(sample: RewardInput) -> tuple[bytes, bytes]:

@@ -77,7 +77,7 @@ class Scorer:
         self._name = name
         self._timeout_s = timeout_s
         self._decode = decode
-        """True: every response is decoded; otherwise only those of chat prompts."""
+        """True when every response is decoded; otherwise only those of chat prompts are."""
         self._is_coroutine = is_coroutine(function)
         self._processes = processes
         """Processes in which the function runs; None: it runs in threads or on the event loop."""

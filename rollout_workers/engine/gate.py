@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 
 class Gate:
-    """Open at first. For use within one event loop."""
+    """Gate that new requests pass, open at first. For use within one event loop."""
 
     def __init__(self) -> None:
         self._open = True
@@ -31,11 +31,11 @@ class Gate:
         return frozenset(self._waiting)
 
     def close(self) -> None:
-        """Hold back what comes from now on."""
+        """Close the gate: hold back what comes from now on."""
         self._open = False
 
     async def open(self) -> None:
-        """Let everything pass."""
+        """Open the gate and let everything pass."""
         self._open = True
         async with self._changed:
             self._changed.notify_all()
@@ -47,7 +47,7 @@ class Gate:
             self._changed.notify_all()
 
     async def pass_through(self, rids: Collection[str]) -> set[str]:
-        """Wait until the gate is open, or all of `rids` were given up; those that were."""
+        """Wait until the gate is open, or all of `rids` were given up; returns those that were."""
         if self._open:
             return set()
         wanted = set(rids)

@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """int32 rows of t tokens."""
+    """Rows of a column for t tokens, any number of int32 values to each."""
 
     values: npt.NDArray[np.int32]
-    """int32 [sum of counts]."""
+    """Rows of all tokens, one token after another: int32 [sum of counts]."""
     counts: npt.NDArray[np.int32]
-    """int32 [t]."""
+    """Number of rows of each token: int32 [t]."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "TokenRows":
-        """A token's rows each. Raises ValueError, TypeError, OverflowError for what is no list of integers."""
+        """Rows from one list a token. Raises ValueError, TypeError, OverflowError for what is no list of integers."""
         counts = np.fromiter(map(len, rows), np.int32, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(counts.sum())), counts)
 
@@ -32,11 +32,11 @@ class TokenRows:
         return cls(np.empty(0, np.int32), np.zeros(tokens, np.int32))
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return len(self.counts)
 
     def __add__(self, others: "TokenRows") -> "TokenRows":
-        """These, then the others' tokens."""
+        """Rows of these tokens, then of the others'."""
         return TokenRows(np.concatenate([self.values, others.values]), np.concatenate([self.counts, others.counts]))
 
     def first(self, tokens: int) -> "TokenRows":

@@ -30,7 +30,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 DecodingListener = Callable[[int], None]
-"""Told by how many the requests that decode have changed."""
+"""Callback that is told by how many the requests that decode have changed."""
 
 
 def nobody_counts(by: int) -> None:
@@ -46,11 +46,12 @@ class PauseMode(enum.StrEnum):
     """Treatment of running requests when an engine is paused for new weights."""
 
     RETRACT = "retract"
-    """They survive; their KV cache is computed again under the new weights. The cleanest: nothing is stale."""
+    """Requests survive; their KV cache is computed again under the new weights. The cleanest: nothing is stale."""
     IN_PLACE = "in_place"
-    """They survive on the KV cache of the old weights. The fastest for long contexts, at the price of mixed caches."""
+    """Requests survive on the KV cache of the old weights. The fastest for long contexts, at the price of mixed
+    caches."""
     ABORT = "abort"
-    """They end now with what they have (finish_reason "abort")."""
+    """Requests end now with what they have (finish_reason "abort")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,9 @@ class SampleRequest:
     sample_index: int
     """Place of the sample in its group, from 0. Engines hand it back and do not interpret it."""
     input_ids: npt.NDArray[np.int32]
-    """int32 [n], n >= 1: the prompt, followed by what an interrupted attempt had already generated."""
+    """Token ids, int32 [n], n >= 1: the prompt, followed by what an interrupted attempt had already generated."""
     max_new_tokens: int
-    """At most this many new tokens, >= 1."""
+    """Maximum number of new tokens, >= 1."""
     temperature: float = 1.0
     """Temperature, >= 0; 0 is greedy."""
     top_p: float = 1.0
@@ -74,7 +75,7 @@ class SampleRequest:
     repetition_penalty: float = 1.0
     """Repetition penalty, in (0, 2]; 1 is off."""
     min_new_tokens: int = 0
-    """No stop token comes before so many new tokens; at most max_new_tokens."""
+    """Number of new tokens before which no stop token comes; at most max_new_tokens."""
     seed: int | None = None
     """Seed of the engine's randomness, which goes by it and a token's position; None: the engine's own. Engines may
     have to be started for it."""
@@ -107,11 +108,11 @@ class GeneratedSample:
     rid: str
     sample_index: int
     output_ids: npt.NDArray[np.int32]
-    """int32 [t]: the new tokens only; a stop token is the last of them."""
+    """Token ids, int32 [t]: the new tokens only; a stop token is the last of them."""
     logprobs: npt.NDArray[np.float32]
-    """float32 [t]: behaviour log-probability of each new token."""
+    """Behaviour log-probability of each new token, float32 [t]."""
     spans: tuple[VersionSpan, ...]
-    """Partition of [0, t); empty if t is 0."""
+    """Spans of weight versions, a partition of [0, t); empty if t is 0."""
     finish_reason: FinishReason
     columns: Mapping[str, TokenRows] = field(default_factory=dict)
     """Columns that were asked for, each of t tokens. `sampling_mask`: the token ids that could be drawn in a token's
@@ -149,7 +150,7 @@ class EngineInfo:
     address: str
     model_path: str
     vocab_size: int
-    """Token ids lie in [0, vocab_size)."""
+    """Size of the vocabulary: token ids lie in [0, vocab_size)."""
     max_input_tokens: int
     """Longest input_ids, in tokens."""
     context_length: int
@@ -168,7 +169,7 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """torch's name without its prefix, as in "bfloat16"."""
+    """Type of the values: torch's name without its prefix, as in "bfloat16"."""
     shape: tuple[int, ...]
 
 
@@ -178,7 +179,7 @@ class GroupPlace:
 
     group_name: str
     backend: str
-    """"gloo" or "nccl"."""
+    """Backend of the group, "gloo" or "nccl"."""
     master_address: str
     """Address where the members meet, as the engine reaches it."""
     master_port: int
@@ -197,11 +198,10 @@ class Engine(Protocol):
     """
 
     on_decoding: DecodingListener
-    """Called, from the event loop, whenever a request begins to decode (+1) or does so no longer (-1); `nobody_counts`
-    until somebody sets it. A request decodes from its first token to its last or to the end of its call, pauses in
-    between included; one that waits inside the engine, or that has ended while others of its call go on, does not.
-    What an engine answers without a stream decodes for as long as the answer takes.
-    """
+    """Callback, from the event loop, for a request that begins to decode (+1) or does so no longer (-1);
+    `nobody_counts` until somebody sets it. A request decodes from its first token to its last or to the end of its
+    call, pauses in between included. A request that waits inside the engine, or that has ended while others of its call
+    go on, does not. Requests that an engine answers without a stream decode for as long as the answer takes."""
 
     async def generate(
         self, requests: Sequence[SampleRequest], *, deadline_s: float | None = None

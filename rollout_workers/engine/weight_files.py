@@ -33,21 +33,21 @@ class StoredTensor:
 
     name: str
     dtype: str
-    """safetensors' name, as in "BF16"."""
+    """Type of the values: safetensors' name, as in "BF16"."""
     shape: tuple[int, ...]
     file: Path
     start: int
-    """First byte in the file."""
+    """Place of the first byte in the file."""
     end: int
-    """The byte after its last."""
+    """Place of the byte after the last one."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its values."""
+        """Size of the tensor's values in bytes."""
         return self.end - self.start
 
     def read(self) -> bytes:
-        """Its values, little-endian, the last dimension running fastest. Blocking. Raises UnloadableWeights."""
+        """Values, little-endian, the last dimension running fastest. Blocking. Raises UnloadableWeights."""
         with self.file.open("rb") as stream:
             stream.seek(self.start)
             values = stream.read(self.size_bytes)

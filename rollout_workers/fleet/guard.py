@@ -72,7 +72,7 @@ class EngineGuard:
                 await self._reconnect("it does not answer, or was started anew")
 
     async def _try_out(self) -> None:
-        """The circuit is open and its pause over: one token decides whether the engine gets work again."""
+        """Try the engine whose circuit is open and its pause over: one token decides whether it gets work again."""
         self._slot.breaker.tried()
         trial = SampleRequest(sample_index=0, input_ids=np.zeros(1, np.int32), max_new_tokens=1)
         try:

@@ -18,9 +18,10 @@ from rollout_workers.weights.watcher import WeightWatcher
 
 REFRESH_S = 30.0
 KEEP_PLACE_S = 15.0
-"""A place lapses a minute after the last report that wants it."""
+"""Time between two reports of an engine that has a place: a place lapses a minute after the last report that wants
+it."""
 ASK_AGAIN_S = (0.7, 1.5)
-"""Between two questions for a place, at random, so that those who wait do not ask at once."""
+"""Range of the time between two questions for a place, drawn at random, so that those who wait do not ask at once."""
 
 
 class Reporter:

@@ -3,8 +3,8 @@
 The router is asked who is there, and nothing else: every server is driven directly, because pauses, loads and aborts
 have to reach each of them, and a group's samples have to stay on one.
 
-Invariants: a server is dropped only when several listings in a row lack it, so a router that starts anew and lists
-nothing for a moment costs nothing; while the router does not answer, everything stays as it is.
+Invariants: a server is dropped only when several listings in a row lack it: a router that starts anew and lists nothing
+for a moment costs nothing; while the router does not answer, everything stays as it is.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from rollout_workers.options import WorkerOptions
 from rollout_workers.service.client import WaitLog
 
 EVERY_S = 2.0
-"""Between two listings."""
+"""Time between two listings."""
 
 MISSING = 3
 """Listings in a row that lack a server, after which it is let go."""

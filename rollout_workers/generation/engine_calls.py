@@ -99,7 +99,7 @@ class EngineCalls:
         return True
 
     async def wait_for_weights(self) -> None:
-        """Versions within a sample must not fall: wait for the engine to catch up, or start those samples anew."""
+        """Wait for the engine to catch up, or start partial samples anew: versions within a sample must not fall."""
         newest, slot = self.progress.newest, self.slot
         if newest is None or slot.loaded >= newest:
             return
@@ -132,7 +132,7 @@ class EngineCalls:
         return slot.leasable
 
     def _take(self, done: Collection[GeneratedSample]) -> dict[int, Exception]:
-        """Keep what was generated; the samples whose answers cannot be used, with the reasons."""
+        """Keep what was generated; returns the samples whose answers cannot be used, with the reasons."""
         failed: dict[int, Exception] = {}
         for new in done:
             sample, index = self.progress.samples[new.sample_index], new.sample_index

@@ -51,7 +51,7 @@ class Prompts:
         self._refusal: PromptRefused | None = None
 
     async def token_ids(self, task: tasks_pb2.Task) -> TokenIds:
-        """int32 [p], p >= 1. Raises PromptRefused."""
+        """Token ids of the task's prompt, int32 [p], p >= 1. Raises PromptRefused."""
         if task.prompt_token_ids:
             return np.asarray(task.prompt_token_ids, np.int32)
         if not task.messages:
@@ -59,7 +59,7 @@ class Prompts:
         return await self.of_messages(task.task_id, messages_of(task))
 
     async def of_messages(self, task_id: str, messages: Conversation) -> TokenIds:
-        """A conversation with the generation prompt behind it, int32 [p]. Raises PromptRefused."""
+        """Token ids of a conversation with the generation prompt behind it, int32 [p]. Raises PromptRefused."""
         tokenizer = await self.tokenizer(task_id)
         try:
             ids = await asyncio.to_thread(

@@ -46,7 +46,7 @@ _FINISH: dict[int, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Response tokens [start, end), counted from the response's first token."""
+    """Span of one weight version: response tokens [start, end), counted from the response's first token."""
 
     version: Version
     start: int
@@ -55,10 +55,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TurnNote:
-    """Response tokens [start, end), counted from the response's first token, are one complete turn."""
+    """Note of one complete turn: response tokens [start, end), counted from the response's first token."""
 
     role: str
-    """"assistant" where the model wrote, else whatever the environment calls itself."""
+    """Role of the writer: "assistant" where the model wrote, else whatever the environment calls itself."""
     start: int
     end: int
     finish: FinishReason | None = None
@@ -77,17 +77,17 @@ class SampleProgress:
     """Response of one sample so far."""
 
     output_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
-    """int32 [t]."""
+    """Token ids of the response, int32 [t]."""
     logprobs: Logprobs = field(default_factory=lambda: np.empty(0, np.float32))
-    """float32 [t]."""
+    """Log-probabilities of the response, float32 [t]."""
     spans: list[Span] = field(default_factory=list)
     finish: FinishReason | None = None
-    """None until it is finished; never "abort"."""
+    """Finish reason, None until the sample is finished; never "abort"."""
     mask: Mask = field(default_factory=lambda: np.empty(0, np.uint8))
-    """uint8 [t]: 1 where the engine generated the token, 0 where it is an environment's."""
+    """Loss mask, uint8 [t]: 1 where the engine generated the token, 0 where it is an environment's."""
     turns: list[TurnNote] = field(default_factory=list)
     prompt_ids: TokenIds | None = None
-    """int32 [p]: a prompt of this sample's own; None: the group's."""
+    """Prompt of this sample's own, int32 [p]; None: the group's."""
     reward: float | None = None
     """Reward that the rollout function returned; None: the reward function is asked."""
     columns: dict[str, TokenRows] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class GroupProgress:
         return sum(sample.generated for sample in self.samples)
 
     def prompt_of(self, index: int) -> TokenIds:
-        """int32 [p]: the prompt of this sample."""
+        """Prompt of this sample, int32 [p]."""
         own = self.samples[index].prompt_ids
         return self.prompt_ids if own is None else own
 

@@ -112,7 +112,7 @@ class TokenServer:
         self._model = model
         self._conversations: dict[str, Conversation] = {}
         self.base_url = ""
-        """Set while it is serving, with /v1 behind it as OpenAI's clients have it."""
+        """Base URL, set once the server is serving, with /v1 behind it as OpenAI's clients have it."""
 
     def register(self, session_id: str, conversation: Conversation) -> None:
         """Take requests of this session."""

@@ -81,7 +81,9 @@ def _configuration(name: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 class VerifiersEnvironment:
-    """A rollout function. `client`: how messages are rendered, fields of verifiers' TrainClientConfig."""
+    """Rollout function that plays a verifiers environment. `client`: fields of verifiers' TrainClientConfig for the
+    rendering of messages.
+    """
 
     resumable = False
 

@@ -13,8 +13,8 @@ import sys
 from typing import Any, BinaryIO, cast
 
 FRAME = struct.Struct("<IQ")
-"""Before every request: length of the JSON object, and of the token ids, in bytes. Before every answer: that of its
-JSON object, and 0."""
+"""Frame header. In front of every request: length of the JSON object, and of the token ids, in bytes. In front of every
+answer: that of its JSON object, and 0."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _receive(stream: BinaryIO) -> tuple[bytes, bytes]:
-    """Raises EOFError when the other end is gone."""
+    """Receive a request. Raises EOFError when the other end is gone."""
     head, ids = FRAME.unpack(_exactly(stream, FRAME.size))
     return _exactly(stream, head), _exactly(stream, ids)
 

@@ -43,7 +43,7 @@ class _Child:
 
     @classmethod
     async def start(cls) -> "_Child":
-        """Raises OSError."""
+        """Start a process. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -71,7 +71,7 @@ class _Child:
         return self.process.returncode is None
 
     async def ask(self, head: bytes, ids: bytes) -> dict[str, object]:
-        """Raises _Gone."""
+        """Send one request; returns the answer. Raises _Gone."""
         try:
             self._writer.writelines([FRAME.pack(len(head), len(ids)), head, ids])
             await self._writer.drain()

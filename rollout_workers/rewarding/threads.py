@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class RewardThreads:
-    """Started when they are first needed."""
+    """Threads for calls of reward functions, started when they are first needed."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -174,8 +174,8 @@ class ServiceClient:
     async def report(
         self, report: weights_pb2.EngineReport, *, wants_load: bool = False, timeout_s: float | None = None
     ) -> weights_pb2.ReportEngineResponse:
-        """Say where an engine stands, and ask for its place among those that are out of service to load; gives up after
-        `timeout_s`.
+        """Report where an engine stands, and ask for its place among those that are out of service to load; gives up
+        after `timeout_s`.
         """
         allowed_s = timeout_s or self.timeout_s
 

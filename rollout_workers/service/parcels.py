@@ -57,12 +57,12 @@ class Line:
         return self._parcels[0]
 
     def join(self, parcel: Parcel) -> None:
-        """Stand at the end."""
+        """Put a parcel at the end of the line."""
         self._parcels.append(parcel)
         self.size_bytes += parcel.size_bytes
 
     def return_to_head(self, parcels: Sequence[Parcel]) -> None:
-        """Stand at the head again, in order."""
+        """Put parcels at the head of the line again, in order."""
         self._parcels.extendleft(reversed(parcels))
         self.size_bytes += sum(parcel.size_bytes for parcel in parcels)
 

@@ -55,9 +55,9 @@ class Pusher:
         self._open_bytes = 0
         self._changes = Changes()
         self._known_revision = 0
-        """The run's, as of the beginning of the stream, where groups have no leases."""
+        """Revision of the run as of the beginning of the stream, where groups have no leases."""
         self._one_by_one = False
-        """After the service has refused a whole bundle: one group at a time, until the culprit is found."""
+        """True after the service has refused a whole bundle: groups go one at a time, until the culprit is found."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -233,7 +233,7 @@ class Pusher:
     # ── after a failure ──────────────────────────────────────────────────────
 
     def _requeue(self) -> None:
-        """Everything unanswered goes to the head of the line again, in order."""
+        """Put everything unanswered at the head of the line again, in order."""
         for _, parcels in reversed(self._sent):
             for parcel in parcels:
                 parcel.answered = False
@@ -241,7 +241,7 @@ class Pusher:
         self._sent.clear()
 
     def _suspect(self, error: RolloutBufferError) -> None:
-        """The service refused a whole request: find the group that it cannot take, and give that one up."""
+        """Find the group that the service cannot take, after it refused a whole request, and give that one up."""
         if self._one_by_one and len(self._waiting):
             culprit = self._waiting.take()
             self._settle(culprit, "refused", error)

@@ -28,7 +28,7 @@ def counts(error: EngineError) -> bool:
 
 
 class Breaker:
-    """`failures`: as many in a row open it. `now_s`: a monotonic clock."""
+    """Circuit breaker of one engine. `failures`: as many in a row open it. `now_s`: a monotonic clock."""
 
     def __init__(
         self, failures: int = FAILURES, *, pauses: Backoff | None = None, now_s: Callable[[], float] = time.monotonic
@@ -65,6 +65,6 @@ class Breaker:
         return max(self._trial_at - self._now_s(), 0.0)
 
     def tried(self) -> None:
-        """A trial begins: the next one comes after a longer pause, unless this one succeeds."""
+        """Note that a trial begins: the next one comes after a longer pause, unless this one succeeds."""
         if self.is_open:
             self._trial_at = self._now_s() + next(self._delays)

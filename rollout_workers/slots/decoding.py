@@ -16,7 +16,7 @@ class Decoded:
     busy_ms: int = 0
     """Time with at least one request that decodes."""
     request_ms: int = 0
-    """Summed over requests that decode, each from its first token to its last."""
+    """Time of decoding summed over requests, each from its first token to its last."""
 
 
 class DecodeMeter:

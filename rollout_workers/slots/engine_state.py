@@ -1,9 +1,8 @@
 """State table of an engine: its states, the events that move it, and the state that is reported to the service.
 
-An engine's state has six regions that move independently, for an engine can be quarantined while it still loads, or be
-lost while it waits for a plan. A row of the table says what one event does to the regions. Regions that a row does not
-name stay as they are: an event that comes late, as when an engine was lost meanwhile, changes nothing that it should
-not.
+An engine's state has six regions that move independently. An engine can be quarantined while it still loads, or be lost
+while it waits for a plan. A row of the table says what one event does to the regions. Regions that a row does not name
+stay as they are: an event that comes late, as when an engine was lost meanwhile, changes nothing that it should not.
 """
 
 import enum

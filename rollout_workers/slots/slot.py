@@ -1,7 +1,7 @@
 """Engine slot, an engine as the worker's parts share it: its state, its meters, and the report of both.
 
 Invariants: the state changes by `move` alone, along the table of engine_state.py; an engine gets leases only when it is
-reachable, was brought to a published version since it was last connected, and is neither quarantined nor unfit.
+reachable and at a published version since it was last connected, and neither quarantined nor unfit.
 """
 
 import time
@@ -70,13 +70,13 @@ class EngineSlot:
         self._at = EngineState()
         self._said = set[str]()
         self.hold: SwapHold | None = None
-        """Waited for before the engine is paused for new weights."""
+        """Hold on the weights, which is waited for before the engine is paused for new ones."""
         self.weights_url = ""
         """Base URL at which this worker serves the weights that it has fetched."""
         self.reloads, self.last_reload_ms = 0, 0
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
-        """Open after failed calls in a row: no new work until a trial has succeeded."""
+        """Circuit breaker, open after failed calls in a row: no new work until a trial has succeeded."""
         self.evaluating = 0
         """Groups of evaluations on the engine: the training leaves them room."""
         self.in_flight = 0
@@ -86,11 +86,11 @@ class EngineSlot:
         self.engine = engine
         self.load = LoadView()
         self.doubts = 0
-        """Answers that broke the engine's contract: the guard looks whether it is still the same."""
+        """Number of answers that broke the engine's contract: the guard looks whether the engine is still the same."""
 
     @property
     def engine(self) -> Engine:
-        """Another one once a dead engine was started anew; what both decode is counted together."""
+        """Engine of the slot: another one once a dead engine was started anew; what both decode is counted together."""
         return self._engine
 
     @engine.setter
@@ -248,7 +248,7 @@ class EngineSlot:
             _log.warning("engine connected", engine=self.engine_id, address=self.info.address, notice=notice)
 
     def adopt(self, version: Version) -> None:
-        """The engine holds this published version."""
+        """Note that the engine holds this published version."""
         self.move(Event.ADOPTED, loaded=version, base=version if self.pristine else self.base)
 
     def reloaded(self, began: float) -> None:

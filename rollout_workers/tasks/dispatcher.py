@@ -42,7 +42,7 @@ WAITS_ON = {
     tasks_pb2.LEASE_WAIT_QUARANTINED: "this engine's next successful reload: it is quarantined",
     tasks_pb2.LEASE_WAIT_DRAINING: "an operator, who may continue the run: it is being drained",
 }
-"""On whom an engine without work waits."""
+"""Parties on which an engine without work waits, by the kind of the wait."""
 
 _HELD = (tasks_pb2.LEASE_WAIT_PAUSED, tasks_pb2.LEASE_WAIT_DRAINING)
 """Waits that only an operator or a trainer ends."""
@@ -80,7 +80,7 @@ class Dispatcher:
         self._asked = False
         """True while a request is unanswered, or its answer came too late for its leases to be begun."""
         self._wants = False
-        """True while it is about to ask."""
+        """True while the dispatcher is about to ask for leases."""
         self._peers = peers
         self._worked_at = time.monotonic()
         self._warned_at = 0.0
@@ -115,7 +115,7 @@ class Dispatcher:
         self._changes.notify()
 
     def look_again(self) -> None:
-        """Something else on the engine has ended or begun."""
+        """Look again: something else on the engine has ended or begun."""
         self._changes.notify()
 
     def cut(self, *stages: Stage) -> None:
@@ -158,8 +158,10 @@ class Dispatcher:
                 await self._after_quick_answer(reply.wait, loaded)
 
     async def _after_quick_answer(self, wait: "tasks_pb2.LeaseWait.ValueType", loaded: Version) -> None:
-        """Not every wait is waited for at the service. One for newer weights than `loaded` ends with their load: a
-        synchronous run would lose the rest of the pause with every step.
+        """Wait after a quick answer, for not every wait is waited for at the service.
+
+        A wait for newer weights than `loaded` ends with their load: a synchronous run would lose the rest of the pause
+        with every step.
         """
         if wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE:
             await self._slot.changes.until(lambda: self._slot.loaded != loaded, _AFTER_QUICK_ANSWER_S)
@@ -235,7 +237,7 @@ class Dispatcher:
         return reply.outcomes[0]
 
     async def _return_unseen(self) -> None:
-        """A request was cut off by `stop`: whatever it granted, or grants now, goes back at once."""
+        """Hand back at once whatever a request that was cut off by `stop` granted, or grants now."""
         if not self._asked:
             return
         try:

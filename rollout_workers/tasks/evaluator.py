@@ -235,7 +235,7 @@ class Evaluator:
                 await asyncio.sleep(_AFTER_QUICK_ANSWER_S)
 
     async def _poll(self) -> pb.LeaseEvaluationResponse | None:
-        """A request that waits for work; None when it was broken off because the weights are to go."""
+        """Send a request that waits for work; None when it was broken off because the weights are to go."""
         asking = asyncio.create_task(self._ask(self._lease_wait_s))
         yielding = asyncio.create_task(self._changes.until(lambda: self._yielding > 0 or self._stopping))
         try:
@@ -304,7 +304,7 @@ class Evaluator:
     # ── when the weights go ──────────────────────────────────────────────────
 
     async def _ask_at_last(self, deadline: float) -> bool:
-        """Ask without waiting; whether there was something. A service that does not answer holds nothing up."""
+        """Ask without waiting; True if there was something. A service that does not answer holds nothing up."""
         slot = self._slot
         if not (self._known and slot.leasable) or slot.loading or self._room() <= 0:
             return False
@@ -315,7 +315,9 @@ class Evaluator:
             return False  # What is to be said of it, the next waiting request says.
 
     async def _give_up_hold(self) -> None:
-        """The weights were held for the longest time: what is on the engine goes back, and nothing new comes."""
+        """Give up the hold, as the weights were held for the longest time: work on the engine goes back, and nothing
+        new comes.
+        """
         self._closed_until = time.monotonic() + _CLOSED_S
         works = [work for work, _ in self._works.values() if work.stage in _ON_ENGINE]
         _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
@@ -341,7 +343,7 @@ class Evaluator:
             work.cut()
 
     async def _drop_outdated(self) -> None:
-        """Whatever becomes of the engine: work whose weights it does not have any more goes back."""
+        """Hand back work whose weights the engine does not have any more, whatever becomes of the engine."""
         slot = self._slot
 
         def outdated() -> list[Work]:
@@ -366,7 +368,7 @@ class Evaluator:
         await self._calls.hand_back(self._slot.engine_id, lease_id, tasks_pb2.RETURN_KIND_INTERRUPTED)
 
     async def _return_unseen(self) -> None:
-        """Leases that were granted to a request that was broken off."""
+        """Hand back leases that were granted to a request that was broken off."""
         if not self._unanswered:
             return
         try:

@@ -35,9 +35,9 @@ class LeaseEnd(enum.StrEnum):
     """End of a lease that is no longer held, as a heartbeat learns of it."""
 
     LOST = enum.auto()
-    """It expired, its task has a result, or it was released."""
+    """Lease that expired, whose task has a result, or that was released."""
     CANCELLED = enum.auto()
-    """It was taken back: its group could no longer be fresh enough to be trained."""
+    """Lease that was taken back: its group could no longer be fresh enough to be trained."""
 
 
 class Extended(Protocol):
@@ -105,7 +105,7 @@ class LeaseKeeper:
         self._changes.notify()
 
     def release(self, lease_id: str) -> None:
-        """The lease has ended one way or another."""
+        """Forget a lease that has ended one way or another."""
         self._held.pop(lease_id, None)
 
     def expires_in_s(self, lease_id: str) -> float:

@@ -82,7 +82,7 @@ class SingleTurn:
                     group.create_task(self._go_on(rest))
 
     async def _try_again(self, index: int, error: Exception, *, final: bool) -> None:
-        """A sample has failed: go on with it alone, if it may be."""
+        """Go on alone with a sample that has failed, if it may be."""
         if await self._calls.may_try_again(index, error, final=final):
             await self._go_on([index])
 

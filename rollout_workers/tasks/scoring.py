@@ -56,7 +56,7 @@ class GroupRewards:
         return anew
 
     async def _ask_again(self, indices: list[int]) -> dict[int, RewardFailed]:
-        """Each sample alone, so that one that takes too long does not fail the next again."""
+        """Ask for each sample alone, so that one that takes too long does not fail the next again."""
         self._asked_again.update(indices)
         await asyncio.sleep(max((self._attempts.wait_s(i) for i in indices), default=0.0))
         failed = await asyncio.gather(*(self._score([i]) for i in indices))

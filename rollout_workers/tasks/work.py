@@ -99,7 +99,7 @@ class Work:
         self._gone = False
         """True once the lease is known not to be ours."""
         self._lost = False
-        """True when the work was ended for that."""
+        """True when the work was ended because the lease is not ours."""
         self._interrupted = False
         self._cut = False
         self._settled = False
@@ -132,7 +132,7 @@ class Work:
             self._generated()
 
     def ended(self, how: LeaseEnd) -> None:
-        """The lease is not ours any more: stop generating.
+        """Stop generating: the lease is not ours any more.
 
         A group that is made already is pushed all the same when the lease was lost: the first result of an open task
         counts, whoever made it. Of a cancelled lease nobody wants the group.
@@ -154,7 +154,7 @@ class Work:
                 _log.warning("abort failed", lease=self.lease.lease_id, error=str(error))
 
     def cut(self) -> None:
-        """Time is up: hand back what there is now, finished groups without an answer included."""
+        """Hand back what there is now, as time is up, finished groups without an answer included."""
         self._interrupted = True
         if self._task is not None and self.stage is not Stage.RETURNING:
             self._cut = True

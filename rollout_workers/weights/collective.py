@@ -26,9 +26,9 @@ from rollout_workers.weights.plans import Phase, Plan
 from rollout_workers.weights.watcher import WeightWatcher
 
 SLACK_S = 5.0
-"""Beyond the plan's own time: the trainer gives up first and closes the group, which ends every member's wait."""
+"""Slack beyond the plan's own time: the trainer gives up first and closes the group, which ends every member's wait."""
 EXPIRY_S = 60.0
-"""Beyond the plan's own time: how long a member that is ready waits for the trainer's next step."""
+"""Time beyond the plan's own for which a member that is ready waits for the trainer's next step."""
 _HOLD_S = 3_600.0
 _RESUME_S = 10.0
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
@@ -210,7 +210,7 @@ class PlanFollower:
     async def _step_back(
         self, plan: Plan, standing: Standing, before: Version, *, received: bool, trusted: bool
     ) -> None:
-        """Out of the group, and on with the old weights; without them the loader has to find published ones."""
+        """Leave the group and go on with the old weights; without them the loader has to find published ones."""
         slot = self._slot
         if not trusted:
             slot.move(Event.SPOILED)
@@ -260,7 +260,7 @@ class PlanFollower:
             self._joined = None
 
     async def _abandon_ship(self, *, trusted: bool) -> None:
-        """The worker ends: an engine that outlives it must be in no group, and not paused if its weights are good."""
+        """Free the engine when the worker ends: take it out of its group, and resume it if its weights are good."""
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_RESUME_S):
                 await self._leave_group()

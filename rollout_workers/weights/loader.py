@@ -220,7 +220,9 @@ class WeightLoader:
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
 
     def _begin_anew(self) -> None:
-        """Every load has the whole time for itself: what counts is that the engine gets on, not that it catches up."""
+        """Begin a load anew, with the whole time for itself: what counts is that the engine gets on, not that it
+        catches up.
+        """
         self._due_at, self._failures = time.monotonic() + self._timeout_s, 0
         self._delays = _BACKOFF.delays()
 
@@ -241,8 +243,9 @@ class WeightLoader:
 
     @contextlib.contextmanager
     def _turn_kept(self) -> Iterator[None]:
-        """Newer weights that come while the engine waits for its turn do not cost it the turn, if they are fetched
-        quickly: it would never come, where publishes follow each other faster than turns.
+        """Keep the engine's turn when newer weights come while it waits for it, if they are fetched quickly.
+
+        Otherwise the turn would never come, where publishes follow each other faster than turns.
         """
         alarm = asyncio.get_running_loop().call_later(_FETCH_IN_LINE_S, self._permits.leave)
         try:

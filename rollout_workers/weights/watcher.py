@@ -27,9 +27,9 @@ class Published:
 
     version: Version
     files: weights_pb2.FilesManifest | None
-    """None for a version that comes without files."""
+    """Manifest of the files; None for a version that comes without files."""
     by_value: bool = False
-    """The files are handed to the engine as tensors."""
+    """True when the files are handed to the engine as tensors."""
     membership: int = 0
     """The process group in which they were broadcast; 0: they were not. Then `files` is the fallback."""
 
@@ -59,12 +59,13 @@ class WeightWatcher:
         self._service = service
         self.changes = Changes()
         self.latest: Published | None = None
-        """None until the service has answered for the first time."""
+        """Newest published weights; None until the service has answered for the first time."""
         self.plan: Plan | None = None
         """A collective update that is under way."""
         self.paused = False
         self.messages = 0
-        """States received so far. One that says nothing new may mean that another engine is back in service."""
+        """Number of states received so far. One that says nothing new may mean that another engine is back in
+        service."""
 
     async def run(self) -> None:
         """Follow until cancelled. Raises RolloutBufferError when the service is gone for longer than its timeout."""

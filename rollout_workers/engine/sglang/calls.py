@@ -12,16 +12,16 @@ from rollout_workers.engine.http import HttpConnection, Reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangOptions:
-    """Deadlines of the calls to one server, in seconds, and what else is chosen for it."""
+    """Deadlines of the calls to one server, in seconds, and its other settings."""
 
     control_timeout_s: float = 15.0
-    """Questions, resume, abort, and pauses that keep their requests."""
+    """Deadline of questions, resume, abort, and pauses that keep their requests."""
     pause_abort_timeout_s: float = 60.0
-    """A pause that ends every request: SGLang answers when all are gone."""
+    """Deadline of a pause that ends every request: SGLang answers when all are gone."""
     load_timeout_s: float = 120.0
-    """A load; without a pause it waits for running requests first."""
+    """Deadline of a load; without a pause it waits for running requests first."""
     generate_timeout_s: float = 600.0
-    """Default of `generate`."""
+    """Default deadline of `generate`."""
     abort_grace_s: float = 5.0
     """Longest time for an aborted request to hand over the tokens that it has."""
     ready_timeout_s: float = 2.0
@@ -30,11 +30,11 @@ class SglangOptions:
     stream_interval: int = 16
     """Tokens of a sample between two events of its stream: at most so many are lost with a server."""
     full_queue_wait_s: float = 10.0
-    """A request that finds the server's queue full is sent again, with growing pauses, for so long."""
+    """Time for which a request that finds the server's queue full is sent again, with growing pauses."""
     counts_as: str = ""
-    """The release of SGLang that the server is taken for; empty: the one that it says."""
+    """Release of SGLang that the server is taken for; empty: the one that it says."""
     reconnect_s: float = 5.0
-    """An engine that refuses connections for so long is reported unavailable."""
+    """Time after which an engine that refuses connections is reported unavailable."""
 
 
 class SglangCalls:
@@ -50,7 +50,7 @@ class SglangCalls:
         return self.http.base_url
 
     async def get(self, path: str, doing: str) -> dict[str, Any]:
-        """A JSON object. Raises EngineRejected, EngineMalformed."""
+        """Ask the server for a JSON object. Raises EngineRejected, EngineMalformed."""
         reply = await self.http.call(
             "GET", path, doing=doing, deadline_s=self.options.control_timeout_s, repeatable=True
         )
@@ -63,12 +63,12 @@ class SglangCalls:
     async def post(
         self, path: str, body: object, doing: str, *, deadline_s: float | None = None, repeatable: bool = True
     ) -> Reply:
-        """A command, and whatever the server says to it."""
+        """Send a command; returns whatever the server says to it."""
         allowed_s = self.options.control_timeout_s if deadline_s is None else deadline_s
         return await self.http.call("POST", path, body, doing=doing, deadline_s=allowed_s, repeatable=repeatable)
 
     async def post_ok(self, path: str, body: object, doing: str, *, deadline_s: float | None = None) -> None:
-        """A command that has to succeed. Raises EngineRejected."""
+        """Send a command that has to succeed. Raises EngineRejected."""
         reply = await self.post(path, body, doing, deadline_s=deadline_s)
         if reply.status != 200:
             raise EngineRejected(self.address, doing, reply.status, reply.message)

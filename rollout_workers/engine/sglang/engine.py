@@ -81,7 +81,7 @@ class SglangEngine:
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
         self._start: dict[str, Any] | None = None
-        """Tells the process that `_info` is about from a later one."""
+        """Start fields, which tell the process that `_info` is about from a later one."""
         self._connecting = asyncio.Lock()
         self._gate = Gate()
         self._live: set[str] = set()
@@ -212,7 +212,7 @@ class SglangEngine:
     async def _let_through(
         self, requests: Sequence[SampleRequest], deadline: float, allowed_s: float
     ) -> list[SampleRequest]:
-        """Wait while the engine is paused; the requests that were not given up meanwhile."""
+        """Wait while the engine is paused; returns the requests that were not given up meanwhile."""
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 given_up = await self._gate.pass_through({request.rid for request in requests})
@@ -267,7 +267,7 @@ class SglangEngine:
         raise refusal
 
     async def _tell_to_abort(self, rids: set[str]) -> EngineError | None:
-        """Send one abort for each; the first that was not taken. One that fails costs the others nothing."""
+        """Send one abort for each; returns the first error, or None. One that fails costs the others nothing."""
         allowed_s = min(_ABORT_S, self.options.control_timeout_s)
         outcomes = await asyncio.gather(
             *(

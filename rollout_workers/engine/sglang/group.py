@@ -20,7 +20,7 @@ _NOT_A_MEMBER = "does not exist"
 
 
 class SglangGroup:
-    """Joins and leaves for one server."""
+    """Membership of one server: joins and leaves process groups."""
 
     def __init__(self, calls: SglangCalls) -> None:
         self._calls = calls
@@ -55,7 +55,10 @@ class SglangGroup:
         raise EngineRejected(self._calls.address, doing, reply.status, reply.message)
 
     async def _until_somebody_listens(self, place: GroupPlace, deadline_at: float, deadline_s: float) -> None:
-        """Seen from here; where the worker and its engine are on different machines that is the best guess."""
+        """Wait until somebody listens at the group's address, as seen from here.
+
+        Where the worker and its engine are on different machines that is the best guess.
+        """
         while True:
             try:
                 async with asyncio.timeout(deadline_at - time.monotonic()):

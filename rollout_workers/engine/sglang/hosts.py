@@ -17,7 +17,7 @@ _RESUME_S = 1.0
 
 
 class RemoteHost:
-    """A server that somebody else runs."""
+    """Host of a server that somebody else runs."""
 
     ended = False
     why_ended = ""
@@ -80,7 +80,7 @@ class RemoteHost:
 
 
 class LaunchedHost:
-    """A server that the worker starts and ends."""
+    """Host of a server that the worker starts and ends."""
 
     def __init__(self, index: int, options: WorkerOptions) -> None:
         launch = options.launch

@@ -87,15 +87,15 @@ class SglangServerOptions:
     """Serve /metrics."""
     log_level: str = "warning"
     counts_as: str = ""
-    """The release of SGLang that it is taken for; empty: the one that it says."""
+    """Release of SGLang that the server is taken for; empty: the one that it says."""
     extra_flags: Sequence[str] = ()
     """Further arguments of sglang.launch_server, each flag and each value one entry; the last of a flag wins."""
     port: int = 0
-    """0: a free one is chosen."""
+    """Port of the server; 0: a free one is chosen."""
     ready_timeout_s: float = 180.0
-    """12 s on a quiet machine, a minute on a busy one."""
+    """Longest time from start to ready: it takes 12 s on a quiet machine, a minute on a busy one."""
     stop_grace_s: float = 8.0
-    """Between SIGTERM and SIGKILL. SGLang looks for the signal every 5 s, and waits for running requests."""
+    """Time between SIGTERM and SIGKILL. SGLang looks for the signal every 5 s, and waits for running requests."""
 
 
 _CPU: dict[str, Any] = {
@@ -136,7 +136,7 @@ class SglangLauncher:
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> str:
-        """Start the server and wait until it is ready; its base URL. Raises EngineNotStarted."""
+        """Start the server and wait until it is ready; returns its base URL. Raises EngineNotStarted."""
         if self._process is not None:
             raise EngineNotStarted(self.base_url, "already started", str(self.options.log_path), "")
         await self._check_python()
@@ -156,7 +156,7 @@ class SglangLauncher:
         raise AssertionError("unreachable")
 
     async def stop(self) -> int | None:
-        """End the server and its whole process group; its exit code. Does nothing if it was not started."""
+        """End the server and its whole process group; returns its exit code. Does nothing if it was not started."""
         process = self._process
         if process is None:
             return None
@@ -169,7 +169,7 @@ class SglangLauncher:
         return process.returncode
 
     async def wait(self) -> int:
-        """Wait until the server ends by itself; its exit code. Raises EngineNotStarted if it was not started."""
+        """Wait for the server's own end; returns its exit code. Raises EngineNotStarted if it was not started."""
         if self._process is None:
             raise EngineNotStarted(self.base_url, "not started", str(self.options.log_path), "")
         return await self._process.wait()
@@ -212,7 +212,7 @@ class SglangLauncher:
             versions.check(said, str(self.options.python), counts_as=self.options.counts_as)
 
     async def _spawn(self) -> int:
-        """Start the process; the size that the log had before."""
+        """Start the process; returns the size that the log had before."""
         log = await asyncio.to_thread(self._open_log)
         start = log.tell()
         try:
@@ -312,7 +312,7 @@ class SglangLauncher:
         return EngineNotStarted(self.base_url, why, str(self.options.log_path), self.log_tail())
 
     async def _kill(self) -> None:
-        """SIGKILL what is left of the process group, and wait for the server itself."""
+        """Kill what is left of the process group (SIGKILL), and wait for the server itself."""
         process, self._process = self._process, None
         if process is None:
             return

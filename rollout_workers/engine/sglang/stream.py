@@ -17,8 +17,8 @@ What SGLang 0.5.23 sends, and what follows for this file:
   an event with `error`.
 
 Tokens whose sample has no last event (the server died) are attributed to a label all the same: one seen earlier than
-that which was in force when the event before arrived. A server's events lag behind its weights by less than a reload,
-and no token is then said to be of newer weights than it is.
+that which was in force when the event before arrived. A server's events lag behind its weights by less than a reload.
+So no token is said to be of newer weights than it is.
 """
 
 import json
@@ -98,7 +98,7 @@ class BatchStream:
             self._on_decoding(1 if sample.decodes else -1)
 
     def close(self) -> None:
-        """Nothing more will be fed: samples without a last event decode no longer."""
+        """Close the stream, which is fed no more: samples without a last event decode no longer."""
         for sample in self._samples:
             if sample.decodes:
                 sample.decodes = False

@@ -19,14 +19,14 @@ _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """Something that a server does from a release on."""
+    """Habit of a server, which it has from a release on."""
 
     since: Release
     what: str
     before: str
     """Behaviour of the releases before `since`."""
     needed: bool = True
-    """False: a server without it is driven all the same, with a warning."""
+    """True when the worker needs it; a server without a habit that is not needed is driven with a warning."""
 
     def __str__(self) -> str:
         return f"{self.what} (since {text(self.since)}; before, {self.before})"

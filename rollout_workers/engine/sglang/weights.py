@@ -147,7 +147,7 @@ class SglangWeights:
             raise self._failed(str(path), version_label, why, kept=True)
 
     def _tensors_body(self, piece: Sequence[weight_files.StoredTensor], version_label: str | None) -> bytes:
-        """The request, as JSON: put together by hand, for the base64 text needs no escaping. Blocking."""
+        """Write the request as JSON, put together by hand, for the base64 text needs no escaping. Blocking."""
         values = (tensor_pickle.NamedValues(t.name, t.dtype, t.shape, t.read()) for t in piece)
         encoded = b'"' + base64.b64encode(tensor_pickle.pickled(values)) + b'"'
         label = b"null" if version_label is None else f'"{version_label}"'.encode()

@@ -21,7 +21,7 @@ class AnswerOptions:
     length_sigma: float = 0.5
     """Standard deviation of the logarithm of the lengths; 0 makes all of them equal."""
     vocab_size: int = 1_024
-    """Token ids are uniform in [0, vocab_size)."""
+    """Size of the vocabulary: token ids are uniform in [0, vocab_size)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -38,9 +38,9 @@ class Answer:
     """Complete answer to a request; an interrupted sample is a prefix of it."""
 
     tokens: npt.NDArray[np.int32]
-    """int32 [t], t >= 1."""
+    """Token ids, int32 [t], t >= 1."""
     logprobs: npt.NDArray[np.float32]
-    """float32 [t]: log of a uniform number in (0, 1]."""
+    """Log-probabilities, float32 [t]: the log of a uniform number in (0, 1]."""
     finish_reason: FinishReason
 
 

@@ -18,7 +18,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The real one."""
+    """Clock of real time."""
 
     def now_s(self) -> float:
         """See Clock."""

@@ -91,7 +91,7 @@ class SimulatedEngine:
         self._unstalled.set()
         self._why_given_up = ""
         self._given_up = asyncio.Event()
-        """Set, and replaced, when nobody waits any more for the calls under way."""
+        """Event that is set, and replaced, when nobody waits any more for the calls under way."""
         self._dead = False
         self._deaths = 0
         self._samples_to_fail: Counter[int] = Counter()
@@ -260,19 +260,19 @@ class SimulatedEngine:
     # --- faults -----------------------------------------------------------------------------------------------
 
     def fail_next_loads(self, count: int) -> None:
-        """The next `count` loads are refused, with the old weights kept."""
+        """Refuse the next `count` loads, with the old weights kept."""
         self._weights.fail_next_loads(count)
 
     def fail_next_joins(self, count: int) -> None:
-        """The next `count` process groups do not come about."""
+        """Let the next `count` process groups fail to come about."""
         self._weights.fail_next_joins(count)
 
     def fail_samples(self, sample_index: int, count: int) -> None:
-        """The next `count` samples of this index run to their end, and their answers cannot be used."""
+        """Make the answers of the next `count` samples of this index unusable, although they run to their end."""
         self._samples_to_fail[sample_index] = count
 
     def stall(self) -> None:
-        """Nothing goes on, and nothing is answered, until `unstall`."""
+        """Stall the engine: nothing goes on, and nothing is answered, until `unstall`."""
         self._unstalled.clear()
         for sample in self._decoding.values():
             sample.wake.set()
@@ -284,7 +284,7 @@ class SimulatedEngine:
             sample.wake.set()
 
     async def die(self) -> None:
-        """Every call in flight fails with EngineUnavailable, and every later one until `revive`."""
+        """Fail every call in flight with EngineUnavailable, and every later one until `revive`."""
         self._dead = True
         self._deaths += 1
         await self._end([*self._gate.waiting, *self._slots.waiting, *self._decoding])
@@ -305,7 +305,7 @@ class SimulatedEngine:
 
     @asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:
-        """Like SGLang, which without a pause waits for running requests and lets none start. Raises EngineTimeout."""
+        """Wait for running requests and let none start, as SGLang does without a pause. Raises EngineTimeout."""
         deadline_s = self._clock.now_s() + self.options.load_timeout_s
         self._gate.close()
         try:

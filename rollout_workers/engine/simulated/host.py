@@ -7,7 +7,7 @@ from rollout_workers.options import WorkerOptions
 
 
 class SimulatedHost:
-    """A simulated engine."""
+    """Host of one simulated engine."""
 
     ended = False
     why_ended = ""

@@ -79,11 +79,11 @@ class SimulatedWeights:
     # --- faults -----------------------------------------------------------------------------------------------
 
     def fail_next_loads(self, count: int) -> None:
-        """The next `count` loads are refused, with the old weights kept."""
+        """Refuse the next `count` loads, with the old weights kept."""
         self._loads_to_fail = count
 
     def fail_next_joins(self, count: int) -> None:
-        """The next `count` process groups do not come about."""
+        """Let the next `count` process groups fail to come about."""
         self._joins_to_fail = count
 
     def start_anew(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 _TAKEN = {errno.EWOULDBLOCK, errno.EACCES}
-"""Said of a lock that somebody else has; the second by some network file systems."""
+"""Error numbers of a lock that somebody else has; the second comes from some network file systems."""
 
 
 class FileLock:

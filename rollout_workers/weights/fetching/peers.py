@@ -29,10 +29,10 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """A worker without any."""
+    """Peers of a worker that has none."""
 
     async def with_version(self, version: Version) -> Sequence[str]:  # noqa: ARG002 - the protocol's signature
-        """None."""
+        """No URLs, for there are no peers."""
         return ()
 
 
@@ -47,7 +47,7 @@ class ReportedPeers:
         self._asked_at = float("-inf")
 
     async def with_version(self, version: Version) -> Sequence[str]:
-        """Asked of the service at most every two seconds."""
+        """See Peers. The service is asked at most every two seconds."""
         if time.monotonic() - self._asked_at > _KNOWN_S:
             await self._ask()
         urls = self._known.get(version, [])

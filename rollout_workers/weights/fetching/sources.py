@@ -40,7 +40,7 @@ class Sources:
         return None
 
     def failed(self, url: str) -> None:
-        """Ask others first."""
+        """Note that a URL failed: others are asked first."""
         self._tried.add(url)
 
     def is_peer(self, url: str) -> bool:
@@ -48,7 +48,7 @@ class Sources:
         return url != self._publisher
 
     def ban(self, url: str) -> None:
-        """Never ask it for this file again."""
+        """Ban a URL: it is never asked for this file again."""
         self._banned.add(url)
 
     @property
