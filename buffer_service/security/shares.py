@@ -1,4 +1,4 @@
-"""What one token may take of a process, so that whoever holds it cannot keep the others out.
+"""Shares of a process: bounds on what one token may take, so that whoever holds it cannot keep the others out.
 
 Callers without a token have no name by which to tell them apart, and no share.
 """
@@ -16,7 +16,7 @@ BURST_S = 2.0
 
 
 class Shares:
-    """At most `rpcs` RPCs of a token in progress, and `per_s` new ones a second; 0: no bound."""
+    """Shares of tokens in a process: `rpcs` RPCs of a token in progress, and `per_s` new ones a second; 0: no bound."""
 
     def __init__(self, rpcs: int, per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rpcs = rpcs

@@ -1,7 +1,7 @@
-"""The tokens file: read, read again when it changes, and written by `rollout-buffer token`.
+"""Tokens file: read, read again when it changes, and written by `rollout-buffer token`.
 
-Invariants: a reader sees the file before a change or after it, never half; a file that cannot be read or parsed leaves
-the last good one in force, with an error in the log and `broken` True until it is mended.
+Invariants: a reader sees the file before a change or after it, never half. A file that cannot be read or parsed leaves
+the last good one in force. Then the log has an error, and `broken` is True until the file is mended.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ class TokenFile:
         self.broken = False
         """The file as it is now cannot be used; an earlier one is in force."""
         self.tokens = self._read()
-        """As they were read last; `look` reads them again."""
+        """Tokens as they were read last; `look` reads them again."""
         self._looked = clock()
 
     def look(self, *, at_once: bool = False) -> TokenSet:

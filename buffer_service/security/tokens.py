@@ -36,16 +36,16 @@ class TokensRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """What is stored of a token."""
+    """Entry of the tokens file: all that is stored of a token."""
 
     token_id: str
     role: Role
     runs: tuple[str, ...]
     """Names of runs, and prefixes that end in *."""
     sha256: str
-    """Of the whole token, in hexadecimal digits."""
+    """SHA-256 of the whole token, in hexadecimal digits."""
     expires: datetime | None = None
-    """None: never."""
+    """Time at which the token expires; None: never."""
     _names: frozenset[str] = field(init=False, repr=False, compare=False)
     _beginnings: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
@@ -153,7 +153,7 @@ _NOBODY = "0" * 64
 
 
 def digest(token: str) -> str:
-    """What is stored of a token."""
+    """Digest that is stored of a token: its SHA-256, in hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 

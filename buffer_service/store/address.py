@@ -31,11 +31,11 @@ class Sentinels:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a store is and how to enter it. `shown` is for errors and logs: no password."""
+    """Address of a store, and what is needed to enter it. `shown` is for errors and logs: no password."""
 
     shown: str
     path: str
-    """Of the unix socket; empty for TCP."""
+    """Path of the unix socket; empty for TCP."""
     host: str
     port: int
     tls: bool
@@ -45,7 +45,7 @@ class Address:
     ca: Path | None = None
     """PEM file of the authorities of servers and Sentinels with TLS; None: the system's."""
     sentinels: Sentinels | None = None
-    """Who knows host and port; these are empty and 0 until `at` fills them in."""
+    """Sentinels that know host and port; these are empty and 0 until `at` fills them in."""
 
     @classmethod
     def parse(cls, url: str) -> "Address":
@@ -76,7 +76,7 @@ class Address:
         return commands
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For rediss://. Raises StoreUnavailable where the file of the authorities cannot be read."""
+        """TLS context for rediss://, else None. Raises StoreUnavailable where the authorities' file cannot be read."""
         try:
             return ssl.create_default_context(cafile=self.ca) if self.tls else None
         except OSError as error:

@@ -69,7 +69,10 @@ class Calls:
         return parse(command.run_id, await self._connection.run(command, arguments))
 
     async def _reply_to_payloads(self, command: Command[Any]) -> tuple[str, Fields]:
-        """Nothing is written for a run that does not exist; a payload that the script did not take over is deleted."""
+        """Run a command with payloads, and give its reply's tag and fields.
+
+        Nothing is written for a run that does not exist; a payload that the script did not take over is deleted.
+        """
         run_id, keys = command.run_id, [key for key, _ in command.payloads]
         await self._check_exists(run_id)
         try:

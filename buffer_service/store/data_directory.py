@@ -1,7 +1,7 @@
-"""The embedded store's folder, locked for one service at a time.
+"""Data directory of the embedded store, locked for one service at a time.
 
-Invariants: the lock is an flock on `lock` in the folder, shared with the server child, so it is free only after both
-the service and its server are gone; the file names the pid of the service that holds it.
+Invariants: the lock is an flock on `lock` in the folder, shared with the server child. So it is free only after both
+the service and its server are gone. The file names the pid of the service that holds it.
 """
 
 import asyncio

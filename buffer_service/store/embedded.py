@@ -30,14 +30,14 @@ LOG_TAIL_BYTES = 2_000
 
 
 class Durability(StrEnum):
-    """What acknowledged writes survive."""
+    """Durability of acknowledged writes: what they survive."""
 
     MEMORY = "memory"
-    """Nothing: no append-only file."""
+    """Survives nothing: there is no append-only file."""
     PROCESS = "process"
-    """kill -9 of any process; not the loss of the host."""
+    """Survives kill -9 of any process; not the loss of the host."""
     HOST = "host"
-    """Loss of power too: every write is synced before it is acknowledged."""
+    """Survives loss of power too: every write is synced before it is acknowledged."""
 
 
 _PERSISTENCE: dict[Durability, tuple[str, ...]] = {
@@ -52,8 +52,10 @@ _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
-"""For a server built on glibc's malloc, as the wheel's is: up to 256 MB of freed payloads stay mapped for the next,
-instead of going back to the kernel and coming again page by page. What the environment says goes first.
+"""Environment for a server built on glibc's malloc, as the wheel's is. Variables that are set already go first.
+
+Up to 256 MB of freed payloads stay mapped for the next, instead of going back to the kernel and coming again page by
+page.
 """
 
 
@@ -87,9 +89,9 @@ class EmbeddedStore:
         self._process: asyncio.subprocess.Process | None = None
         self._socket_dir: Path | None = None
         self.socket_note = ""
-        """Why the socket is not in the data directory, or empty."""
+        """Reason why the socket is not in the data directory, or empty."""
         self.refuses_writes = False
-        """Also what it starts with the next time."""
+        """True while the server refuses writes; it also starts so the next time."""
 
     @property
     def socket_path(self) -> Path:
@@ -252,7 +254,10 @@ class EmbeddedStore:
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before it becomes a server (preexec_fn): ask for SIGTERM when its parent, `parent`, dies."""
+    """Function for a child to call before it becomes a server (preexec_fn); None where the system is not Linux.
+
+    The function asks for SIGTERM when the child's parent, `parent`, dies.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -1,7 +1,7 @@
-"""What is tidied up in the background, and the deletion of runs.
+"""Housekeeping in the background, and the deletion of runs.
 
-A deletion goes on in portions, by whoever calls: the run is under another name from its first moment on, so nobody
-finds it, and it stays in the set of runs until nothing is left of it, so every sweep does.
+A deletion goes on in portions, by whoever calls. The run is under another name from the first moment on, so no client
+finds it. It stays in the set of runs until nothing is left of it, so every sweep finds it and goes on.
 """
 
 from collections.abc import Sequence

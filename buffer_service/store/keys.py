@@ -14,13 +14,15 @@ SCHEMA = "rb:schema"
 ends."""
 
 SCHEMA_VERSION = 6
-"""Of the layout that this service knows; each run's record has it too, and a script of another version ends there.
+"""Version of the layout that this service knows; each run's record has it too.
 
-To be raised with every change of what is stored that a service of the version before, which serves beside this one
-during an upgrade, would read wrongly, write back without, or stumble over: an array that gets another element, a
-statistic, a state, another meaning. Not for a field of the policy whose default is what was before (`claim` fills it
-in, and `update_policy` of an older service keeps it), nor for a key or a field of a hash that may be absent, and that
-older services neither read nor write.
+A script ends at a run of another version. A service of the version before serves beside this one during an upgrade.
+Raise the version with every change of what is stored that such a service would read wrongly, write back without, or
+stumble over: an array that gets another element, a statistic, a state, another meaning.
+
+Do not raise it for a field of the policy whose default is what was before: `claim` fills it in, and `update_policy` of
+an older service keeps it. Do not raise it for a key or a field of a hash that may be absent, and that older services
+neither read nor write.
 """
 
 NOTIFY_PATTERN = "rb:{*}:notify"

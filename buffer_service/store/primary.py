@@ -1,8 +1,8 @@
 """Connections to the store's primary: straight to its address, or to the server that the Sentinels name.
 
-Invariants: a connection that is handed out has introduced itself, knows which life of which server it leads to, and
-that server evicts nothing; where Sentinels named it, it also said that it is a primary. As soon as another server is
-known to be the primary every connection to the former one is ended, so no two are used that lead to different servers.
+Invariants: a connection that is handed out has introduced itself, and knows which life of which server it leads to.
+That server evicts nothing; where Sentinels named it, it also said that it is a primary. As soon as another server is
+known to be the primary every connection to the former one is ended. So no two are used that lead to different servers.
 """
 
 import asyncio
@@ -24,20 +24,24 @@ from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 CONNECT_TIMEOUT_S = 5.0
 NAMED_TIMEOUT_S = 2.0
-"""For a connection to the server that the Sentinels name: it may be gone already, and another one be named soon."""
+"""Longest time to connect to the server that the Sentinels name: it may be gone, and another one be named soon."""
 FAILOVER_PATIENCE_S = 1.0
-"""How long a call, of which nothing has been sent yet, waits for the Sentinels to name a primary. Callers try again by
-themselves, and want to know for what."""
+"""Longest wait, in seconds, of a call for the Sentinels to name a primary, while nothing of the call has been sent.
+
+Callers try again by themselves, and want to know for what.
+"""
 FAILOVER_PAUSE_S = 0.1
 SENTINEL_TIMEOUT_S = 0.5
-"""For one Sentinel's answer; then the next one is asked."""
+"""Longest wait, in seconds, for one Sentinel's answer; then the next one is asked."""
 WATCH_S = 1.0
-"""How often the Sentinels are asked whether the primary is still the same. A host that is gone answers nothing, so the
-connections to it would be waited for much longer."""
+"""Period, in seconds, of asking the Sentinels whether the primary is still the same.
+
+A host that is gone answers nothing, so the connections to it would be waited for much longer.
+"""
 
 
 class Primary:
-    """Where the primary is, and all connections that were made to it."""
+    """Primary of the store: where it is, and all connections that were made to it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -45,7 +49,7 @@ class Primary:
         self._connections: WeakSet[RespConnection] = WeakSet()
         self._sentinel = _client(address) if address.sentinels is not None else None
         self._question: asyncio.Task[tuple[str, int]] | None = None
-        """One at a time, for all who ask."""
+        """Question to the Sentinels that is under way: one at a time, for all who ask."""
 
     async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
         """A new connection that has introduced itself. Raises StoreUnavailable, StoreUnsuitable.
@@ -67,7 +71,7 @@ class Primary:
             await asyncio.sleep(FAILOVER_PAUSE_S)
 
     async def watch(self) -> None:
-        """Until cancelled, end the connections to a former primary once the Sentinels name another one."""
+        """End the connections to a former primary once the Sentinels name another one; runs until cancelled."""
         while self._sentinel is not None:
             with contextlib.suppress(StoreUnavailable):
                 host, port = await self._named()

@@ -16,7 +16,7 @@ from buffer_wire.revision import NO_REVISION, Revision
 
 @dataclass(slots=True)
 class _Try:
-    """One group of a push, from its facts to its outcome."""
+    """A group of a push, from its facts to its outcome."""
 
     facts: ops.GroupFacts
     key: str
@@ -67,7 +67,7 @@ class Pushing:
         retry: bool = False,
         seen_revision: Revision = NO_REVISION,
     ) -> ops.PushResult:
-        """One decision of the script, in several calls where much has to be dropped for it."""
+        """Make one decision of the script, in several calls where much has to be dropped for it."""
         open_, goes_on = portion, False
         while True:
             groups = [(one.facts, one.key) for one in open_]
@@ -82,7 +82,7 @@ class Pushing:
 
 
 def _portions(tries: Sequence[_Try]) -> Iterator[Sequence[_Try]]:
-    """At least one, which may be empty: the store is asked in any case."""
+    """Portions of a push: at least one, which may be empty, since the store is asked in any case."""
     for first in range(0, max(1, len(tries)), ops.PORTION):
         yield tries[first : first + ops.PORTION]
 

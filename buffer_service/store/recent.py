@@ -2,7 +2,7 @@
 
 In asynchronous training most groups are pulled soon after they were pushed. One that went through this process need
 not be read back: that saves the store a send and the service a receive. The index on the store alone says which
-payloads a batch has; a key is never used for another body, so nothing can go stale here, and a payload that is not here
+payloads a batch has. A key is never used for another body, so nothing can go stale here. A payload that is not here
 is read from the store.
 
 Invariant: at most `limit_bytes` are held, counted as the messages that the bodies are views of: a body keeps its whole
@@ -30,7 +30,7 @@ class RecentPayloads:
         self._bodies: dict[str, tuple[Buffer, int]] = {}
         """Body, and the number of its message."""
         self._messages: dict[int, _Message] = {}
-        """By number, the oldest first."""
+        """Messages by number, the oldest first."""
         self._numbered = 0
 
     @property

@@ -29,7 +29,7 @@ from buffer_wire.revision import NO_REVISION, Revision
 T = TypeVar("T")
 
 HEAD_BYTES = 16 << 10
-"""Of a blocked push, read to say whose it is."""
+"""Bytes of a blocked push that are read to say whose it is."""
 
 _EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
@@ -159,7 +159,7 @@ class RedisRunStore:
         return bytes(await self._connection.fetch_part(key, first, size))
 
     async def waits(self, run_id: str, limit: int) -> ins.Waits:
-        """Who waits on whom."""
+        """Waits of the run: who waits on whom."""
         found, keys = await self.call(inspection.waits(run_id, limit))
         heads = await asyncio.gather(*(self.read_payload(key, 0, HEAD_BYTES) for key in keys))
         pushes = [replace(push, head=head) for push, head in zip(found.pushes, heads, strict=True)]
@@ -178,6 +178,6 @@ class RedisRunStore:
         return [ops.Record(text(event_id), text(kind), bytes(data)) for event_id, (_, kind, _, data) in events]
 
     async def facts(self) -> ops.StoreFacts:
-        """What the store's server says of itself."""
+        """Facts that the store's server gives of itself."""
         info = fields_of(await self._connection.command("INFO"))
         return ops.StoreFacts(int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]))

@@ -78,7 +78,7 @@ def render_states(name: str, states: Iterable[str]) -> str:
 
 
 def render_places(name: str, names: Iterable[str]) -> str:
-    """Where each name is in an array, as a Lua local: a table of places from 1."""
+    """Places of names in an array, as a Lua local: a table of places from 1."""
     return _table(name, [f"{one} = {place}" for place, one in enumerate(names, 1)])
 
 
@@ -206,7 +206,7 @@ def prune(source: str) -> str:
 
 @cache
 def expanded() -> dict[str, str]:
-    """Every script with its includes, by name."""
+    """Scripts with their includes, by name."""
     libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*/*.lua"))} | _virtual()
     return {
         path.stem: render(expand(path.read_text("utf-8"), libraries)).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
@@ -216,7 +216,7 @@ def expanded() -> dict[str, str]:
 
 @cache
 def load_scripts() -> dict[str, Script]:
-    """Every script by name."""
+    """Scripts by name."""
     scripts = {}
     for name, whole in expanded().items():
         source = prune(whole)

@@ -1,4 +1,4 @@
-"""Whether a store may be used: it answers, evicts nothing, knows cmsgpack, is new enough, and has our layout."""
+"""Suitability of a store: it answers, evicts nothing, knows cmsgpack, is new enough, and has our layout."""
 
 from typing import Any, Protocol
 

@@ -25,7 +25,7 @@ PIDFD_GETFD = 438
 
 
 async def watch(store: EmbeddedStore) -> None:
-    """Until cancelled, set O_APPEND on each file that the store appends to; warns once where that is forbidden."""
+    """Set O_APPEND on each file that the store appends to, until cancelled; warns once where that is forbidden."""
     if store.durability is not Durability.PROCESS:
         # One of durability `host` ends with a write that fails, and opens the file for appending when it starts.
         return

@@ -1,8 +1,8 @@
-"""The disk of the embedded store: where it has little room left the store refuses writes, and goes on reading.
+"""Disk of the embedded store: where it has little room left the store refuses writes, and goes on reading.
 
-What could not be appended is acknowledged by nobody (store/transport), so this is not what keeps data. It keeps the
-store of durability `host` from ending with every write that its disk has no room for, and pulls of batches that are
-there from being refused with what would change something.
+Data are kept by other means: a write that could not be appended is acknowledged by nobody (store/transport). This keeps
+the store of durability `host` from ending with every write that its disk has no room for. It also keeps pulls of
+batches that are there from being refused with the calls that would change something.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ LOOK_S = 0.1
 RESERVE_BYTES = 64 << 20
 """Room that is left to others: the next log line, service.json, the shrinking of the append-only file."""
 LARGEST_SHARE = 20
-"""Of a small disk no more than one part in so many is reserved."""
+"""Divisor of a disk's size: no more than that part of a small disk is reserved."""
 
 
 def has_room(store: EmbeddedStore) -> bool:
-    """Whether the store may write; where it refuses to, only once there is a quarter more than must be left.
+    """True when the store may write; where it refuses to, only once there is a quarter more than must be left.
 
-    True where nobody can tell: a folder that is not there is for others to complain of.
+    Also True where nobody can tell: a folder that is not there is for others to complain of.
     """
     try:
         disk = os.statvfs(store.data_dir)
@@ -37,7 +37,7 @@ def has_room(store: EmbeddedStore) -> bool:
 
 
 async def watch(store: EmbeddedStore) -> None:
-    """Until cancelled, tell the store whether it may write."""
+    """Tell the store whether it may write, until cancelled."""
     if store.durability is Durability.MEMORY:
         return
     while True:

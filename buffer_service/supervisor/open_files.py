@@ -15,11 +15,14 @@ from buffer_service.settings import Settings
 log = structlog.get_logger(__name__)
 
 OTHER_FILES = 64
-"""Of a process beside the connections of its clients: the store's and its Sentinels', pipes, sockets that listen,
-metrics, certificates, what is read now and then. About 30 are open all the time."""
+"""Files that a process has open beside its clients' connections. About 30 are open all the time.
+
+They are connections to the store and its Sentinels, pipes, sockets that listen, metrics, certificates, and files that
+are read now and then.
+"""
 
 FILES_OF_A_PROCESS = 4
-"""Of the supervisor, for each rpc process."""
+"""Files that the supervisor has open for each rpc process."""
 
 LEAST_CONNECTIONS = 16
 
@@ -30,16 +33,16 @@ class TooFewFiles(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """How many a process may hold at once."""
+    """Largest numbers of connections that an rpc process and the admin page may hold at once."""
 
     rpc: int
     admin: int
 
 
 def connections(settings: Settings) -> Connections:
-    """As many as the settings ask for, or as the limit of open files leaves, which is raised as far as it may be.
+    """Numbers of connections that the settings ask for, or fewer where the limit of open files leaves no more.
 
-    Raises TooFewFiles.
+    The limit is raised as far as it may be. Raises TooFewFiles.
     """
     others = OTHER_FILES + FILES_OF_A_PROCESS * settings.rpc_processes
     files = _raised(max(settings.max_connections, MAX_REQUESTS + SPARE) + others)

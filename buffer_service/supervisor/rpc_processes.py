@@ -31,7 +31,7 @@ class StartFailed(RuntimeError):
 
 
 class RpcProcesses:
-    """As many processes as there are memories for metrics, with the same assignment."""
+    """Processes that serve RPCs, one for each memory for metrics, with the same assignment."""
 
     def __init__(self, assignment: Assignment, metrics: SharedMetrics) -> None:
         self._assignment = assignment

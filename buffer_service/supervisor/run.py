@@ -32,11 +32,13 @@ from buffer_wire.errors import LayoutChanged, StoreFault
 log = structlog.get_logger(__name__)
 
 PREDECESSOR_S = 5.0
-"""How long the rpc processes of a killed service may still hold the address."""
+"""Longest time, in seconds, for which the rpc processes of a killed service may still hold the address."""
 
 LAYOUT_S = 2.0
-"""How often the store is asked whether its layout is still ours. Scripts see at once that it is not; this is for the
-service to end, so that its clients go elsewhere."""
+"""Period, in seconds, of asking the store whether its layout is still ours.
+
+Scripts see at once that it is not; this is for the service to end, so that its clients go elsewhere.
+"""
 
 
 async def serve(settings: Settings) -> None:
@@ -139,7 +141,7 @@ class Service:
             raise self._taken_over
 
     async def _watch_layout(self, stop: asyncio.Event) -> None:
-        """Until cancelled; sets `stop` once a service of another version has taken the store over."""
+        """Watch the layout until cancelled; sets `stop` once a service of another version has taken the store over."""
         while True:
             await asyncio.sleep(LAYOUT_S)
             try:

@@ -12,8 +12,9 @@ class Stopped(Exception):
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Raises what it raises, and Stopped where `stop` is set first: it is cancelled then, and what
-    it does at its end is waited for.
+    """Return what `work` returns, and raise what it raises.
+
+    Raises Stopped where `stop` is set first: `work` is cancelled then, and what it does at its end is waited for.
     """
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:

@@ -32,12 +32,12 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
 
     @property
     def url(self) -> str:
-        """Where to connect."""
+        """URL of the store, to connect to."""
         return self._external or self._embedded.url
 
     @property
     def pid(self) -> int | None:
-        """Of the embedded server, while it runs."""
+        """Process id of the embedded server, while it runs."""
         return self._embedded.pid
 
     async def __aenter__(self) -> Self:
@@ -56,8 +56,9 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
         await self._embedded.stop()
 
     async def keep_running(self) -> None:
-        """Start the embedded server again on the same data whenever it dies, and keep it from writing where its disk is
-        full, or to the wrong place of its file; ends when cancelled.
+        """Start the embedded server again on the same data whenever it dies; ends when cancelled.
+
+        Also keeps it from writing where its disk is full, or to the wrong place of its file.
         """
         if self._external:
             return

@@ -1,7 +1,7 @@
 """Advice: the levers of the theory, each alone, with its effect by the closed form. Best first.
 
-Trained tokens/s are those of min(R, T) over the period's ratio. A lever is named when it takes away a tenth of the
-staleness and a tenth of a version, or adds a twentieth to the throughput.
+Trained tokens/s are those of min(R, T) over the period's ratio. A lever is named when it is worth it: it takes away a
+tenth of the staleness and a tenth of a version, or adds a twentieth to the throughput.
 """
 
 import math

@@ -67,10 +67,10 @@ class Confirmation:
         return reply
 
     async def _ask_whether_appended(self) -> str:
-        """The server that has handed all it has answered so far to the operating system. Raises StoreOutOfDisk.
+        """Server that has handed all it has answered so far to the operating system. Raises StoreOutOfDisk.
 
         A server that may go on without its disk (all but `appendfsync always`) answers the writes whose append has just
-        failed, and refuses whatever comes after it until it has made up for it: writes, and this.
+        failed. It refuses whatever comes after until it has made up for it: writes, and this.
         """
         (reply,), at = await self._exchange.commands(self._control, [("PING",)])
         self._refusals.checked(reply)

@@ -27,7 +27,7 @@ from buffer_service.store.transport.replication import Replication, Send
 from buffer_service.store.transport.resp import Part, Parts, ReplyError, RespConnection
 
 REPLY_BYTES = 4 << 20
-"""Most bytes of payloads asked for in one command."""
+"""Largest number of bytes of payloads that are asked for in one command."""
 
 
 def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:

@@ -9,7 +9,10 @@ from buffer_wire.errors import StoreUnavailable
 
 
 class Link:
-    """One connection to the primary at a time. Invariant: callers that wait together share one attempt to connect."""
+    """Link to the primary, of one connection at a time.
+
+    Invariant: callers that wait together share one attempt to connect.
+    """
 
     def __init__(self, primary: Primary) -> None:
         self._primary = primary

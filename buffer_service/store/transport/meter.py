@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class CallMeter(Protocol):
-    """Is told of every call, by the name of its script, or `fetch` (payloads) or `command` (any single command)."""
+    """Meter of calls, by the name of the script, or `fetch` (payloads) or `command` (any single command)."""
 
     def took(self, operation: str, seconds: float) -> None:
         """A call ended after so long, in whatever way."""
@@ -25,10 +25,10 @@ class NoMeter:
     """Measures nothing."""
 
     def took(self, operation: str, seconds: float) -> None:
-        """Not measured."""
+        """Ignore the call's duration."""
 
     def failed(self, kind: str) -> None:
-        """Not counted."""
+        """Ignore the call's failure."""
 
 
 async def measured(meter: CallMeter, operation: str, call: Coroutine[Any, Any, T]) -> T:

@@ -23,7 +23,7 @@ _UNAVAILABLE = frozenset({"LOADING", "BUSY", "NOREPLICAS", "UNBLOCKED"}) | _ELSE
 """Codes of a server that may do the same later."""
 
 _LAYOUT = re.compile(r"rb-layout (\w+)")
-"""What scripts say of a run in another layout (lua/lib/runs/run.lua)."""
+"""Pattern of the scripts' refusal of a run in another layout (lua/lib/runs/run.lua)."""
 
 
 class Refusals:

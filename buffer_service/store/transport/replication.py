@@ -1,7 +1,7 @@
-"""policy.wait_replicas: acknowledgements that wait until replicas of the store have what they speak of.
+"""Replication for policy.wait_replicas: acknowledgements wait until replicas of the store have what they acknowledge.
 
-Invariants: a wait begins after the write it is for was answered, at the same life of the same server, and covers all
-that this server has written so far, so that repeats that write nothing wait for the original's write; waits that begin
+Invariants: a wait begins after the write it is for was answered, at the same life of the same server. It covers all
+that this server has written so far, so that repeats that write nothing wait for the original's write. Waits that begin
 together share one WAIT, so a slow replica holds up nobody's commands, and nobody's wait longer than two timeouts. A run
 without wait_replicas costs nothing but a look at its policy every POLICY_AGE_S.
 """
@@ -19,7 +19,7 @@ from buffer_service.store.transport.shared_rounds import SharedRounds
 from buffer_wire.errors import NotReplicated, StoreUnavailable
 
 POLICY_AGE_S = 1.0
-"""How long a changed wait_replicas may go unnoticed by the other processes of the service."""
+"""Longest time, in seconds, for which other processes of the service may not notice a changed wait_replicas."""
 
 CHANNEL = "rb:replicated"
 """Nobody listens. WAIT waits for the last write of its own connection, and a message is one that leaves nothing."""
@@ -30,7 +30,7 @@ Send: TypeAlias = Callable[[Sequence[Parts], float], Awaitable[tuple[list[Any], 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run's policy asks for."""
+    """Replicas and time-out that a run's policy asks for."""
 
     replicas: int
     timeout_ms: int
@@ -50,12 +50,12 @@ class Replication:
         self._rounds: dict[Wanted, SharedRounds[tuple[int | ReplyError, str]]] = {}
 
     def known(self, run_id: str) -> Wanted | None:
-        """What an acknowledgement of this run waits for; None when that must be asked."""
+        """Replicas that an acknowledgement of this run waits for; None when they must be read from the store."""
         known = self._policies.get(run_id)
         return known[1] if known is not None and known[0] > time.monotonic() else None
 
     async def asked(self, run_id: str) -> Wanted:
-        """What an acknowledgement of this run waits for, read from the store."""
+        """Replicas that an acknowledgement of this run waits for, read from the store."""
         # The age counts from before the question.
         until = time.monotonic() + POLICY_AGE_S
         (packed,), _ = await self._ask([("HGET", index_key(run_id, "run"), "policy")], 0.0)
@@ -86,7 +86,7 @@ class Replication:
 
 
 async def _send(wanted: Wanted, send: Send) -> tuple[int | ReplyError, str]:
-    """How many replicas have what was written until now, and of which server."""
+    """Number of replicas that have what was written until now, and the server that was asked."""
     commands: list[Parts] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
     (_, reached), server = await send(commands, wanted.timeout_ms / 1000)
     return reached, server

@@ -1,4 +1,4 @@
-"""One connection to a store: the RESP2 protocol with requests pipelined and bodies that are never copied needlessly.
+"""Connection to a store: the RESP2 protocol with requests pipelined and bodies that are never copied needlessly.
 
 Bodies are handed to the transport as they are, and large ones are received straight into their own memory. Invariants:
 replies come in the order of requests, so each belongs to the oldest unanswered request; a request is written whole, so
@@ -59,18 +59,19 @@ class RespConnection(asyncio.BufferedProtocol):
         self._bulk_filled = 0
         self._open_arrays: list[tuple[int, list[Any]]] = []
         self.lost: str | None = None
-        """Why the connection ended, None while it lives."""
+        """Reason why the connection ended, None while it lives."""
         self.server = ""
-        """Which life of which server it leads to."""
+        """Run id of the server that the connection leads to: a server has another one after each start."""
         self.tenure = ""
-        """Which time of that life as a primary: a server may be one again, with what another one had meanwhile."""
+        """Term of that server as primary: a server may be primary again, with data that another one had meanwhile."""
         self.appends = False
-        """Whether that server has an append-only file."""
+        """True when that server has an append-only file."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be sent any more, also where `lost` does not say so yet: in Python 3.12 asyncio's
-        transports fail on what is written between their end and the news of it.
+        """True when nothing can be sent any more, also where `lost` does not say so yet.
+
+        In Python 3.12 asyncio's transports fail on what is written between their end and the news of it.
         """
         return self.lost is not None or (self._transport is not None and self._transport.is_closing())
 

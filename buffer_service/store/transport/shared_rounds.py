@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Round(Generic[T]):
-    """One asking and its outcome, shared by all who came before it was sent."""
+    """A round of asking and its outcome, shared by all who came before it was sent."""
 
     outcome: T | None = None
     failure: StoreFault | None = None
