@@ -5,8 +5,8 @@ use torch, and import it when they are imported.
 
 Imports are lazy, except for the errors. The names below are looked up at their first use (PEP 562). The client imports
 sessions, the decoding of groups and estimates (and numpy with it) inside the methods that need them first. Annotations
-there are quoted. Such imports count as calls under way (`trainer_client.forks`), because a child that is forked in the
-middle of an import would wait for it for ever.
+there are quoted. Such imports count as calls under way (`trainer_client.forks`). A child that is forked in the middle
+of an import would wait for it for ever.
 """
 
 from importlib import import_module

@@ -7,8 +7,8 @@
             train(batch)
             session.publish(model.save_pretrained)
 
-The dataset only pulls. Feeding, publishing, commits and checkpoints stay with the session of the main process, which
-`follow` tells of each step that the training loop gets, and from which it learns where to begin.
+The dataset only pulls. Feeding, publishing, commits and checkpoints stay with the session of the main process. `follow`
+tells that session of each step that the training loop gets, and learns from it where to begin.
 
 Invariants: items are steps, in order, each once; after a restart they go on at the first one that the loop did not get.
 One worker of a loader pulls; the others give nothing. A pull states the version that will train on its step by the rule

@@ -117,8 +117,8 @@ class Chosen:
     def write_advantages(self, i: int, out: npt.NDArray[np.generic]) -> None:
         """Write sample i's advantages into `out`, float [T] of zeros.
 
-        A number given for the whole sample goes to its tokens that count in the loss, so that a loss that forgets the
-        mask does not train on prompts.
+        A number given for the whole sample goes to its tokens that count in the loss. So a loss that forgets the mask
+        does not train on prompts.
         """
         if self.token_advantages is not None:
             out[:] = self.token_advantages[i]

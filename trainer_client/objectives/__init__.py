@@ -1,8 +1,8 @@
 """Objectives of asynchronous policy optimisation as pure torch functions.
 
-Everything here takes tensors and returns tensors or plain numbers: no state, no I/O, no knowledge of
-batches, models or the service. Token tensors may be padded [B, T] or packed [ΣT]; a token counts where its
-mask says so, and what stands under a masked position (padding, NaN) reaches neither value nor gradient.
+Every function takes tensors and returns tensors or plain numbers: no state, no I/O, no knowledge of batches, models or
+the service. Token tensors may be padded [B, T] or packed [ΣT]; a token counts where its mask says so. A number at a
+masked position (padding, NaN) reaches neither value nor gradient.
 
     advantages   grpo_advantages, dr_grpo_advantages, rloo_advantages: from rewards of groups
     weights      tis_weights, mis_weights, trust_weights: who generated the tokens; passed to a loss as `weights=`

@@ -1,10 +1,10 @@
 """Group-relative advantages: GRPO, Dr. GRPO and RLOO.
 
-Invariant: a group whose rewards are all equal has advantage exactly 0 for every sample, so that rounding in
-its mean, blown up by a division by almost nothing, can never train on noise.
+Invariant: a group whose rewards are all equal has advantage exactly 0 for every sample. Otherwise rounding in its mean,
+divided by almost nothing, would train on noise.
 
-All take rewards as a float tensor [groups, G], or, for groups of unequal size, flat as [ΣG] with
-`group_sizes` int64 [groups]; all compute in float64 and return the rewards' shape and dtype.
+All take rewards as a float tensor [groups, G], or, for groups of unequal size, flat as [ΣG] with `group_sizes` int64
+[groups]; all compute in float64 and return the rewards' shape and dtype.
 """
 
 import torch
@@ -17,10 +17,10 @@ from trainer_client.objectives.tokens import check_positive
 def grpo_advantages(
     rewards: Tensor, group_sizes: Tensor | None = None, *, eps: float = 1e-6, unbiased: bool = True
 ) -> Tensor:
-    """Â_i = (r_i − mean(r)) / (std(r) + eps), mean and std over the sample's group.
+    """Compute GRPO's advantages: Â_i = (r_i − mean(r)) / (std(r) + eps), mean and std over the sample's group.
 
-    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2, which leaves the kind of std open. `unbiased`
-    divides by G − 1 as the common implementations do (`torch.std`); otherwise by G.
+    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2, which leaves the kind of std open. `unbiased` divides by G −
+    1 as the common implementations do (`torch.std`); otherwise by G.
 
     Raises `InvalidField` for another shape or dtype, or groups of no sample.
     """
@@ -35,10 +35,10 @@ def grpo_advantages(
 
 
 def dr_grpo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Tensor:
-    """Â_i = r_i − mean(r), the mean over the sample's group.
+    """Compute Dr. GRPO's advantages: Â_i = r_i − mean(r), the mean over the sample's group.
 
-    Source: Dr. GRPO, "Understanding R1-Zero-Like Training" (arXiv:2503.20783), section 3.2: without the
-    division by std, groups of almost equal rewards weigh no more than others.
+    Source: Dr. GRPO, "Understanding R1-Zero-Like Training" (arXiv:2503.20783), section 3.2: without the division by
+    std, groups of almost equal rewards weigh no more than others.
 
     Raises `InvalidField` for another shape or dtype, or groups of no sample.
     """
@@ -48,13 +48,15 @@ def dr_grpo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Te
 
 
 def rloo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Tensor:
-    """Â_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j, the baseline a mean over the group's other samples.
+    """Compute RLOO's advantages: Â_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j. The baseline is the mean over the group's other
+    samples.
 
     Source: RLOO, "Back to Basics" (arXiv:2402.14740), which takes the estimator from Kool et al., "Buy 4 REINFORCE
     Samples, Get a Baseline for Free!" (2019). It is Dr. GRPO's advantage times G / (G − 1): the baseline does not
     depend on the sample itself. Some trainers normalise the result over the batch as well; the paper does not.
 
-    Raises `InvalidField` for another shape or dtype, and for groups of one sample, of which none is left as a baseline.
+    Raises `InvalidField` for another shape or dtype, and for groups of one sample, which leave no sample for the
+    baseline.
     """
     flat, sizes = _flatten(rewards, group_sizes)
     if bool((sizes < 2).any()):
@@ -66,7 +68,7 @@ def rloo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Tenso
 
 
 def _flatten(rewards: Tensor, group_sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rewards float64 [ΣG] and sizes int64 [groups]."""
+    """Flatten to rewards, float64 [ΣG], and group sizes, int64 [groups]."""
     if not rewards.dtype.is_floating_point:
         raise InvalidField("rewards.dtype", rewards.dtype, "a floating dtype")
     shape = list(rewards.shape)
@@ -85,7 +87,7 @@ def _flatten(rewards: Tensor, group_sizes: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def _centred(flat: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards less their group's mean, and whether the group has one reward only; both [ΣG]."""
+    """Subtract the group's mean from each reward, and tell whether all rewards of its group are equal; both [ΣG]."""
     mean = _sum_by_group(flat, sizes) / sizes.double()
     groups = _group_index(sizes)
     low = torch.full_like(mean, torch.inf).scatter_reduce(0, groups, flat, "amin")

@@ -1,20 +1,20 @@
 """AIPO: asynchronous importance-weighted policy optimisation with a one-sided clip.
 
-Source: LlamaRL (arXiv:2505.24034), without entropy and KL terms, of tokens:
+Source: LlamaRL (arXiv:2505.24034), per token, without entropy and KL terms:
 
     J(θ) = 1 / Σ_samples |y| · Σ_t min(ρ_t, δ) · Â_t        ρ_t = π_θ(y_t | y_<t) / μ(y_t | y_<t)
 
-with μ the policy that generated the token. What is returned is the loss −J; Σ_samples |y| is the token mean, one of
-the denominators of `denominators`.
+with μ the policy that generated the token. `aipo_loss` returns −J. Σ_samples |y| is the token mean, one of the
+denominators of `denominators`.
 
-The formula can be read in two ways, which agree in value and on every token with ρ ≤ δ, and differ only in
-the gradient of clipped tokens:
+The formula has two readings. They agree in value and on every token with ρ ≤ δ, and differ only in the gradient of
+clipped tokens:
 
     ratio_detached         ∂J/∂log π_t = min(ρ_t, δ) · Â_t / Σ|y|            clipped: δ · Â_t / Σ|y|
     ratio_differentiated   ∂J/∂log π_t = ρ_t · Â_t · [ρ_t ≤ δ] / Σ|y|        clipped: 0
 
-The first is LlamaRL's gradient estimator (the ratio is a weight on ∇ log π), the second differentiates J as
-it is written.
+The first is LlamaRL's gradient estimator (the ratio is a weight on ∇ log π), the second differentiates J as it is
+written.
 """
 
 import math
@@ -49,7 +49,7 @@ def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
+    """Compute the AIPO loss, −J of the module's docstring, as `policy_gradient_loss` in shapes, dtypes and errors.
 
     `behaviour_logprobs`: log μ. `delta`: the clip δ > 0; LlamaRL uses 2 to 10.
     """

@@ -3,8 +3,8 @@
     J(θ) = Σ_t sg[clip(r_t, 1 − clip_low, 1 + clip_high)] · Â_t · log π_θ(y_t)        r_t = π_θ / π_old
 
 divided as `denominators` says; the loss is −J. Where PPO drops the gradient of clipped tokens, here every token keeps
-one. Source: MiniMax-M1 (arXiv:2506.13585), equations 4 and 5. There only the upper bound is tuned and the lower one
-is off, as here by default; of the frameworks, Trinity-RFT starts at `clip_high` 0.28.
+one. Source: MiniMax-M1 (arXiv:2506.13585), equations 4 and 5. There only the upper bound is tuned and the lower one is
+off, as here by default; of the frameworks, Trinity-RFT starts at `clip_high` 0.28.
 
 Without lower bound it is `policy_gradient_loss` with `tis_weights(logprobs, old_logprobs, cap=1 + clip_high)`; AIPO's
 `ratio_detached` has the same gradient and another value.
@@ -40,7 +40,7 @@ def cispo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
+    """Compute the CISPO loss, −J of the module's docstring, as `policy_gradient_loss` in shapes, dtypes and errors.
 
     `old_logprobs`: of the policy that generated, or, with `weights` from it to that one, the trainer's own before the
     first optimizer step on the batch. `clip_high` > 0; 0 < `clip_low` < 1, or None for no lower bound.

@@ -1,12 +1,12 @@
-"""What the sum over tokens is divided by: the one place where a loss becomes a mean.
+"""Denominators of losses: the one place where a sum over tokens becomes a mean.
 
     loss_tokens=N     token mean:   Σ_t ℓ_t / N                              every token weighs the same
     total_samples=S   sample mean:  Σ_i (1 / |y_i| · Σ_{t in i} ℓ_t) / S     every sample weighs the same
     neither           the mean over this call's own tokens (of `gspo_loss`: over its samples)
 
-|y_i| are the sample's tokens in the loss mask. Given the totals of the whole batch, as every rank and every round of it
-has them (`total_loss_tokens`, `total_samples`), values and gradients of its parts add up to those of one call, however
-it is cut; for a sample mean it is cut between samples. Tokens whose weight is 0 stay in the denominator.
+|y_i| are the sample's tokens in the loss mask. Every rank and every round of a batch has the totals of the whole batch
+(`total_loss_tokens`, `total_samples`). Given these, values and gradients of its parts add up to those of one call,
+however it is cut. For a sample mean it is cut between samples. Tokens whose weight is 0 stay in the denominator.
 
 Dr. GRPO's constant (arXiv:2503.20783, section 3.2: each sample's sum divided by a fixed length L, not by its own) is
 `loss_tokens=total_samples * L`.
@@ -24,7 +24,7 @@ from trainer_client.objectives.samples import Samples
 from trainer_client.objectives.tokens import check_positive
 
 Total: TypeAlias = int | float | Tensor
-"""A batch's total: a positive number or a scalar tensor, which is not looked into."""
+"""Total of a batch: a positive number, or a scalar tensor, whose value is not checked."""
 
 
 def mean_loss(
@@ -35,7 +35,7 @@ def mean_loss(
     total_samples: Total | None,
     token_counts: Tensor | None,
 ) -> Tensor:
-    """`token_losses` [B, T] or [ΣT] over `mask`, summed and divided as the module says: a scalar.
+    """Sum `token_losses` [B, T] or [ΣT] over `mask`, and divide as the module says: a scalar.
 
     No token at all gives 0, not NaN. Raises `InvalidField` for two denominators, for one that is not positive, and for
     a sample mean over packed tokens without `token_counts`.

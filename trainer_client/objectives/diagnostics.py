@@ -1,4 +1,4 @@
-"""How far the policy in training has moved from the one that generated: figures for logs, without gradients.
+"""Diagnostics of the policy in training against the one that generated: figures for logs, without gradients.
 
 With ρ_t = π(y_t) / μ(y_t) over the n tokens that count, all computed in float64:
 
@@ -35,7 +35,7 @@ from trainer_client.objectives.tokens import (
 )
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 8)
-"""Lower bounds of the buckets of staleness, in versions; the last one is open."""
+"""Lower bounds of the staleness buckets, in versions; the last bucket is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class RatioDiagnostics:
     ratio_min: float
     ratio_max: float
     effective_sample_size: float
-    """In tokens, between 1 and `tokens`."""
+    """Effective sample size in tokens, between 1 and `tokens`."""
     kl_behaviour: float
-    """In nats a token."""
+    """KL estimate in nats per token."""
 
     @property
     def effective_fraction(self) -> float:
@@ -59,7 +59,7 @@ class RatioDiagnostics:
 
 @dataclass(frozen=True, slots=True)
 class RatioSums:
-    """What the figures are made of, to be added up: `sum(parts, RatioSums()).summary()`.
+    """Sums from which the figures are computed, to be added up: `sum(parts, RatioSums()).summary()`.
 
     Plain numbers, to be gathered from ranks as an object. Sums of ratios are kept as logarithms: the square of a ratio
     that one bad token drives to e^400 would be infinite.
@@ -67,17 +67,17 @@ class RatioSums:
 
     tokens: int = 0
     log_ratio_sum: float = -math.inf
-    """log Σρ"""
+    """Logarithm log Σρ."""
     log_square_sum: float = -math.inf
-    """log Σρ²"""
+    """Logarithm log Σρ²."""
     log_ratio_min: float = math.inf
     log_ratio_max: float = -math.inf
     kl_sum: float = 0.0
-    """Σ(ρ − 1 − log ρ), in nats."""
+    """Sum Σ(ρ − 1 − log ρ), in nats."""
 
     @classmethod
     def of(cls, log_ratio: Tensor) -> Self:
-        """The sums over log ρ, float64 [n]."""
+        """Compute the sums over log ρ, float64 [n]."""
         if log_ratio.numel() == 0:
             return cls()
         figures = (
@@ -101,7 +101,7 @@ class RatioSums:
         )
 
     def summary(self) -> RatioDiagnostics:
-        """The figures."""
+        """Compute the figures."""
         if self.tokens == 0:
             return RatioDiagnostics(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         nothing_left = self.log_ratio_sum == -math.inf
@@ -116,10 +116,10 @@ class RatioSums:
 
 
 def ratio_sums(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) -> RatioSums:
-    """Sums over all tokens of the mask.
+    """Compute the sums over all tokens of the mask.
 
-    `logprobs`: float32 or float64 [B, T] or [ΣT]. `behaviour_logprobs`: floating, same shape. `loss_mask`:
-    bool or integer, same shape. Raises `InvalidField` for other shapes and dtypes.
+    `logprobs`: float32 or float64 [B, T] or [ΣT]. `behaviour_logprobs`: floating, same shape. `loss_mask`: bool or
+    integer, same shape. Raises `InvalidField` for other shapes and dtypes.
     """
     log_ratio, mask = _log_ratio(logprobs, behaviour_logprobs, loss_mask)
     return RatioSums.of(log_ratio[mask])
@@ -133,7 +133,7 @@ def ratio_sums_by_staleness(
     *,
     lower_bounds: Sequence[int] = STALENESS_BUCKETS,
 ) -> dict[str, RatioSums]:
-    """Sums of each bucket of staleness that has tokens, youngest first.
+    """Compute the sums of each staleness bucket that has tokens, youngest first.
 
     `staleness`: integer, in weight versions, the shape of `logprobs` (per token: `batch.train_version -
     batch.versions`), or [B] beside [B, T] (per sample). `lower_bounds`: ascending from 0; bucket i spans [bound i,
@@ -156,7 +156,7 @@ def ratio_sums_by_staleness(
 
 
 def merged_by_staleness(parts: Iterable[Mapping[str, RatioSums]]) -> dict[str, RatioSums]:
-    """Results of `ratio_sums_by_staleness` with the same bounds, added bucket by bucket, youngest first."""
+    """Add results of `ratio_sums_by_staleness` with equal bounds, bucket by bucket, youngest first."""
     total: dict[str, RatioSums] = {}
     for part in parts:
         for label, sums in part.items():
@@ -165,7 +165,7 @@ def merged_by_staleness(parts: Iterable[Mapping[str, RatioSums]]) -> dict[str, R
 
 
 def ratio_diagnostics(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) -> RatioDiagnostics:
-    """`ratio_sums(...).summary()`, for one call that sees the whole batch."""
+    """Compute `ratio_sums(...).summary()`, for one call that sees the whole batch."""
     return ratio_sums(logprobs, behaviour_logprobs, loss_mask).summary()
 
 
@@ -177,7 +177,7 @@ def ratio_diagnostics_by_staleness(
     *,
     lower_bounds: Sequence[int] = STALENESS_BUCKETS,
 ) -> dict[str, RatioDiagnostics]:
-    """The summaries of `ratio_sums_by_staleness(...)`, for one call that sees the whole batch."""
+    """Compute the summaries of `ratio_sums_by_staleness(...)`, for one call that sees the whole batch."""
     sums = ratio_sums_by_staleness(logprobs, behaviour_logprobs, loss_mask, staleness, lower_bounds=lower_bounds)
     return {label: bucket.summary() for label, bucket in sums.items()}
 
@@ -194,7 +194,7 @@ def clip_fraction(  # noqa: PLR0913  # the ratio, its bounds and the denominator
     token_counts: Tensor | None = None,
     loss_tokens: Total | None = None,
 ) -> float:
-    """Share of loss tokens whose ratio π / π_reference lies outside [`low`, `high`]; 0 to 1.
+    """Compute the share of loss tokens whose ratio π / π_reference lies outside [`low`, `high`]; 0 to 1.
 
     With `advantages` (shapes of the losses) only the bound that cuts the gradient counts: above `high` where Â > 0,
     below `low` where Â < 0. With `loss_tokens`, the total of the whole batch, the shares of its parts add up.
@@ -228,12 +228,12 @@ def _log_ratio(
 
 
 def _exp(x: float) -> float:
-    """e^x, infinite where it does not fit a float64."""
+    """Compute e^x, infinite where it does not fit a float64."""
     return math.exp(x) if x < 709.0 else math.inf
 
 
 def _log_add(a: float, b: float) -> float:
-    """log(e^a + e^b)."""
+    """Compute log(e^a + e^b)."""
     high = max(a, b)
     return high if math.isinf(high) else high + math.log1p(math.exp(min(a, b) - high))
 

@@ -44,13 +44,12 @@ def gspo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
+    """Compute the GSPO loss, −J of the module's docstring, as `policy_gradient_loss` in shapes, dtypes and errors.
 
     The clips are the paper's, two to three orders of magnitude below PPO's. `token_counts`, int64 [B], is needed for
-    packed tokens. `total_samples`: S, the samples of the whole batch; default: those of this call, the padding of
-    `pack(multiple_of=…)` among them. With `loss_tokens`
-    every token weighs the same, so that long samples weigh more than in the paper. `weights` multiply the tokens'
-    terms.
+    packed tokens. `total_samples`: S, the samples of the whole batch; default: those of this call, including the
+    padding of `pack(multiple_of=…)`. With `loss_tokens` every token weighs the same, so that long samples weigh more
+    than in the paper. `weights` multiply the tokens' terms.
     """
     check_logprobs("logprobs", logprobs)
     check_same_tokens("old_logprobs", old_logprobs, logprobs)

@@ -1,14 +1,14 @@
-"""IPO, INTELLECT policy optimisation: tokens whose probability has moved too far are left out, the rest is held by KL.
+"""IPO, INTELLECT policy optimisation: masks tokens whose probability has moved too far, and holds the rest by KL.
 
     J_t = [−low ≤ π_t − μ_t ≤ high] · ρ_t · Â_t − τ · (log ρ_t)²        ρ_t = π_t / μ_t
 
-with μ the policy that generated the token, π the one in training, both as probabilities of the token. What is returned
-is the loss −J over a denominator of `denominators`; tokens that are left out stay in it, and keep their KL term.
+with μ the policy that generated the token, π the one in training, both as probabilities of the token. `ipo_loss`
+returns the loss −J over a denominator of `denominators`. Masked tokens stay in the denominator, and keep their KL term.
 
 Sources. The default loss of PRIME-RL v0.5.0 (low = high = 0.2, τ = 0.001), and its `ipo` since, with 0.1. It joins the
 binary total-variation mask of DPPO (arXiv:2602.04879) with the KL term of Kimi K2.5 (arXiv:2602.02276). DPPO's mask,
-which is PRIME-RL's default today, asks for the sign of the advantage too: a token is left out only where the
-step would take it further out, that is π_t − μ_t > high with Â > 0, or π_t − μ_t < −low with Â < 0.
+which is PRIME-RL's default today, asks for the sign of the advantage too. A token is masked only where the step would
+move it further: π_t − μ_t > high with Â > 0, or π_t − μ_t < −low with Â < 0.
 """
 
 import math
@@ -27,7 +27,7 @@ from trainer_client.objectives.tokens import (
 )
 
 _LARGEST_LOG_RATIO = 80.0
-"""Beyond it exp leaves float32."""
+"""Bound on the log ratio, below the point where its exp leaves float32."""
 
 
 def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
@@ -44,10 +44,10 @@ def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
+    """Compute the IPO loss, −J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
-    `behaviour_logprobs`: log μ. `mask_low`, `mask_high`: of a difference of probabilities, at least 0; math.inf: none.
-    `by_sign`: DPPO's mask. `kl`: τ, at least 0.
+    `behaviour_logprobs`: log μ. `mask_low`, `mask_high`: bounds on a difference of probabilities, at least 0; math.inf:
+    none. `by_sign`: DPPO's mask. `kl`: τ, at least 0.
     """
     check_logprobs("logprobs", logprobs)
     check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)

@@ -1,4 +1,4 @@
-"""The policy gradient with importance weights: REINFORCE on tokens.
+"""Policy gradient with importance weights: REINFORCE on tokens.
 
     J(θ) = Σ_t w_t · Â_t · log π_θ(y_t)        divided as `denominators` says; the loss is −J
 
@@ -28,10 +28,10 @@ def policy_gradient_loss(
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """−J of the module's docstring: ∂/∂log π_t = −w_t · Â_t over the denominator.
+    """Compute the policy gradient loss, −J of the module's docstring: ∂/∂log π_t = −w_t · Â_t over the denominator.
 
-    Sources: Williams, "REINFORCE" (1992); with `weights=tis_weights(logprobs, ...)` it is the corrected gradient of
-    Yao et al. (2025), the token-level rollout correction of verl and `--use-tis` of slime and Miles.
+    Sources: Williams, "REINFORCE" (1992); with `weights=tis_weights(logprobs, ...)` it is the corrected gradient of Yao
+    et al. (2025), the token-level rollout correction of verl and `--use-tis` of slime and Miles.
     """
     check_logprobs("logprobs", logprobs)
     mask = token_mask(loss_mask, logprobs)

@@ -1,8 +1,8 @@
-"""Which tokens make up a sample, and figures over whole samples.
+"""Samples within tensors of tokens, and figures over whole samples.
 
 In padded tensors [B, T] the rows are the samples. Packed tensors [ΣT] hold the B samples one after another, and
-`token_counts`, int64 [B], says how many tokens each one has; `per_token` takes the same counts, and of a packed batch
-they are `cu_seqlens.diff().long()`.
+`token_counts`, int64 [B], gives each one's number of tokens. `per_token` takes the same counts; a packed batch has them
+as `cu_seqlens.diff().long()`.
 
 Invariant: a figure of a sample needs all of its tokens, so a sample may not be cut over micro-batches or ranks.
 """
@@ -16,23 +16,23 @@ from torch import Tensor
 from buffer_wire.errors import InvalidField
 
 RatioLevel: TypeAlias = Literal["token", "sequence", "geometric"]
-"""What a ratio is of: the token; the whole sample, Π_t ρ_t; or its geometric mean, (Π_t ρ_t)^(1/|y|)."""
+"""Level of a ratio: the token; the whole sample, Π_t ρ_t; or its geometric mean, (Π_t ρ_t)^(1/|y|)."""
 
 RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "sequence", "geometric")
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The B samples of a tensor of tokens."""
+    """Samples of a tensor of tokens, B of them."""
 
     count: int
-    """B"""
+    """Number of samples B."""
     index: Tensor | None
-    """int64 [ΣT], the sample of each packed token; None where the rows of [B, T] are the samples."""
+    """Index of the sample of each packed token, int64 [ΣT]; None where the rows of [B, T] are the samples."""
 
     @classmethod
     def of(cls, tokens: Tensor, token_counts: Tensor | None) -> Self:
-        """The samples of `tokens`, [B, T] without or [ΣT] with `token_counts`.
+        """Find the samples of `tokens`, [B, T] without or [ΣT] with `token_counts`.
 
         Raises `InvalidField` where the counts are missing, superfluous or do not add up to ΣT.
         """
@@ -50,23 +50,23 @@ class Samples:
         return cls(len(token_counts), torch.repeat_interleave(order, token_counts).to(tokens.device))
 
     def sums(self, values: Tensor) -> Tensor:
-        """[B] sums of `values`, a number a token, over each sample."""
+        """Sum `values`, one number per token, over each sample: [B]."""
         if self.index is None:
             return values.sum(dim=1)
         return torch.zeros(self.count, dtype=values.dtype, device=values.device).index_add(0, self.index, values)
 
     def means(self, values: Tensor, mask: Tensor) -> Tensor:
-        """[B] means of `values` over each sample's tokens in `mask`; 0 for a sample without any."""
+        """Average `values` over each sample's tokens in `mask`: [B]; 0 for a sample without any."""
         counted = self.sums(mask.to(values.dtype)).clamp(min=1)
         return self.sums(torch.where(mask, values, 0.0)) / counted
 
     def spread(self, values: Tensor) -> Tensor:
-        """`values`, one a sample [B], so that they broadcast against the tokens."""
+        """Shape `values`, one per sample [B], so that they broadcast against the tokens."""
         return values.unsqueeze(1) if self.index is None else values[self.index]
 
 
 def log_ratio_at(level: RatioLevel, log_ratio: Tensor, mask: Tensor, token_counts: Tensor | None) -> Tensor:
-    """The log ratios of tokens (0 outside `mask`) at a level, in their shape: every token has that of its sample.
+    """Convert the log ratios of tokens (0 outside `mask`) to a level, in their shape: every token has its sample's.
 
     Raises `InvalidField` for another level, and for the levels of a sample where its tokens cannot be told.
     """

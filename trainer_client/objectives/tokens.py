@@ -1,7 +1,7 @@
-"""What every objective asks of its token tensors: shapes, dtypes, masks, bounds and ratios.
+"""Checks of token tensors that every objective shares: shapes, dtypes, masks, bounds and ratios.
 
-Invariant: a masked position contributes exactly zero to values and gradients, whatever number stands there,
-because it is replaced before the first exp, never multiplied by zero after it.
+Invariant: a masked position contributes exactly zero to values and gradients, whatever number stands there. It is
+replaced before the first exp, never multiplied by zero after it.
 """
 
 import math
@@ -56,7 +56,7 @@ def check_positive(name: str, value: float) -> None:
 
 
 def token_mask(loss_mask: Tensor, logprobs: Tensor) -> Tensor:
-    """`loss_mask` (bool or integer, shape of `logprobs`; nonzero counts) as bool."""
+    """Convert `loss_mask` (bool or integer, shape of `logprobs`; nonzero counts) to bool."""
     if loss_mask.shape != logprobs.shape:
         raise InvalidField("loss_mask.shape", _shape(loss_mask), f"{_shape(logprobs)}, the shape of logprobs")
     if loss_mask.dtype not in _MASK_DTYPES:
@@ -65,10 +65,10 @@ def token_mask(loss_mask: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def token_advantages(advantages: Tensor, logprobs: Tensor) -> Tensor:
-    """`advantages` as a tensor that broadcasts against `logprobs`, in its dtype and cut off from any graph.
+    """Convert `advantages` to a tensor that broadcasts against `logprobs`, in its dtype and cut off from any graph.
 
-    Floating, either of the shape of `logprobs` or [B] where `logprobs` is [B, T]. For packed tokens spread
-    them first with `per_token`.
+    `advantages` is floating, either of the shape of `logprobs` or [B] where `logprobs` is [B, T]. For packed tokens
+    spread them first with `per_token`.
     """
     if not advantages.dtype.is_floating_point:
         raise InvalidField("advantages.dtype", advantages.dtype, "a floating dtype")
@@ -81,7 +81,9 @@ def token_advantages(advantages: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def token_staleness(staleness: Tensor, logprobs: Tensor) -> Tensor:
-    """`staleness` in the shape of `logprobs`: integer, either of that shape or [B] where `logprobs` is [B, T]."""
+    """Expand `staleness` to the shape of `logprobs`: integer, either of that shape or [B] where `logprobs` is
+    [B, T].
+    """
     if staleness.dtype.is_floating_point or staleness.dtype == torch.bool:
         raise InvalidField("staleness.dtype", staleness.dtype, "an integer dtype")
     if staleness.shape == logprobs.shape:
@@ -92,17 +94,19 @@ def token_staleness(staleness: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """The log ratio, log π_numerator − log π_denominator, in the numerator's dtype; 0 where `mask` is false."""
+    """Compute log π_numerator − log π_denominator in the numerator's dtype; 0 where `mask` is false."""
     return torch.where(mask, numerator - denominator.to(numerator.dtype), 0.0)
 
 
 def log_bound(bound: float) -> float:
-    """Logarithm of a bound on a ratio, −∞ for 0: clipping logarithms before exp leaves no inf or NaN behind."""
+    """Compute the logarithm of a bound on a ratio, −∞ for 0. Clipping logarithms before exp leaves no inf or NaN
+    behind.
+    """
     return math.log(bound) if bound > 0 else -math.inf
 
 
 def token_weights(weights: Tensor | None, logprobs: Tensor, mask: Tensor) -> Tensor | float:
-    """`weights` (floating, shape of `logprobs`) cut off from any graph and 0 outside `mask`; 1 where None."""
+    """Detach `weights` (floating, shape of `logprobs`) and set them to 0 outside `mask`; 1 where None."""
     if weights is None:
         return 1.0
     check_same_tokens("weights", weights, logprobs)
@@ -124,11 +128,10 @@ def per_token(values: Tensor, token_counts: Tensor) -> Tensor:
 
 
 def selected_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Log-probability of every token given those before it, aligned with the tokens.
+    """Compute the log-probability of every token given those before it, aligned with the tokens.
 
-    `logits`: floating [B, T, V], position t predicting token t + 1. `token_ids`: int64 [B, T].
-    Returns float32 (float64 for float64 logits) [B, T] where entry t is log π(token t | tokens < t); entry 0,
-    which nothing predicts, is 0.
+    `logits`: floating [B, T, V], position t predicting token t + 1. `token_ids`: int64 [B, T]. Returns float32 (float64
+    for float64 logits) [B, T] where entry t is log π(token t | tokens < t); entry 0, which nothing predicts, is 0.
     """
     if logits.ndim != 3 or logits.shape[:2] != token_ids.shape:
         raise InvalidField("logits.shape", _shape(logits), f"[B, T, V] over token_ids {_shape(token_ids)}")

@@ -6,25 +6,25 @@
 
 μ_t and π_t are the two probabilities of token t, and μ·log(μ/π) + (1 − μ)·log((1 − μ)/(1 − π)) their divergence.
 
-π_behaviour is what the rollout engine reported, π_train the trainer's own probability of the same token under the
-weights at which the correction is made: those in training for `policy_gradient_loss`, those before the first optimizer
-step on the batch for `ppo_loss`, `gspo_loss` and `cispo_loss`, which take the result as `weights=`. `aipo_loss` does
-not: its own ratio is this correction.
+π_behaviour is the probability that the rollout engine reported. π_train is the trainer's own probability of the same
+token under the weights at which the correction is made. For `policy_gradient_loss` these are the weights in training.
+For `ppo_loss`, `gspo_loss` and `cispo_loss` they are those before the first optimizer step on the batch. All four take
+the result as `weights=`. `aipo_loss` does not: its own ratio is this correction.
 
 Levels: of each token; of the whole "sequence", Π ρ_t, which corrects without bias and varies wildly with length; and
-the "geometric" mean of the sequence, (Π ρ_t)^(1/|y|), which does not grow with length. Products run over the loss
-mask, and every token of a sample has the sample's weight. At the sequence levels a sample may not be cut over
-micro-batches, and packed tokens need `token_counts`.
+the "geometric" mean of the sequence, (Π ρ_t)^(1/|y|), which does not grow with length. Products run over the loss mask,
+and every token of a sample has the sample's weight. At the sequence levels a sample may not be cut over micro-batches,
+and packed tokens need `token_counts`.
 
 Sources. TIS: Ionides, "Truncated Importance Sampling" (2008); Yao et al., "Your Efficient RL Framework Secretly Brings
 You Off-Policy RL Training" (2025). MIS: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the
-Training-Inference Mismatch" (2025), of tokens and sequences; IcePop (arXiv:2510.18855), of tokens. Trust: the
-sequence trust region of FlashREINFORCE (Hu et al., 2026, github.com/yifanzhang-pro/FlashREINFORCE); the divergence is
-DPPO's binary KL (arXiv:2602.04879). AReaL's
-`token_mask` with cap C is MIS with `low=0, high=C`, its `token_truncate` is TIS. Frameworks differ in
+Training-Inference Mismatch" (2025), of tokens and sequences; IcePop (arXiv:2510.18855), of tokens. Trust: the sequence
+trust region of FlashREINFORCE (Hu et al., 2026, github.com/yifanzhang-pro/FlashREINFORCE); the divergence is DPPO's
+binary KL (arXiv:2602.04879). AReaL's `token_mask` with cap C is MIS with `low=0, high=C`, its `token_truncate` is TIS.
+Frameworks differ in
 
-- the geometric level: here the weight itself is the geometric mean, as in slime's `mis.py` (`tis_level: geometric`);
-  to reject by one level and weigh by another, multiply two weights, the rejecting one turned into 0 and 1 by `(w > 0)`;
+- the geometric level: here the weight itself is the geometric mean, as in slime's `mis.py` (`tis_level: geometric`); to
+  reject by one level and weigh by another, multiply two weights, the rejecting one turned into 0 and 1 by `(w > 0)`;
 - the denominator: tokens of weight 0 stay in it here and in Miles' IcePop; verl's rejection and slime's mask mode take
   them out of the response mask. For that, pass `loss_mask & (weights > 0)` and that mask's total over the batch.
 """
@@ -58,7 +58,7 @@ def tis_weights(
     level: RatioLevel = "token",
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """Truncated importance sampling, min(ρ, `cap`): without a graph; 0 at masked positions.
+    """Compute truncated importance sampling weights, min(ρ, `cap`), without a graph; 0 at masked positions.
 
     `train_logprobs`: float32 or float64 [B, T] or [ΣT]. `behaviour_logprobs`: floating, same shape. `loss_mask`: bool
     or integer, same shape. `cap`: above 0; slime and Miles use 2 (`--tis-clip`), AReaL 5; math.inf: none.
@@ -83,10 +83,10 @@ def mis_weights(
     level: RatioLevel = "token",
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """Masked importance sampling, ρ where `low` ≤ ρ ≤ `high` and 0 elsewhere: without a graph; 0 at masked positions.
+    """Compute masked importance sampling weights, ρ where `low` ≤ ρ ≤ `high`, else 0; without a graph.
 
-    0 ≤ `low` < `high`, which may be math.inf; usual are 0.5 and 2 for tokens, and much closer to 1 for the geometric
-    level, where verl's recipes use 0.999 and 1.001. Else as `tis_weights`.
+    Masked positions have weight 0. 0 ≤ `low` < `high`, which may be math.inf; usual are 0.5 and 2 for tokens, and much
+    closer to 1 for the geometric level, where verl's recipes use 0.999 and 1.001. Else as `tis_weights`.
     """
     check_bounds(low, high)
     log_ratio, mask = _log_ratio(train_logprobs, behaviour_logprobs, loss_mask, level, token_counts)
@@ -103,7 +103,7 @@ def trust_weights(
     delta: float,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """Rejection of whole samples by binary KL: 1 for the tokens of a sample that is trusted, 0 for those of others.
+    """Compute weights that reject whole samples by binary KL: 1 for the tokens of a trusted sample, 0 for others.
 
     Without a graph; 0 at masked positions. `delta`: above 0, in nats a token. Probabilities count as at most 1 − 1e-6,
     beyond which float32 does not tell them from 1. Multiply by `tis_weights` for the ratio. Else as `tis_weights`.
@@ -115,7 +115,7 @@ def trust_weights(
     samples = Samples.of(train_logprobs, token_counts)
 
     def outcomes(logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms of the token's probability, and of all others together."""
+        """Compute the logarithms of the token's probability, and of that of all others together."""
         token = torch.where(mask, logprobs.detach().to(train_logprobs.dtype), -1.0).clamp(max=_LARGEST_LOGPROB)
         return token, torch.log(-torch.expm1(token))
 

@@ -1,14 +1,14 @@
-"""The trainer's end, rank 0, of a process group for broadcasting weights to engines.
+"""Trainer's end, rank 0, of a process group for broadcasting weights to engines.
 
 It is built from torch's process group backends themselves, so that it shares nothing with the trainer's own
-torch.distributed groups: no default group is needed, and none is touched. The others build theirs with
-`torch.distributed`, over a TCP store of which this end is the server; both ends agree on where in that store they meet,
+torch.distributed groups: no default group is needed, and none is touched. The engines build their ends with
+`torch.distributed`, over a TCP store of which this end is the server. Both ends meet under this prefix of the store:
 
     {name}/{name}//{device}/    (torch.distributed's prefixes for a group of that name, with a store of that prefix)
 
-Invariants: the calling thread never blocks in torch; every call has its own time limit; closing drops the store, which
-ends the joining of everyone who is waiting in it, and the connections, which ends their receiving. After a failure the
-group is of no more use. One thread uses it.
+Invariants: the calling thread never blocks in torch. Every call has its own time limit. Closing drops the store, which
+ends the joining of everyone who waits in it, and the connections, which ends their receiving. After a failure the group
+is of no more use. One thread uses it.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 _LONGER_S = 5.0
-"""By how much the wait for a call outlasts the limit of the call itself, which leaves nothing under way."""
+"""Seconds by which the wait for a call outlasts the limit of the call itself, so that nothing is left under way."""
 _WATCHDOG_S = 3_600.0
-"""nccl's own watchdog, which would end the process, comes this much after the limits here."""
+"""Seconds by which nccl's own watchdog, which would end the process, comes after the limits here."""
 
 
 class GroupBroken(Exception):
-    """A call of the group failed, or ran into its limit: somebody is gone, or does not take part."""
+    """Error: a call of the group failed, or ran into its limit. Some member is gone, or does not take part."""
 
 
 class TrainerGroup:
-    """A group of `world_size` ranks under `name`; opens the meeting point at once. Raises OSError if it cannot."""
+    """Process group of `world_size` ranks under `name`; opens the meeting point at once. Raises OSError if it
+    cannot.
+    """
 
     def __init__(self, *, name: str, backend: Backend, world_size: int, port: int, timeout_s: float) -> None:
         from torch._C import _distributed_c10d as dist
@@ -48,7 +50,7 @@ class TrainerGroup:
         try:
             self._server: dist.TCPStore | None = self._opened(port, server=True)
             self.port: int = self._server.port
-            """Where the others join."""
+            """Port on which the others join."""
             # A connection of its own, so that this thread can look into the store while the other one waits in it.
             store: dist.Store = self._opened(self.port, server=False)
         except RuntimeError as error:
@@ -60,7 +62,7 @@ class TrainerGroup:
         self._store: dist.Store | None = store
         self._looked_at: dist.Store | None = looked_at
         self._group: Any = None
-        """torch's backend object."""
+        """Backend object of torch; None before joining and after closing."""
         self._lane = Lane(f"weights-{name}")
 
     def _opened(self, port: int, *, server: bool) -> "dist.TCPStore":
@@ -70,7 +72,9 @@ class TrainerGroup:
         return TCPStore("127.0.0.1", port, is_master=server, timeout=limit, wait_for_workers=False)
 
     def join(self) -> Future[None]:
-        """Join; done when everyone has (nccl: when everyone can). Fails with GroupBroken after the timeout."""
+        """Join the group; done when everyone has (nccl: when everyone can). Fails with GroupBroken after the
+        timeout.
+        """
         store, self._store = self._store, None
         if store is None:
             raise RuntimeError("a group is joined once")
@@ -92,7 +96,7 @@ class TrainerGroup:
         return self._lane.call(_as_broken(join))
 
     def arrived(self, ranks: range) -> frozenset[int] | None:
-        """Which ranks have come to the meeting point; None where that cannot be seen (nccl, another torch)."""
+        """Find the ranks that have come to the meeting point; None where that cannot be seen (nccl, another torch)."""
         # gloo: each rank leaves its addresses under its number, below the number of the context.
         if self.backend != "gloo" or self._looked_at is None:
             return None
@@ -104,7 +108,7 @@ class TrainerGroup:
             return None
 
     def on_device(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        """The tensor as it can be sent: contiguous, on the backend's device."""
+        """Make the tensor ready to be sent: contiguous, on the backend's device."""
         import torch
 
         if self._device is None and self.backend == "gloo":
@@ -115,7 +119,7 @@ class TrainerGroup:
         return tensor.detach().to(self._device).contiguous()
 
     def send(self, tensor: "torch.Tensor", timeout_s: float) -> Future[None]:
-        """Broadcast what `on_device` gave, after what was sent before. Fails with GroupBroken after `timeout_s`."""
+        """Broadcast a tensor from `on_device`, after those sent before. Fails with GroupBroken after `timeout_s`."""
 
         def send() -> None:
             from torch._C._distributed_c10d import BroadcastOptions
@@ -130,7 +134,9 @@ class TrainerGroup:
         return self._lane.call(_as_broken(send))
 
     def close(self) -> None:
-        """Leave, without waiting: at once when no call is under way, else when that call's limit is reached."""
+        """Leave the group, without waiting: at once when no call is under way, else when that call's limit is
+        reached.
+        """
         if self._server is None:
             return
         abort = self._group if self.backend == "nccl" else None

@@ -1,6 +1,6 @@
-"""A thread that runs what it is given in order, for calls that may block longer than their caller is ready to wait.
+"""Lane: a thread that runs calls in order, for calls that may block longer than their caller is ready to wait.
 
-Invariant: a caller waits on a future, never on the thread; an abandoned lane ends by itself when its last call returns,
+Invariant: a caller waits on a future, never on the thread. An abandoned lane ends by itself when its last call returns,
 and never keeps the process from ending.
 """
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Lane:
-    """One thread; use it from one thread."""
+    """Lane of calls on one thread; use it from one thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -22,7 +22,7 @@ class Lane:
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` after what came before it."""
+        """Run `function` after the calls before it."""
         future: Future[T] = Future()
 
         def run() -> None:

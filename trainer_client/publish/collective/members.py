@@ -1,4 +1,4 @@
-"""Who takes part in a collective update, and how far they are, judged from the run's state alone.
+"""Members of a collective update and their progress, judged from the run's state alone.
 
 A member that fails reports an error and belongs to no group any more; one that is gone reports nothing at all. Ranks
 follow the order of engine ids, so that the same engines always have the same ranks.
@@ -13,13 +13,13 @@ from trainer_client.publish.collective.plan import CollectivePlan, PlanMember
 from trainer_client.state import Engine, RunState
 
 Stage: TypeAlias = Literal["prepared", "loaded"]
-"""What members are to report: that they have joined and paused, or that they have received."""
+"""Stage that members report: "prepared" once they have joined and paused, "loaded" once they have received."""
 
 _TAKING_PART = ("ready", "loading")
 
 
 def candidates(run: RunState, left_out: Collection[str]) -> tuple[Engine, ...]:
-    """Engines that can take part now, in the order of their ids."""
+    """Select the engines that can take part now, in the order of their ids."""
     fit = (
         e for e in run.engines if e.state in _TAKING_PART and e.silent_ms < SILENT_MS and e.engine_id not in left_out
     )
@@ -27,37 +27,38 @@ def candidates(run: RunState, left_out: Collection[str]) -> tuple[Engine, ...]:
 
 
 def others(run: RunState, members: Iterable[Engine]) -> tuple[str, ...]:
-    """Engines that live, or may again, and are no members: they need the weights in another way."""
+    """Name the engines that live, or may again, and are not members: they need the weights in another way."""
     inside = {engine.engine_id for engine in members}
     living = (e for e in run.engines if e.state != "stopped" and e.silent_ms < SILENT_MS)
     return tuple(engine.engine_id for engine in living if engine.engine_id not in inside)
 
 
 _MOST_GROUPS = 1 << 40
-"""More than any run has groups. What an engine reports beyond is made up, and 1 more may be too large for a plan."""
+"""Limit on plausible membership numbers, above the number of groups of any run. A larger one from an engine is ignored:
+1 more may be too large for a plan."""
 
 
 def next_membership(present: int, engines: Iterable[Engine]) -> int:
-    """A number above that of the present group, and of any that an engine is in, also an earlier trainer's."""
+    """Choose a number above that of the present group, and of any that an engine is in, also an earlier trainer's."""
     known = (engine.membership for engine in engines)
     return 1 + max([present, *(number for number in known if number < _MOST_GROUPS)])
 
 
 def ranked(engines: Iterable[Engine]) -> tuple[PlanMember, ...]:
-    """Members with their ranks, from 1: an engine has one."""
+    """Assign ranks to members, from 1, one per engine."""
     return tuple(PlanMember(engine.engine_id, 1 + i) for i, engine in enumerate(engines))
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Members that are not there yet, and those that never will be, with the reason."""
+    """Standing of a plan's members: those that are not there yet, and those that have failed, with the reason."""
 
     missing: tuple[str, ...]
     failed: dict[str, str]
 
 
 class Watch:
-    """Judges the members of one plan from what was seen of them since it was made."""
+    """Judge of the members of one plan, by their reports since it was made."""
 
     def __init__(self, plan: CollectivePlan, before: RunState) -> None:
         self._plan = plan
@@ -66,7 +67,7 @@ class Watch:
         self._inside = {e.engine_id for e in before.engines if e.membership == plan.membership}
 
     def judge(self, run: RunState, stage: Stage) -> Standing:
-        """How far the members are towards `stage`."""
+        """Judge how far the members are towards `stage`."""
         reports = {engine.engine_id: engine for engine in run.engines}
         missing, failed = [], {}
         for member in self._plan.members:
@@ -83,7 +84,7 @@ class Watch:
         return engine.membership == self._plan.membership and reached == self._plan.version
 
     def _failure(self, engine: Engine | None) -> str:
-        """Why the member cannot go on; empty when it can."""
+        """Return the reason why the member cannot go on; empty when it can."""
         if engine is None:
             return "its worker reports it no more"
         if engine.silent_ms >= SILENT_MS:
@@ -99,6 +100,6 @@ class Watch:
 
 
 def unheard(run: RunState, engine_ids: Iterable[str], since_s: float) -> tuple[str, ...]:
-    """Those of the engines whose workers have said nothing in the last `since_s` seconds."""
+    """Name those of the engines whose workers have reported nothing in the last `since_s` seconds."""
     heard = {engine.engine_id for engine in run.engines if engine.silent_ms < since_s * 1000}
     return tuple(engine_id for engine_id in engine_ids if engine_id not in heard)

@@ -1,4 +1,4 @@
-"""A collective update as the trainer announces it: who takes part, where they meet, what is sent in which order."""
+"""Plan of a collective update, as the trainer announces it: members, meeting point, and the order of the tensors."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ Backend: TypeAlias = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of an update. `dtype` is torch's name without its prefix, as in "bfloat16"."""
+    """Spec of one tensor of an update. `dtype` is torch's name without its prefix, as in "bfloat16"."""
 
     name: str
     dtype: str
@@ -25,7 +25,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """An engine's place in the process group; `rank` is its first one, from 1. The trainer is rank 0."""
+    """Member of the process group: an engine; `rank` is its first rank, from 1. The trainer is rank 0."""
 
     engine_id: str
     rank: int
@@ -33,30 +33,30 @@ class PlanMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan:
-    """One attempt at one version, in one phase."""
+    """Plan of one attempt at one version, in one phase."""
 
     version: WeightVersion
-    """To come: above the published one, in the trainer's epoch."""
+    """Version to come, above the published one, in the trainer's epoch."""
     phase: Phase
     membership: int
     """Number of the process group, rising."""
     master_address: str
-    """Where the group meets, as the engines reach it."""
+    """Address at which the group meets, as the engines reach it."""
     master_port: int
     group_name: str
     backend: Backend
     world_size: int
-    """Ranks in all, the trainer's included."""
+    """Number of ranks, the trainer's included."""
     members: tuple[PlanMember, ...]
     tensors: tuple[TensorSpec, ...]
-    """In the order in which they are sent."""
+    """Specs of the tensors, in the order in which they are sent."""
     timeout_ms: int
     """Longest time for joining, and again for receiving."""
     established: bool = False
-    """The group exists, with every member in it."""
+    """True when the group exists, with every member in it."""
 
     def to_wire(self) -> pb.CollectivePlan:
-        """The message."""
+        """Convert to the wire's CollectivePlan."""
         return pb.CollectivePlan(
             version=common_pb2.WeightVersion(epoch=self.version.epoch, version=self.version.version),
             phase=_PHASES[self.phase],

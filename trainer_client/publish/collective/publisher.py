@@ -1,4 +1,4 @@
-"""Weights broadcast to the engines in a process group: no file is written and none is read.
+"""Collective publisher: broadcasts weights to the engines in a process group: no file is written and none is read.
 
     with CollectivePublisher(files=FilesPublisher("/tmp/weights", serve="http")) as publisher:
         with client.session("math", policy=policy, tasks=tasks, publisher=publisher) as session:
@@ -6,13 +6,13 @@
                 train(batch)
                 session.publish(model)
 
-Each publish asks the run which engines live, has them join and pause (`update`), sends, and is published once they have
-all received. Engines that fail are left out, and asked again at the next publish, or at once in a new group if all
-failed in one that existed before. With `files`, every `files_every`-th
-version is written as files too, and so is any that an engine will have to load that is not in the group; without, such
-an engine waits for the next version. If every engine is replaced after a version without files, they wait for the next
-publish and the trainer for their groups. With `keep_copy` the session of a trainer of one rank ends that: it repeats
-the last version from a copy in main memory. Else only files, or one more publish, do.
+Each publish asks the run which engines live, has them join and pause (`update`), and sends. The version is published
+once they have all received it. Engines that fail are left out, and asked again at the next publish. If all failed in a
+group that existed before, they are asked at once, in a new group. With `files`, every `files_every`-th version is
+written as files too, and so is any that an engine outside of the group has to load. Without, such an engine waits for
+the next version. If every engine is replaced after a version without files, they wait for the next publish and the
+trainer for their groups. With `keep_copy` the session of a trainer of one rank ends that: it repeats the last version
+from a copy in main memory. Otherwise only files, or one more publish, end it.
 
 Invariant: the group that is kept for the next publish is one in which nothing has failed.
 """
@@ -46,14 +46,14 @@ _LONGER_S = 5.0
 
 
 class CollectivePublisher:
-    """Broadcasts to the run's engines. Pass it to `BufferClient.session`; close it after the run.
+    """Publisher that broadcasts to the run's engines. Pass it to `BufferClient.session`; close it after the run.
 
-    `backend`: "gloo" (CPU) or "nccl" (GPU); None: by where the tensors are. `address`: this process as the engines
-    reach it; `port`: where a group meets, 0 for any free one each time. `timeout_s`: for joining and again for
-    receiving; `slack_s`: what pausing and reporting may take beyond it. `regroups`: how often one publish is begun anew
-    after a failure.
+    `backend`: "gloo" (CPU) or "nccl" (GPU); None: by the device of the tensors. `address`: this process as the engines
+    reach it. `port`: where a group meets, 0 for any free one each time. `timeout_s`: for joining and again for
+    receiving. `slack_s`: what pausing and reporting may take beyond it. `regroups`: number of times that one publish is
+    begun anew after a failure.
 
-    `files`: where fallbacks go, closed with this publisher; `save`: writes one, by default the tensors alone.
+    `files`: publisher of the fallbacks, closed with this one. `save`: writes a fallback, by default the tensors alone.
     `keep_copy`: hold the last version that has no files in main memory, as large as the model.
     """
 
@@ -82,7 +82,8 @@ class CollectivePublisher:
             raise InvalidField("backend", backend, "'gloo', 'nccl', or None")
         self._backend = backend
         self._used: Backend = backend or "gloo"
-        """That of the newest version: a repetition comes from main memory, wherever the tensors were."""
+        """Backend of the newest version. A repetition uses it too: its tensors come from main memory, wherever they
+        were."""
         self._address = address
         self._port = port
         self._timeout_s = timeout_s
@@ -93,14 +94,15 @@ class CollectivePublisher:
         self._save = save
         self._copy = KeptCopy() if keep_copy else None
         self._without_files = files_every
-        """Publishes since the last one with files; the first has them."""
+        """Number of publishes since the last one with files; the first has them."""
         self._group: TrainerGroup | None = None
         self._membership = 0
         """Number of the group, or of the last one."""
         self._inside: tuple[str, ...] = ()
         """Engines in the group, in the order of their ranks."""
         self._failed_at: dict[str, float] = {}
-        """Engines that failed, by when the attempt began: one that says nothing since would cost as much again."""
+        """Engines that failed, with the time when the attempt began. One that has been silent since would cost as much
+        time again."""
 
     # ── WeightPublisher ──────────────────────────────────────────────────────
 
@@ -121,7 +123,7 @@ class CollectivePublisher:
         return self._copy is not None and self._copy.version == version
 
     def repeat(self, publication: Publication) -> Manifest:
-        """Broadcast the kept copy as the publication's version; `offer` says what it raises."""
+        """Broadcast the kept copy as the publication's version. Raises what `offer` raises."""
         if self._copy is None or self._copy.version is None:
             raise InvalidField("keep_copy", None, "on, and a version broadcast without files, to repeat it")
         specs, _ = specs_of(self._copy.tensors)
@@ -180,19 +182,21 @@ class CollectivePublisher:
         return fallback
 
     def manifest_of(self, version: int) -> FilesManifest:
-        """The files of a version that was published with some. Raises InvalidField that names such versions."""
+        """Make the manifest of the files of a version that was published with some. Raises InvalidField that names such
+        versions.
+        """
         if self._files is None:
             raise InvalidField("version", version, "one with files, and this publisher was given no `files`")
         return self._files.manifest_of(version)
 
     def offer_again(self, version: int, publication: Publication) -> Manifest:
-        """An older version's files under the publication's version, for every engine. Raises InvalidField."""
+        """Offer an older version's files as the publication's version, to every engine. Raises InvalidField."""
         if self._files is None:
             raise InvalidField("version", version, "one with files, and this publisher was given no `files`")
         return self._files.offer_again(version, publication)
 
     def published(self, manifest: Manifest, *, committed_steps: int) -> None:
-        """The service offers `manifest` now."""
+        """Record that the service offers `manifest` now."""
         files = manifest.fallback if isinstance(manifest, CollectiveManifest) else manifest
         if self._copy is not None and files is not None:
             self._copy.version = None  # That of an earlier version, or of an abandoned one of this number.
@@ -200,12 +204,12 @@ class CollectivePublisher:
             self._files.published(files, committed_steps=committed_steps)
 
     def checkpointed(self, steps: int) -> None:
-        """No resume goes back before step `steps` any more."""
+        """Record that no resume goes back before step `steps` any more."""
         if self._files is not None:
             self._files.checkpointed(steps)
 
     def resumed(self, next_step: int) -> None:
-        """What was published after more than `next_step` steps is abandoned; the next publish has files."""
+        """Abandon versions published after more than `next_step` steps; the next publish has files."""
         self._without_files = self._files_every
         if self._copy is not None:
             self._copy.version = None
@@ -229,7 +233,9 @@ class CollectivePublisher:
     # ── inside ───────────────────────────────────────────────────────────────
 
     def _candidates(self, publication: Publication, failed: dict[str, str]) -> tuple[RunState, tuple[Engine, ...]]:
-        """The run and the engines that can take part; waits for the first one where there is nothing else to do."""
+        """Read the run and select the engines that can take part; waits for the first one where there is no other
+        way.
+        """
         deadline, notices = Deadline.after(self._timeout_s), publication.notices("finding engines")
         while True:
             run = publication.state(timeout_s=self._timeout_s)
@@ -284,7 +290,7 @@ class CollectivePublisher:
             raise
 
     def _is_group_of(self, engines: tuple[Engine, ...]) -> bool:
-        """Whether the present group is one of these engines, for the present kind of tensors."""
+        """True when the present group has exactly these engines, for the present backend."""
         return (
             self._group is not None
             and self._group.backend == self._used
@@ -295,7 +301,7 @@ class CollectivePublisher:
     def _group_of(
         self, publication: Publication, run: RunState, engines: tuple[Engine, ...]
     ) -> tuple[TrainerGroup, bool]:
-        """The group of these engines, and whether it exists already with all of them in it."""
+        """Return the group of these engines, and True when it exists already with all of them in it."""
         if self._group is not None and self._is_group_of(engines):
             return self._group, True
         self._leave()

@@ -1,8 +1,8 @@
-"""One attempt at one collective update: prepare → all have joined and paused → broadcast → all have received.
+"""Update: one attempt at one collective update, prepare → all have joined and paused → broadcast → all have received.
 
-Invariants: nothing here waits without a deadline, and every wait says on whom; whatever ends an attempt early, the
-group is closed, so that no engine waits in it, and the workers are told that it is abandoned; a member is named as
-failed only for what happened before that, for what happens after it happens to all.
+Invariants: nothing here waits without a deadline, and every wait says on whom. However an attempt ends early, the group
+is closed, so that no engine waits in it, and the workers are told that it is abandoned. A member is named as failed
+only for errors before that end; errors after it befall all.
 """
 
 import contextlib
@@ -25,18 +25,19 @@ from trainer_client.state import RunState
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 0.2
 REACTION_S = 10.0
-"""How long members have to say what befell them when the group breaks, and to react when the attempt is abandoned."""
+"""Time, in seconds, for members to report their errors when the group breaks, and to react when the attempt is
+abandoned."""
 _LEAST_ANSWER_S = 5.0
 _ABANDON_S = 10.0
 _INTERRUPTED_S = 2.0
 _IN_FLIGHT = 3
-"""Tensors that are being sent or ready for it."""
+"""Number of tensors that are being sent or ready for it."""
 
 _DOING: dict[Stage, str] = {"prepared": "engines join and pause", "loaded": "engines receive"}
 
 
 class AttemptFailed(Exception):
-    """The attempt came to nothing; `members` are those to be left out of the next one, with the reasons."""
+    """Error: the attempt failed; `members` are those to be left out of the next one, with the reasons."""
 
     def __init__(self, why: str, members: dict[str, str]) -> None:
         named = "; ".join(f"{engine_id}: {reason}" for engine_id, reason in members.items())
@@ -51,7 +52,7 @@ def pause_between_looks(deadline: Deadline, looks: int = 10) -> None:
 
 
 class Update:
-    """One attempt. `plan` is in its first phase."""
+    """Update: one attempt. `plan` is in its first phase."""
 
     def __init__(self, publication: Publication, plan: CollectivePlan, group: TrainerGroup, *, slack_s: float) -> None:
         self._publication = publication
@@ -63,10 +64,10 @@ class Update:
         """True while members may be on their way to the meeting point."""
 
     def run(self, tensors: NamedTensors, before: RunState, *, join: bool) -> None:
-        """Carry it out; returns when every member has received and waits for the publish.
+        """Carry the update out; returns when every member has received and waits for the publish.
 
-        `before`: the run when the members were chosen. `join`: the group is a new one. Raises AttemptFailed, and what
-        `tensors` or the service raise.
+        `before`: the run when the members were chosen. `join`: the group is a new one. Raises AttemptFailed, and errors
+        of `tensors` and the service.
         """
         watch = Watch(self._plan, before)
         try:
@@ -133,7 +134,7 @@ class Update:
         return standing
 
     def _settled(self, call: Future[None], watch: Watch, stage: Stage) -> None:
-        """The result of a call that is done; when it failed, members first get time to say what befell them."""
+        """Return the result of a finished call. If it failed, members first get time to report their errors."""
         try:
             call.result()
         except GroupBroken:
@@ -144,12 +145,12 @@ class Update:
             raise
 
     def _culprits(self, standing: Standing) -> tuple[str, ...]:
-        """Of members that are late: those that have not even come, for whom the others wait, or else all."""
+        """Select the members to blame among the late ones: those that have not come to the meeting point, else all."""
         absent = set(self._absent())
         return tuple(engine_id for engine_id in standing.missing if engine_id in absent) or standing.missing
 
     def _absent(self) -> tuple[str, ...]:
-        """Members that have not come to the meeting point, as far as can be seen."""
+        """Name the members that have not come to the meeting point, as far as can be seen."""
         arrived = self._group.arrived(range(self._plan.world_size))
         if arrived is None:
             return tuple(member.engine_id for member in self._plan.members)
@@ -166,7 +167,7 @@ class Update:
             self._until_sent(sending.popleft(), watch)
 
     def _until_sent(self, call: Future[None], watch: Watch) -> None:
-        """Wait for a call that ends by its own limit, and look after the members meanwhile."""
+        """Wait for a call that ends by its own limit, and watch the members meanwhile."""
         deadline = Deadline.after(self._timeout_s + self._slack_s)
         while True:
             try:
@@ -180,10 +181,10 @@ class Update:
     # ── the end of an attempt that failed ────────────────────────────────────
 
     def _let_come(self, watch: Watch, failed: set[str], limit_s: float) -> None:
-        """Wait a little for those who are still on their way into the group, but for those that have failed.
+        """Wait a little for members that are still on their way into the group, except those that have failed.
 
-        An engine that finds no meeting point any more tries for half an hour, and does nothing else; one that is in
-        it when it ends knows at once.
+        An engine that finds no meeting point any more tries for half an hour, and does nothing else. One that is in the
+        group when it ends knows at once.
         """
         deadline = Deadline.after(limit_s)
         with contextlib.suppress(RolloutBufferError):
@@ -194,9 +195,10 @@ class Update:
                 pause_between_looks(deadline)
 
     def _end(self, survivors: Sequence[str]) -> tuple[str, ...]:
-        """End the attempt, and wait until the survivors have said what that did to them; gives those that say nothing.
+        """End the attempt, and wait until the survivors have reported what that did to them. Returns those that report
+        nothing.
 
-        What they report of this attempt must not be taken for a failure of the next one.
+        Errors that they report of this attempt must not be taken for a failure of the next one.
         """
         # First, for it frees the engines also when the service cannot be reached.
         self._group.close()
