@@ -35,23 +35,23 @@ class _ResumeModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     RESUME_MODE_UNSPECIFIED: _ResumeMode.ValueType  # 0
     """Not set."""
     RESUME_MODE_REPLAY: _ResumeMode.ValueType  # 1
-    """They are returned again, exactly (default)."""
+    """The batches are returned again, exactly (default)."""
     RESUME_MODE_REQUEUE: _ResumeMode.ValueType  # 2
-    """Their groups go back into the queue; what exceeds its caps is dropped, oldest first."""
+    """The batches' groups go back into the queue; what exceeds its caps is dropped, oldest first."""
     RESUME_MODE_DISCARD: _ResumeMode.ValueType  # 3
-    """Their groups are discarded."""
+    """The batches' groups are discarded."""
 
 class ResumeMode(_ResumeMode, metaclass=_ResumeModeEnumTypeWrapper):
-    """What happens to batches at or after next_step that were assembled before."""
+    """Treatment of batches at or after next_step that were assembled before."""
 
 RESUME_MODE_UNSPECIFIED: ResumeMode.ValueType  # 0
 """Not set."""
 RESUME_MODE_REPLAY: ResumeMode.ValueType  # 1
-"""They are returned again, exactly (default)."""
+"""The batches are returned again, exactly (default)."""
 RESUME_MODE_REQUEUE: ResumeMode.ValueType  # 2
-"""Their groups go back into the queue; what exceeds its caps is dropped, oldest first."""
+"""The batches' groups go back into the queue; what exceeds its caps is dropped, oldest first."""
 RESUME_MODE_DISCARD: ResumeMode.ValueType  # 3
-"""Their groups are discarded."""
+"""The batches' groups are discarded."""
 Global___ResumeMode: typing_extensions.TypeAlias = ResumeMode
 
 @typing.final
@@ -74,9 +74,9 @@ class PullBatchRequest(google.protobuf.message.Message):
     step: builtins.int
     """The step to pull: the next unassembled one, or any earlier one that is still retained."""
     rank: builtins.int
-    """0 to world_size - 1."""
+    """Rank that pulls, 0 to world_size - 1."""
     world_size: builtins.int
-    """1 to 4,096; fixed for an epoch by its first pull."""
+    """Number of ranks, 1 to 4,096; fixed for an epoch by its first pull."""
     train_version: builtins.int
     """The version whose weights will train on the batch; at least the published one, and that of the step's earlier
     rounds. Unset: that of the earlier rounds, else the published version.
@@ -164,7 +164,7 @@ class BatchInfo(google.protobuf.message.Message):
     replayed: builtins.bool
     """True when this reply repeats an earlier assembly of the step."""
     waited_ms: builtins.int
-    """How long this request waited for the batch."""
+    """Time that this request waited for the batch."""
     queued_groups: builtins.int
     """Groups queued after the assembly."""
     round: builtins.int
@@ -196,7 +196,7 @@ Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 
 @typing.final
 class DeliveredGroup(google.protobuf.message.Message):
-    """What the service knows of a delivered group beyond its header."""
+    """Facts about a delivered group that the service knows beyond its header."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -229,7 +229,7 @@ Global___DeliveredGroup: typing_extensions.TypeAlias = DeliveredGroup
 
 @typing.final
 class PullBatchResponse(google.protobuf.message.Message):
-    """One message of a pull stream, at most about 1 MiB unless a single group is larger."""
+    """Message of a pull stream, at most about 1 MiB unless a single group is larger."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -243,7 +243,7 @@ class PullBatchResponse(google.protobuf.message.Message):
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def batch(self) -> Global___BatchInfo:
-        """First message only."""
+        """Facts of the step; in the first message only."""
 
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DeliveredGroup]:
@@ -274,7 +274,7 @@ class CommitRequest(google.protobuf.message.Message):
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     through_step: builtins.int
-    """Must have been assembled."""
+    """Last step to mark; it must have been assembled."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -329,7 +329,7 @@ class CheckpointRequest(google.protobuf.message.Message):
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     through_step: builtins.int
-    """Must have been committed."""
+    """Last step that the checkpoint holds; it must have been committed."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -388,7 +388,7 @@ class ResumeRequest(google.protobuf.message.Message):
     last committed step.
     """
     mode: Global___ResumeMode.ValueType
-    """What happens to batches at or after next_step."""
+    """Treatment of batches at or after next_step."""
     request_id: builtins.str
     """Identity of this request: a repeat returns the same epoch. 1 to 64 characters."""
     allow_regenerate: builtins.bool
@@ -439,9 +439,9 @@ class ResumeResponse(google.protobuf.message.Message):
     version: builtins.int
     """The version of the weights that belong to next_step."""
     cursor: builtins.int
-    """Where the feeder goes on."""
+    """Position from which the feeder goes on."""
     feeder_state: builtins.bytes
-    """What the feeder stored with its cursor, at most 64 KiB."""
+    """State that the feeder stored with its cursor, at most 64 KiB."""
     def __init__(
         self,
         *,

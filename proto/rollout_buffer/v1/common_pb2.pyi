@@ -26,7 +26,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RunRef(google.protobuf.message.Message):
-    """Which run a request speaks of, and what the caller last saw of it."""
+    """Run that a request speaks of, and the state of it that the caller last saw."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -34,7 +34,7 @@ class RunRef(google.protobuf.message.Message):
     SEEN_REVISION_FIELD_NUMBER: builtins.int
     SEEN_PROOF_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
+    """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     seen_revision: builtins.int
     """The highest `revision` the caller has seen in a reply for this run; 0 for none. At most 2^53 - 1. A store that is
     behind it has lost acknowledged writes: the request fails with reason `store_rolled_back` and the run pauses until
@@ -106,7 +106,7 @@ class ErrorDetail(google.protobuf.message.Message):
     reason: builtins.str
     """Stable identifier of the error, e.g. `unknown_run`; the list is in docs/protocol.md."""
     message: builtins.str
-    """One sentence for a person."""
+    """Sentence for a person."""
     retryable: builtins.bool
     """True when the same request can succeed later without being changed."""
     @property

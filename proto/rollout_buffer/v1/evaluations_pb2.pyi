@@ -40,12 +40,12 @@ class _EvaluationOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapp
     EVALUATION_OUTCOME_CLOSED: _EvaluationOutcome.ValueType  # 3
     """The task has ended otherwise, the lease was lost, or the evaluation was deleted; nothing was changed."""
     EVALUATION_OUTCOME_PENDING: _EvaluationOutcome.ValueType  # 4
-    """Pending again."""
+    """The task is pending again."""
     EVALUATION_OUTCOME_FAILED: _EvaluationOutcome.ValueType  # 5
     """The attempt cap is reached: the task failed with its last error."""
 
 class EvaluationOutcome(_EvaluationOutcome, metaclass=_EvaluationOutcomeEnumTypeWrapper):
-    """What became of a task whose lease ended."""
+    """Outcome of a task whose lease ended."""
 
 EVALUATION_OUTCOME_UNSPECIFIED: EvaluationOutcome.ValueType  # 0
 """Not set."""
@@ -56,14 +56,14 @@ EVALUATION_OUTCOME_DUPLICATE: EvaluationOutcome.ValueType  # 2
 EVALUATION_OUTCOME_CLOSED: EvaluationOutcome.ValueType  # 3
 """The task has ended otherwise, the lease was lost, or the evaluation was deleted; nothing was changed."""
 EVALUATION_OUTCOME_PENDING: EvaluationOutcome.ValueType  # 4
-"""Pending again."""
+"""The task is pending again."""
 EVALUATION_OUTCOME_FAILED: EvaluationOutcome.ValueType  # 5
 """The attempt cap is reached: the task failed with its last error."""
 Global___EvaluationOutcome: typing_extensions.TypeAlias = EvaluationOutcome
 
 @typing.final
 class Evaluation(google.protobuf.message.Message):
-    """How far an evaluation is. tasks = pending + leased + finished + failed, always."""
+    """Progress of an evaluation. tasks = pending + leased + finished + failed, always."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -78,7 +78,7 @@ class Evaluation(google.protobuf.message.Message):
     CREATED_MS_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
     eval_id: builtins.str
-    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
+    """Id of the evaluation, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     tasks: builtins.int
     """Tasks submitted."""
     pending: builtins.int
@@ -90,7 +90,7 @@ class Evaluation(google.protobuf.message.Message):
     failed: builtins.int
     """Tasks that were given up after 5 failed attempts."""
     stored_bytes: builtins.int
-    """Stored for it: tasks without a result, and results."""
+    """Bytes stored for the evaluation: tasks without a result, and results."""
     created_ms: builtins.int
     """Time of the submit, milliseconds since 1970."""
     @property
@@ -164,8 +164,9 @@ class SubmitEvaluationRequest(google.protobuf.message.Message):
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     eval_id: builtins.str
-    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit; chosen by the caller, who so can repeat
-    the request. Refused with `evaluation_exists` when the run has one of this name with other content.
+    """Id of the evaluation, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit. The caller chooses
+    it, and so can repeat the request. Refused with `evaluation_exists` when the run has one of this name with other
+    content.
     """
     version: builtins.int
     """The version to evaluate: published, or an earlier one whose manifest the run still has. Unset: the published one."""
@@ -175,8 +176,9 @@ class SubmitEvaluationRequest(google.protobuf.message.Message):
 
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.tasks_pb2.Task]:
-        """1 to 4,096. Task ids are unique in the evaluation; an empty one becomes "<eval_id>.<index>". They have nothing to do
-        with the ids of training tasks. Priorities do not count: tasks are leased in this order.
+        """Tasks of the evaluation, 1 to 4,096. Task ids are unique in the evaluation; an empty one becomes
+        "<eval_id>.<index>". They have nothing to do with the ids of training tasks. Priorities do not count: tasks are
+        leased in this order.
         """
 
     def __init__(
@@ -294,7 +296,7 @@ class ReadEvaluationRequest(google.protobuf.message.Message):
     eval_id: builtins.str
     """The evaluation; refused with `unknown_evaluation` where there is none."""
     seen: builtins.int
-    """How many ended tasks the caller has seen: the stream begins after them."""
+    """Number of ended tasks that the caller has seen: the stream begins after them."""
     wait_ms: builtins.int
     """Longest wait for tasks that have not ended, 0 to 3,600,000. The stream ends earlier when all have."""
     @property
@@ -332,10 +334,10 @@ class EvaluationResult(google.protobuf.message.Message):
     attempts: builtins.int
     """Leases that it had."""
     error: builtins.str
-    """Why there is no group, at most 2,048 characters."""
+    """Reason why there is no group, at most 2,048 characters."""
     @property
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """As the worker sent it; unset where the task failed."""
+        """Group as the worker sent it; unset where the task failed."""
 
     def __init__(
         self,
@@ -353,7 +355,7 @@ Global___EvaluationResult: typing_extensions.TypeAlias = EvaluationResult
 
 @typing.final
 class ReadEvaluationResponse(google.protobuf.message.Message):
-    """One message of a read stream, about 1 MiB unless a single result is larger."""
+    """Message of a read stream, about 1 MiB unless a single result is larger."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -367,7 +369,7 @@ class ReadEvaluationResponse(google.protobuf.message.Message):
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def evaluation(self) -> Global___Evaluation:
-        """How far the evaluation is."""
+        """Progress of the evaluation."""
 
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EvaluationResult]:
@@ -422,7 +424,7 @@ class ListEvaluationsResponse(google.protobuf.message.Message):
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def evaluations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Evaluation]:
-        """In order of submission, at most 64."""
+        """Evaluations in order of submission, at most 64."""
 
     def __init__(
         self,
@@ -506,7 +508,7 @@ class LeaseEvaluationRequest(google.protobuf.message.Message):
     engine_id: builtins.str
     """The engine that will generate, 1 to 128 characters."""
     max_tasks: builtins.int
-    """0 to 256; 0 only asks what is wanted."""
+    """Most leases to give, 0 to 256; 0 only asks what is wanted."""
     wait_ms: builtins.int
     """Longest wait for the first task, 0 to 60,000. Ends early as soon as `wanted` can be told."""
     would_load: builtins.bool
@@ -549,14 +551,14 @@ class EvaluationLease(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     TTL_MS_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
-    """"eval_id/number/index/attempt"."""
+    """Id of the lease, "eval_id/number/index/attempt"."""
     attempt: builtins.int
     """Counts leases of this task, from 1."""
     ttl_ms: builtins.int
     """Time to live from the moment the request was SENT, on the worker's own monotonic clock."""
     @property
     def task(self) -> rollout_buffer.v1.tasks_pb2.Task:
-        """What to generate."""
+        """Task to generate."""
 
     @property
     def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
@@ -590,7 +592,7 @@ class WantedWeights(google.protobuf.message.Message):
 
     @property
     def manifest(self) -> rollout_buffer.v1.weights_pb2.WeightManifest:
-        """How to get it; unset for version 0, and for versions that were published without one."""
+        """Source of the weights; unset for version 0, and for versions that were published without one."""
 
     def __init__(
         self,
@@ -628,8 +630,8 @@ class LeaseEvaluationResponse(google.protobuf.message.Message):
 
     @property
     def wanted(self) -> Global___WantedWeights:
-        """With `would_load`, when nothing is pending for the loaded version: what the oldest evaluation with pending tasks
-        wants; unset when there is none.
+        """Weights that the oldest evaluation with pending tasks wants. Set with `would_load`, when nothing is pending for the
+        loaded version; unset when there is no such evaluation.
         """
 
     def __init__(
@@ -666,7 +668,7 @@ class ExtendEvaluationRequest(google.protobuf.message.Message):
 
     @property
     def lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """1 to 4,096 lease ids."""
+        """Leases to prolong, 1 to 4,096 lease ids."""
 
     def __init__(
         self,
@@ -699,7 +701,7 @@ class ExtendEvaluationResponse(google.protobuf.message.Message):
     """Time to live from the moment the request was sent, in milliseconds."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[rollout_buffer.v1.tasks_pb2.LeaseState.ValueType]:
-        """In request order: LIVE, or LOST."""
+        """States of the leases in request order: LIVE, or LOST."""
 
     def __init__(
         self,
@@ -722,9 +724,11 @@ class EvaluationReturn(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     kind: rollout_buffer.v1.tasks_pb2.ReturnKind.ValueType
-    """INTERRUPTED: pending again, ahead of what was not leased yet. FAILED: counts towards the cap of 5 and backs off."""
+    """Kind of the return. INTERRUPTED: pending again, ahead of what was not leased yet. FAILED: counts towards the cap of
+    5 and backs off.
+    """
     error: builtins.str
-    """For FAILED: what went wrong, at most 2,048 characters."""
+    """Error of a FAILED one, at most 2,048 characters."""
     def __init__(
         self,
         *,
@@ -797,7 +801,7 @@ class FinishEvaluationResponse(google.protobuf.message.Message):
     revision_proof: builtins.str
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     outcome: Global___EvaluationOutcome.ValueType
-    """What became of the task."""
+    """Outcome of the task."""
     def __init__(
         self,
         *,

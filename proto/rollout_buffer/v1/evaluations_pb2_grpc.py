@@ -89,21 +89,21 @@ class EvaluationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetEvaluation(self, request, context):
-        """How far an evaluation is.
+        """Returns the progress of an evaluation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadEvaluation(self, request, context):
-        """Results in order of their ending, from a position; waits for those to come where asked to.
+        """Streams results in order of their ending, from a position; waits for those to come where asked to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvaluations(self, request, context):
-        """All evaluations of the run, in order of submission.
+        """Returns all evaluations of the run, in order of submission.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

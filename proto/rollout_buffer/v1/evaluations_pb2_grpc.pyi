@@ -234,13 +234,13 @@ class EvaluationServiceStub(typing.Generic[_EvaluationServiceSubmitEvaluationTyp
     """Adds an evaluation of one weight version. A repeat with the same content is answered like the first."""
 
     GetEvaluation: _EvaluationServiceGetEvaluationType
-    """How far an evaluation is."""
+    """Returns the progress of an evaluation."""
 
     ReadEvaluation: _EvaluationServiceReadEvaluationType
-    """Results in order of their ending, from a position; waits for those to come where asked to."""
+    """Streams results in order of their ending, from a position; waits for those to come where asked to."""
 
     ListEvaluations: _EvaluationServiceListEvaluationsType
-    """All evaluations of the run, in order of submission."""
+    """Returns all evaluations of the run, in order of submission."""
 
     DeleteEvaluation: _EvaluationServiceDeleteEvaluationType
     """Ends an evaluation where it is and deletes its results."""
@@ -306,7 +306,7 @@ class EvaluationServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.evaluations_pb2.GetEvaluationRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.evaluations_pb2.GetEvaluationResponse, collections.abc.Awaitable[rollout_buffer.v1.evaluations_pb2.GetEvaluationResponse]]:
-        """How far an evaluation is."""
+        """Returns the progress of an evaluation."""
 
     @abc.abstractmethod
     def ReadEvaluation(
@@ -314,7 +314,7 @@ class EvaluationServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.evaluations_pb2.ReadEvaluationRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.evaluations_pb2.ReadEvaluationResponse], collections.abc.AsyncIterator[rollout_buffer.v1.evaluations_pb2.ReadEvaluationResponse]]:
-        """Results in order of their ending, from a position; waits for those to come where asked to."""
+        """Streams results in order of their ending, from a position; waits for those to come where asked to."""
 
     @abc.abstractmethod
     def ListEvaluations(
@@ -322,7 +322,7 @@ class EvaluationServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.evaluations_pb2.ListEvaluationsRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.evaluations_pb2.ListEvaluationsResponse, collections.abc.Awaitable[rollout_buffer.v1.evaluations_pb2.ListEvaluationsResponse]]:
-        """All evaluations of the run, in order of submission."""
+        """Returns all evaluations of the run, in order of submission."""
 
     @abc.abstractmethod
     def DeleteEvaluation(

@@ -102,7 +102,7 @@ class _AxisEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """A sample, with a number of rows of its own."""
 
 class Axis(_Axis, metaclass=_AxisEnumTypeWrapper):
-    """What a row of a column belongs to."""
+    """Unit to which a row of a column belongs."""
 
 AXIS_UNSPECIFIED: Axis.ValueType  # 0
 """Not set."""
@@ -130,7 +130,7 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """Not finished: legal in continuations only."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """How a sample ended."""
+    """Reason why a sample ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not set."""
@@ -164,7 +164,7 @@ class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Accepted, and filtered by the run's policy."""
 
 class PushOutcome(_PushOutcome, metaclass=_PushOutcomeEnumTypeWrapper):
-    """What became of a pushed group."""
+    """Outcome of a pushed group."""
 
 PUSH_OUTCOME_UNSPECIFIED: PushOutcome.ValueType  # 0
 """Not set."""
@@ -184,7 +184,7 @@ Global___PushOutcome: typing_extensions.TypeAlias = PushOutcome
 
 @typing.final
 class Column(google.protobuf.message.Message):
-    """One array of the payload."""
+    """Array of the payload."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -194,18 +194,18 @@ class Column(google.protobuf.message.Message):
     ITEM_SHAPE_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """1 to 64 characters of [a-z0-9_], unique in the group."""
+    """Name of the column, 1 to 64 characters of [a-z0-9_], unique in the group."""
     dtype: Global___DType.ValueType
     """Element type."""
     axis: Global___Axis.ValueType
-    """What a row belongs to."""
+    """Unit to which a row belongs."""
     @property
     def item_shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Shape of one row, at most 4 dimensions; empty for scalars."""
 
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """For AXIS_RAGGED: rows of each sample."""
+        """Rows of each sample, for AXIS_RAGGED."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Turn(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """"assistant", "user", "tool" or "system"."""
+    """Role of the writer: "assistant", "user", "tool" or "system"."""
     start: builtins.int
     """First token, from 0."""
     end: builtins.int
@@ -277,7 +277,7 @@ Global___Turn: typing_extensions.TypeAlias = Turn
 
 @typing.final
 class Sample(google.protobuf.message.Message):
-    """One response: the prompt and everything after it."""
+    """Response to a prompt: the prompt and everything after it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -295,16 +295,16 @@ class Sample(google.protobuf.message.Message):
     loss_tokens: builtins.int
     """Ones in loss_mask, at most T - prompt_len."""
     reward: builtins.float
-    """Finite."""
+    """Reward of the sample, finite."""
     finish_reason: Global___FinishReason.ValueType
-    """How the sample ended."""
+    """Reason why the sample ended."""
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Tiles [prompt_len, T) without gaps, in order, versions not falling."""
+        """Spans of weight versions: they tile [prompt_len, T) without gaps, in order, versions not falling."""
 
     @property
     def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Turn]:
-        """Optional; in order."""
+        """Turns in order; optional."""
 
     def __init__(
         self,
@@ -341,7 +341,9 @@ class GroupHeader(google.protobuf.message.Message):
     generation: builtins.int
     """The generation that was leased; 0 for a push without a lease."""
     lease_id: builtins.str
-    """Empty: pushed without a lease. The service makes a task for it that cannot be recycled."""
+    """Lease under which the group was made. Empty: pushed without a lease. The service makes a task for it that cannot be
+    recycled.
+    """
     environment: builtins.str
     """Name of the environment, at most 64 characters."""
     metadata_json: builtins.str
@@ -349,17 +351,17 @@ class GroupHeader(google.protobuf.message.Message):
     worker_id: builtins.str
     """The worker that made it; at most 128 characters."""
     first_revision: builtins.int
-    """Of a push without a lease: the run's revision as its pusher knew it before it first tried this group, kept over
+    """Revision of the run as the pusher of a push without a lease knew it before it first tried this group, kept over
     every retry. By it the service tells a repeat that it may have forgotten, and refuses it. 0: the present revision.
     At most 2^53 - 1.
     """
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Sample]:
-        """1 to 1,024."""
+        """Samples of the group, 1 to 1,024."""
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Column]:
-        """token_ids, logprobs, loss_mask, then up to 61 named extra columns."""
+        """Columns of the payload: token_ids, logprobs, loss_mask, then up to 61 named extra columns."""
 
     def __init__(
         self,
@@ -387,10 +389,10 @@ class Group(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     payload: builtins.bytes
-    """At most the service's limit (default 64 MiB)."""
+    """Payload of the group, at most the service's limit (default 64 MiB)."""
     @property
     def header(self) -> Global___GroupHeader:
-        """At most 1 MiB; the only part that the service parses."""
+        """Header of the group, at most 1 MiB; the only part that the service parses."""
 
     def __init__(
         self,
@@ -405,7 +407,7 @@ Global___Group: typing_extensions.TypeAlias = Group
 
 @typing.final
 class PushGroupsRequest(google.protobuf.message.Message):
-    """One message of a push stream: any number of groups, best 1 to 4 MiB in all, at most the service's message limit."""
+    """Message of a push stream: any number of groups, best 1 to 4 MiB in all, at most the service's message limit."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -413,14 +415,14 @@ class PushGroupsRequest(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Echoed in the acknowledgement; rises by one from 1 within a stream."""
+    """Number of the message, echoed in the acknowledgement; rises by one from 1 within a stream."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
 
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]:
-        """1 to 1,024."""
+        """Groups of the bundle, 1 to 1,024."""
 
     def __init__(
         self,
@@ -444,12 +446,12 @@ class PushAck(google.protobuf.message.Message):
     GROUP_ID_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     outcome: Global___PushOutcome.ValueType
-    """What became of the group."""
+    """Outcome of the push."""
     group_id: builtins.str
-    """"task_id/generation"."""
+    """Id of the group, "task_id/generation"."""
     @property
     def error(self) -> rollout_buffer.v1.common_pb2.ErrorDetail:
-        """Set for PUSH_OUTCOME_INVALID."""
+        """Error of the group; set for PUSH_OUTCOME_INVALID."""
 
     def __init__(
         self,
@@ -482,7 +484,7 @@ class PushGroupsResponse(google.protobuf.message.Message):
     """Echo of the request's sequence."""
     @property
     def acks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PushAck]:
-        """In the order of the bundle."""
+        """Acknowledgements in the order of the bundle."""
 
     @property
     def published(self) -> rollout_buffer.v1.common_pb2.WeightVersion:

@@ -62,7 +62,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PushGroup(self, request, context):
-        """One group, for simple clients.
+        """Pushes one group, for simple clients.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

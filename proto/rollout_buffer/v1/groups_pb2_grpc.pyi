@@ -102,7 +102,7 @@ class GroupServiceStub(typing.Generic[_GroupServicePushGroupsType, _GroupService
     """
 
     PushGroup: _GroupServicePushGroupType
-    """One group, for simple clients."""
+    """Pushes one group, for simple clients."""
 
 GroupServiceAsyncStub: typing_extensions.TypeAlias = GroupServiceStub[
     grpc.aio.StreamStreamMultiCallable[
@@ -136,6 +136,6 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.groups_pb2.PushGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.groups_pb2.PushGroupResponse, collections.abc.Awaitable[rollout_buffer.v1.groups_pb2.PushGroupResponse]]:
-        """One group, for simple clients."""
+        """Pushes one group, for simple clients."""
 
 def add_GroupServiceServicer_to_server(servicer: GroupServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -50,7 +50,7 @@ class _TaskSetEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     """
 
 class TaskSet(_TaskSet, metaclass=_TaskSetEnumTypeWrapper):
-    """Which tasks to list. Those that have a result are where their groups are."""
+    """Set of tasks to list. Tasks that have a result are where their groups are."""
 
 TASK_SET_UNSPECIFIED: TaskSet.ValueType  # 0
 """Not set."""
@@ -88,7 +88,7 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Cancelled."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
-    """Where a task is, as in TaskLedger."""
+    """State of a task, as in TaskLedger."""
 
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
 """Not set."""
@@ -115,37 +115,41 @@ class _GroupPlaceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     position.
     """
     GROUP_PLACE_QUEUED: _GroupPlace.ValueType  # 1
-    """In the queue."""
+    """The group is in the queue."""
     GROUP_PLACE_FORMING: _GroupPlace.ValueType  # 2
-    """In a round of the step that is forming."""
+    """The group is in a round of the step that is forming."""
     GROUP_PLACE_DELIVERED: _GroupPlace.ValueType  # 3
-    """In an assembled step, not committed."""
+    """The group is in an assembled step, not committed."""
     GROUP_PLACE_TRAINED: _GroupPlace.ValueType  # 4
-    """In a committed step that is still stored."""
+    """The group is in a committed step that is still stored."""
     GROUP_PLACE_IN_STEP: _GroupPlace.ValueType  # 5
-    """In a step: forming, delivered or trained. There is no index from groups to steps; ListGroups of a step has it."""
+    """The group is in a step: forming, delivered or trained. There is no index from groups to steps; ListGroups of a step
+    has it.
+    """
     GROUP_PLACE_ENDED: _GroupPlace.ValueType  # 6
-    """Ended outside of any batch: filtered, dropped, discarded or lost."""
+    """The group ended outside of any batch: filtered, dropped, discarded or lost."""
 
 class GroupPlace(_GroupPlace, metaclass=_GroupPlaceEnumTypeWrapper):
-    """Where a group is."""
+    """Place of a group."""
 
 GROUP_PLACE_UNSPECIFIED: GroupPlace.ValueType  # 0
 """Not known: the group is perhaps being gathered for a large round, or a service accepted it that did not note its
 position.
 """
 GROUP_PLACE_QUEUED: GroupPlace.ValueType  # 1
-"""In the queue."""
+"""The group is in the queue."""
 GROUP_PLACE_FORMING: GroupPlace.ValueType  # 2
-"""In a round of the step that is forming."""
+"""The group is in a round of the step that is forming."""
 GROUP_PLACE_DELIVERED: GroupPlace.ValueType  # 3
-"""In an assembled step, not committed."""
+"""The group is in an assembled step, not committed."""
 GROUP_PLACE_TRAINED: GroupPlace.ValueType  # 4
-"""In a committed step that is still stored."""
+"""The group is in a committed step that is still stored."""
 GROUP_PLACE_IN_STEP: GroupPlace.ValueType  # 5
-"""In a step: forming, delivered or trained. There is no index from groups to steps; ListGroups of a step has it."""
+"""The group is in a step: forming, delivered or trained. There is no index from groups to steps; ListGroups of a step
+has it.
+"""
 GROUP_PLACE_ENDED: GroupPlace.ValueType  # 6
-"""Ended outside of any batch: filtered, dropped, discarded or lost."""
+"""The group ended outside of any batch: filtered, dropped, discarded or lost."""
 Global___GroupPlace: typing_extensions.TypeAlias = GroupPlace
 
 @typing.final
@@ -179,17 +183,17 @@ class TaskInfo(google.protobuf.message.Message):
     sequence: builtins.int
     """Number in the order of submission within the run, which need not begin at 1; 0 for one that a push without a lease made."""
     state: Global___TaskState.ValueType
-    """Where it is."""
+    """State of the task."""
     environment: builtins.str
     """Its environment."""
     priority: builtins.int
     """Its own priority, 0 to 255."""
     generation: builtins.int
-    """How often it was started anew from nothing."""
+    """Number of times that the task was started anew from nothing."""
     attempt: builtins.int
     """Leases of this generation."""
     failures: builtins.int
-    """Those of them that ended in an error or an expiry."""
+    """Leases of this generation that ended in an error or an expiry."""
     error: builtins.str
     """The last error of this generation."""
     returned: builtins.bool
@@ -197,24 +201,26 @@ class TaskInfo(google.protobuf.message.Message):
     leaseless: builtins.bool
     """Made by a push without a lease; cannot be started anew."""
     not_before_ms: builtins.int
-    """Pending and backing off: when it may be leased."""
+    """Time from which a task that is pending and backing off may be leased."""
     leased_ms: builtins.int
-    """When the last lease was given; 0: never."""
+    """Time at which the last lease was given; 0: never."""
     continuation_tokens: builtins.int
-    """What an earlier attempt left behind, in tokens; 0: nothing."""
+    """Size of what an earlier attempt left behind, in tokens; 0: nothing."""
     continuation_bytes: builtins.int
-    """The same in stored bytes."""
+    """Size of what an earlier attempt left behind, in stored bytes."""
     continuation_head: builtins.int
-    """Smallest version of any of its samples' first token, in the present timeline; unset without tokens."""
+    """Smallest version of the first token of any sample of the continuation, in the present timeline; unset without
+    tokens.
+    """
     group_id: builtins.str
-    """"task_id/generation" of its result, whatever became of it."""
+    """Id of its result, "task_id/generation", whatever became of it."""
     filtered: builtins.bool
     """The run's filter ended the result."""
     place: Global___GroupPlace.ValueType
-    """Where the result is."""
+    """Place of the result."""
     @property
     def lease(self) -> Global___LeaseInfo:
-        """Set while it is leased."""
+        """Live lease; set while the task is leased."""
 
     def __init__(
         self,
@@ -264,13 +270,13 @@ class LeaseInfo(google.protobuf.message.Message):
     HEARD_MS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
-    """"task_id/generation/attempt"."""
+    """Id of the lease, "task_id/generation/attempt"."""
     worker_id: builtins.str
-    """Whose it is."""
+    """Worker that holds the lease."""
     instance_id: builtins.str
     """The process of the worker."""
     expires_ms: builtins.int
-    """When it expires without another heartbeat. In the past: nobody has noticed yet."""
+    """Time at which the lease expires without another heartbeat. In the past: nobody has noticed yet."""
     heard_ms: builtins.int
     """Its last heartbeat, or its beginning: expires_ms less the policy's lease_ttl_ms. When the policy has changed that
     since, off by the difference until the next heartbeat.
@@ -318,13 +324,13 @@ class GroupInfo(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     group_id: builtins.str
-    """"task_id/generation"."""
+    """Id of the group, "task_id/generation"."""
     task_id: builtins.str
     """Its task."""
     sequence: builtins.int
     """Position of acceptance within the run."""
     place: Global___GroupPlace.ValueType
-    """Where it is."""
+    """Place of the group."""
     environment: builtins.str
     """Its environment."""
     priority: builtins.int
@@ -336,7 +342,7 @@ class GroupInfo(google.protobuf.message.Message):
     response_tokens: builtins.int
     """Response tokens."""
     longest_tokens: builtins.int
-    """Those of the longest response."""
+    """Response tokens of the longest response."""
     loss_tokens: builtins.int
     """Ones in the loss masks."""
     bytes: builtins.int
@@ -348,15 +354,15 @@ class GroupInfo(google.protobuf.message.Message):
     mean_version_milli: builtins.int
     """Mean version over its response tokens in thousandths, likewise."""
     reward_milli: builtins.int
-    """Sum over samples, in thousandths."""
+    """Sum of the rewards over samples, in thousandths."""
     turns: builtins.int
     """Turns of role assistant."""
     truncated_samples: builtins.int
     """Samples that met the length limit."""
     round: builtins.int
-    """For a group of a step: the round, from 0."""
+    """Round of a group of a step, from 0."""
     rank: builtins.int
-    """For a group of a step: the rank that pulls it."""
+    """Rank that pulls a group of a step."""
     def __init__(
         self,
         *,
@@ -413,7 +419,7 @@ class StepInfo(google.protobuf.message.Message):
     step: builtins.int
     """The step, from 0."""
     place: Global___GroupPlace.ValueType
-    """FORMING, DELIVERED or TRAINED."""
+    """Place of its groups: FORMING, DELIVERED or TRAINED."""
     train_version: builtins.int
     """The version whose weights train on it."""
     target_groups: builtins.int
@@ -437,7 +443,7 @@ class StepInfo(google.protobuf.message.Message):
     staleness_mean_milli: builtins.int
     """Mean of train_version - head_version over its groups, in thousandths."""
     staleness_max: builtins.int
-    """The largest."""
+    """Largest staleness of any of its groups, in versions."""
     def __init__(
         self,
         *,
@@ -473,15 +479,15 @@ class ListTasksRequest(google.protobuf.message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     set: Global___TaskSet.ValueType
-    """Which tasks; required."""
+    """Set of tasks to list; required."""
     environment: builtins.str
-    """Only those of this environment."""
+    """Environment whose tasks alone are listed."""
     worker_id: builtins.str
-    """Only those that this worker holds; for TASK_SET_LEASED."""
+    """Worker whose tasks alone are listed; for TASK_SET_LEASED."""
     page_size: builtins.int
     """Things to look at, 1 to 256; 0: 100. Of TASK_SET_LEASED more may come where the store keeps them in one piece."""
     page_token: builtins.str
-    """Empty for the first page."""
+    """Token of the page; empty for the first one."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -517,7 +523,7 @@ class ListTasksResponse(google.protobuf.message.Message):
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
-    """For the next page; empty after the last one."""
+    """Token for the next page; empty after the last one."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskInfo]:
         """The page."""
@@ -606,11 +612,11 @@ class ListGroupsRequest(google.protobuf.message.Message):
     is refused. A step that is freed is refused with `replay_gap`, one that has not begun with `step_ahead`.
     """
     environment: builtins.str
-    """Only those of this environment."""
+    """Environment whose groups alone are listed."""
     page_size: builtins.int
     """Groups to look at, 1 to 256; 0: 100."""
     page_token: builtins.str
-    """Empty for the first page."""
+    """Token of the page; empty for the first one."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -648,7 +654,7 @@ class ListGroupsResponse(google.protobuf.message.Message):
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
-    """For the next page; empty after the last one."""
+    """Token for the next page; empty after the last one."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupInfo]:
         """The page."""
@@ -678,17 +684,17 @@ class GetGroupRequest(google.protobuf.message.Message):
     FIRST_TOKEN_FIELD_NUMBER: builtins.int
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     group_id: builtins.str
-    """"task_id/generation". A group that the run never accepted, or whose payload is gone, is refused with
-    `unknown_group`.
+    """Id of the group, "task_id/generation". A group that the run never accepted, or whose payload is gone, is refused
+    with `unknown_group`.
     """
     include_samples: builtins.bool
     """Send the facts of its samples."""
     tokens_of_sample: builtins.int
     """Send token ids of this sample, from 0."""
     first_token: builtins.int
-    """The first one, from 0."""
+    """First token to send, from 0."""
     max_tokens: builtins.int
-    """How many at most, 1 to 65,536; 0: 1,024."""
+    """Most tokens to send, 1 to 65,536; 0: 1,024."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -770,7 +776,7 @@ class ListBatchesRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """Steps to look at, 1 to 256; 0: 100. Each step that stays stored is listed once."""
     page_token: builtins.str
-    """Empty for the first page."""
+    """Token of the page; empty for the first one."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -802,7 +808,7 @@ class ListBatchesResponse(google.protobuf.message.Message):
     now_ms: builtins.int
     """The run's clock."""
     next_page_token: builtins.str
-    """For the next page; empty after the last one."""
+    """Token for the next page; empty after the last one."""
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StepInfo]:
         """The page."""
@@ -833,11 +839,11 @@ class BlockedPush(google.protobuf.message.Message):
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     since_ms: builtins.int
-    """Since when it stands in the line, to a millisecond or, after many at once, a few more. A push that did not come
-    back for 3 s and lost its place counts from its return. 0: not known, an older service gave it its place.
+    """Time since which it stands in the line, to a millisecond or, after many at once, a few more. A push that did not
+    come back for 3 s and lost its place counts from its return. 0: not known, an older service gave it its place.
     """
     tried_ms: builtins.int
-    """When it tried last; one that has not for 3 s is taken out of the line when its turn comes."""
+    """Time at which it tried last; one that has not for 3 s is taken out of the line when its turn comes."""
     bytes: builtins.int
     """Stored bytes."""
     task_id: builtins.str
@@ -847,7 +853,7 @@ class BlockedPush(google.protobuf.message.Message):
     environment: builtins.str
     """Its environment."""
     worker_id: builtins.str
-    """Who made it."""
+    """Worker that made it."""
     def __init__(
         self,
         *,
@@ -878,7 +884,7 @@ class WorkerInfo(google.protobuf.message.Message):
     instance_id: builtins.str
     """Its process; empty before its first lease."""
     asked_ms: builtins.int
-    """When it asked for leases last."""
+    """Time at which it asked for leases last."""
     leases: builtins.int
     """Leases that it holds."""
     def __init__(
@@ -917,7 +923,7 @@ Global___AdmissionRoom: typing_extensions.TypeAlias = AdmissionRoom
 
 @typing.final
 class Admission(google.protobuf.message.Message):
-    """Whether a lease request would be granted something now."""
+    """Admission: whether a lease request would be granted something now."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1012,15 +1018,15 @@ class GetWaitsResponse(google.protobuf.message.Message):
 
     @property
     def expiring(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskInfo]:
-        """Those that expire first."""
+        """Leases that expire first."""
 
     @property
     def asked(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]:
-        """Those that asked for leases last, the last one first."""
+        """Workers that asked for leases last, the last one first."""
 
     @property
     def admission(self) -> Global___Admission:
-        """What admission lets be leased."""
+        """Room that admission leaves for leases."""
 
     def __init__(
         self,

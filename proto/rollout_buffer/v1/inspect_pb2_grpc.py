@@ -72,42 +72,42 @@ class InspectServiceServicer(object):
     """
 
     def ListTasks(self, request, context):
-        """Tasks that are pending, leased, or ended without a batch, page by page.
+        """Lists tasks that are pending, leased, or ended without a batch, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTask(self, request, context):
-        """One task.
+        """Returns one task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Queued groups, or those of a step, page by page.
+        """Lists queued groups, or those of a step, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetGroup(self, request, context):
-        """One group that is stored; its samples and some of their token ids where asked for.
+        """Returns one group that is stored; its samples and some of their token ids where asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBatches(self, request, context):
-        """The step that is forming and those that are still stored, newest first, page by page.
+        """Lists the step that is forming and those that are still stored, newest first, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetWaits(self, request, context):
-        """Who waits on whom, as far as the store knows.
+        """Tells who waits on whom, as far as the store knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -188,22 +188,22 @@ class InspectServiceStub(typing.Generic[_InspectServiceListTasksType, _InspectSe
     ], channel: grpc.aio.Channel) -> None: ...
 
     ListTasks: _InspectServiceListTasksType
-    """Tasks that are pending, leased, or ended without a batch, page by page."""
+    """Lists tasks that are pending, leased, or ended without a batch, page by page."""
 
     GetTask: _InspectServiceGetTaskType
-    """One task."""
+    """Returns one task."""
 
     ListGroups: _InspectServiceListGroupsType
-    """Queued groups, or those of a step, page by page."""
+    """Lists queued groups, or those of a step, page by page."""
 
     GetGroup: _InspectServiceGetGroupType
-    """One group that is stored; its samples and some of their token ids where asked for."""
+    """Returns one group that is stored; its samples and some of their token ids where asked for."""
 
     ListBatches: _InspectServiceListBatchesType
-    """The step that is forming and those that are still stored, newest first, page by page."""
+    """Lists the step that is forming and those that are still stored, newest first, page by page."""
 
     GetWaits: _InspectServiceGetWaitsType
-    """Who waits on whom, as far as the store knows."""
+    """Tells who waits on whom, as far as the store knows."""
 
 InspectServiceAsyncStub: typing_extensions.TypeAlias = InspectServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -241,7 +241,7 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.ListTasksResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.ListTasksResponse]]:
-        """Tasks that are pending, leased, or ended without a batch, page by page."""
+        """Lists tasks that are pending, leased, or ended without a batch, page by page."""
 
     @abc.abstractmethod
     def GetTask(
@@ -249,7 +249,7 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.GetTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.GetTaskResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.GetTaskResponse]]:
-        """One task."""
+        """Returns one task."""
 
     @abc.abstractmethod
     def ListGroups(
@@ -257,7 +257,7 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.ListGroupsRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.ListGroupsResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.ListGroupsResponse]]:
-        """Queued groups, or those of a step, page by page."""
+        """Lists queued groups, or those of a step, page by page."""
 
     @abc.abstractmethod
     def GetGroup(
@@ -265,7 +265,7 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.GetGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.GetGroupResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.GetGroupResponse]]:
-        """One group that is stored; its samples and some of their token ids where asked for."""
+        """Returns one group that is stored; its samples and some of their token ids where asked for."""
 
     @abc.abstractmethod
     def ListBatches(
@@ -273,7 +273,7 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.ListBatchesRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.ListBatchesResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.ListBatchesResponse]]:
-        """The step that is forming and those that are still stored, newest first, page by page."""
+        """Lists the step that is forming and those that are still stored, newest first, page by page."""
 
     @abc.abstractmethod
     def GetWaits(
@@ -281,6 +281,6 @@ class InspectServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.inspect_pb2.GetWaitsRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.inspect_pb2.GetWaitsResponse, collections.abc.Awaitable[rollout_buffer.v1.inspect_pb2.GetWaitsResponse]]:
-        """Who waits on whom, as far as the store knows."""
+        """Tells who waits on whom, as far as the store knows."""
 
 def add_InspectServiceServicer_to_server(servicer: InspectServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -38,7 +38,7 @@ class _OverflowActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     """The push is answered REJECTED_FULL."""
 
 class OverflowAction(_OverflowAction, metaclass=_OverflowActionEnumTypeWrapper):
-    """What a push into a full queue meets."""
+    """Action when a push meets a full queue."""
 
 OVERFLOW_ACTION_UNSPECIFIED: OverflowAction.ValueType  # 0
 """Not set."""
@@ -59,19 +59,19 @@ class _StaleActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     STALE_ACTION_UNSPECIFIED: _StaleAction.ValueType  # 0
     """Not set."""
     STALE_ACTION_DROP: _StaleAction.ValueType  # 1
-    """Dropped (default)."""
+    """The group is dropped (default)."""
     STALE_ACTION_RECYCLE: _StaleAction.ValueType  # 2
-    """Its task is started anew, as the next generation."""
+    """The group's task is started anew, as the next generation."""
 
 class StaleAction(_StaleAction, metaclass=_StaleActionEnumTypeWrapper):
-    """What happens to a group that is too stale when its batch is assembled."""
+    """Action on a group that is too stale when its batch is assembled."""
 
 STALE_ACTION_UNSPECIFIED: StaleAction.ValueType  # 0
 """Not set."""
 STALE_ACTION_DROP: StaleAction.ValueType  # 1
-"""Dropped (default)."""
+"""The group is dropped (default)."""
 STALE_ACTION_RECYCLE: StaleAction.ValueType  # 2
-"""Its task is started anew, as the next generation."""
+"""The group's task is started anew, as the next generation."""
 Global___StaleAction: typing_extensions.TypeAlias = StaleAction
 
 class _StalenessMeasure:
@@ -90,7 +90,7 @@ class _StalenessMeasureEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     """The largest version of any sample's last token."""
 
 class StalenessMeasure(_StalenessMeasure, metaclass=_StalenessMeasureEnumTypeWrapper):
-    """Which version of a group is compared with the train_version."""
+    """Version of a group that is compared with the train_version."""
 
 STALENESS_MEASURE_UNSPECIFIED: StalenessMeasure.ValueType  # 0
 """Not set."""
@@ -111,7 +111,7 @@ class _OrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     ORDER_UNSPECIFIED: _Order.ValueType  # 0
     """Not set."""
     ORDER_FIFO: _Order.ValueType  # 1
-    """In order of acceptance (default)."""
+    """Order of acceptance (default)."""
     ORDER_LIFO: _Order.ValueType  # 2
     """The newest first."""
     ORDER_STALEST_FIRST: _Order.ValueType  # 3
@@ -120,12 +120,12 @@ class _OrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     """The highest priority first; equal ones in order of acceptance."""
 
 class Order(_Order, metaclass=_OrderEnumTypeWrapper):
-    """In which order queued groups enter batches. With shares of environments this is the order within each."""
+    """Order in which queued groups enter batches. With shares of environments this is the order within each."""
 
 ORDER_UNSPECIFIED: Order.ValueType  # 0
 """Not set."""
 ORDER_FIFO: Order.ValueType  # 1
-"""In order of acceptance (default)."""
+"""Order of acceptance (default)."""
 ORDER_LIFO: Order.ValueType  # 2
 """The newest first."""
 ORDER_STALEST_FIRST: Order.ValueType  # 3
@@ -227,11 +227,11 @@ class RunPolicy(google.protobuf.message.Message):
     max_queued_bytes: builtins.int
     """Bytes over all queued groups; default 8 GiB, 1 MiB to 2^50."""
     overflow_action: Global___OverflowAction.ValueType
-    """What a push into a full queue meets; default DROP_OLDEST."""
+    """Action when a push meets a full queue; default DROP_OLDEST."""
     max_staleness: builtins.int
     """η: groups with train_version - head_version above it never reach a batch. Unset: no gate. 0 to 1,000,000."""
     stale_action: Global___StaleAction.ValueType
-    """What happens to a group above max_staleness; default DROP."""
+    """Action on a group above max_staleness; default DROP."""
     max_inflight_groups: builtins.int
     """Cap on groups being generated (leased); 0 (default) is no cap."""
     reserve_queue_space: builtins.bool
@@ -262,9 +262,9 @@ class RunPolicy(google.protobuf.message.Message):
     list is in docs/presets.md.
     """
     order: Global___Order.ValueType
-    """In which order queued groups enter batches; default FIFO. Changes act at once."""
+    """Order in which queued groups enter batches; default FIFO. Changes act at once."""
     staleness_measure: Global___StalenessMeasure.ValueType
-    """What max_staleness is compared with; default HEAD. Can change only while nothing is queued."""
+    """Version that max_staleness is compared with; default HEAD. Can change only while nothing is queued."""
     max_generations: builtins.int
     """Generations of a task that recycling may start, 1 to 1,000; a group of the last one is dropped instead. 0 (default)
     is no cap.
@@ -506,43 +506,43 @@ class GroupLedger(google.protobuf.message.Message):
 
     @property
     def queued(self) -> Global___Amount:
-        """Waiting for a batch."""
+        """Groups that wait for a batch."""
 
     @property
     def forming(self) -> Global___Amount:
-        """In a round of a step that is not complete yet."""
+        """Groups in a round of a step that is not complete yet."""
 
     @property
     def delivered(self) -> Global___Amount:
-        """In an assembled step, not committed."""
+        """Groups in an assembled step, not committed."""
 
     @property
     def trained(self) -> Global___Amount:
-        """In a committed step."""
+        """Groups in a committed step."""
 
     @property
     def dropped_overflow(self) -> Global___Amount:
-        """Dropped because the queue was full."""
+        """Groups dropped because the queue was full."""
 
     @property
     def dropped_stale(self) -> Global___Amount:
-        """Dropped because they were too stale at assembly."""
+        """Groups dropped because they were too stale at assembly."""
 
     @property
     def recycled(self) -> Global___Amount:
-        """Too stale at assembly; their tasks were started anew."""
+        """Groups that were too stale at assembly; their tasks were started anew."""
 
     @property
     def filtered(self) -> Global___Amount:
-        """Filtered by the run's policy."""
+        """Groups filtered by the run's policy."""
 
     @property
     def discarded(self) -> Global___Amount:
-        """Discarded by a resume."""
+        """Groups discarded by a resume."""
 
     @property
     def lost(self) -> Global___Amount:
-        """The payload was gone from the store while its index entry lived."""
+        """Groups whose payload was gone from the store while their index entry lived."""
 
     def __init__(
         self,
@@ -577,7 +577,7 @@ class EnvironmentLedger(google.protobuf.message.Message):
     """The environment; empty for groups that named none."""
     @property
     def groups(self) -> Global___GroupLedger:
-        """What became of its groups."""
+        """Ledger of its groups."""
 
     def __init__(
         self,
@@ -606,15 +606,15 @@ class TaskLedger(google.protobuf.message.Message):
     submitted: builtins.int
     """Every task ever submitted or made by a push without a lease."""
     pending: builtins.int
-    """Waiting for a lease, backing off included."""
+    """Tasks that wait for a lease, backing off included."""
     leased: builtins.int
-    """Being generated."""
+    """Tasks that are being generated."""
     completed: builtins.int
-    """Have a result."""
+    """Tasks that have a result."""
     failed: builtins.int
-    """Reached the attempt cap."""
+    """Tasks that reached the attempt cap."""
     cancelled: builtins.int
-    """Ended before a result by a decision from outside; no RPC does so yet."""
+    """Tasks that ended before a result by a decision from outside; no RPC does so yet."""
     balanced: builtins.bool
     """True when submitted equals the sum of the others, pending and leased counted from what exists."""
     def __init__(
@@ -649,7 +649,7 @@ class TaskFailure(google.protobuf.message.Message):
     error: builtins.str
     """The last error."""
     time_ms: builtins.int
-    """When, milliseconds since 1970."""
+    """Time of the failure, milliseconds since 1970."""
     def __init__(
         self,
         *,
@@ -721,11 +721,11 @@ class RunStatistics(google.protobuf.message.Message):
     pushes_rejected: builtins.int
     """Pushes answered REJECTED_FULL."""
     staleness_sum: builtins.int
-    """Over groups of assembled steps: sum of (train_version - head_version), of (tail - head), of (train_version - tail)."""
+    """Sum of the staleness (train_version - head_version) over groups of assembled steps."""
     pre_queue_staleness_sum: builtins.int
-    """Sum of (tail - head)."""
+    """Sum of the pre-queue staleness (tail - head) over groups of assembled steps."""
     in_queue_staleness_sum: builtins.int
-    """Sum of (train_version - tail)."""
+    """Sum of the in-queue staleness (train_version - tail) over groups of assembled steps."""
     staleness_max: builtins.int
     """The largest staleness of a group, in versions."""
     assembled_groups: builtins.int
@@ -867,7 +867,7 @@ class Run(google.protobuf.message.Message):
     ESTIMATE_FIELD_NUMBER: builtins.int
     PUBLISHED_STEPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
+    """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
     """Creation time, milliseconds since 1970."""
     epoch: builtins.int
@@ -879,11 +879,13 @@ class Run(google.protobuf.message.Message):
     checkpointed_steps: builtins.int
     """Steps below this one are freed."""
     world_size: builtins.int
-    """0 until the epoch's first pull."""
+    """Number of ranks; 0 until the epoch's first pull."""
     cursor: builtins.int
     """The feeder's position: items consumed so far."""
     paused: builtins.str
-    """Empty, or why the run is paused: `store_rolled_back`, `resuming`, `operator`, `failure_budget_exceeded`."""
+    """Reason why the run is paused: `store_rolled_back`, `resuming`, `operator`, `failure_budget_exceeded`; empty while
+    it is not.
+    """
     draining: builtins.bool
     """True after DrainRun."""
     published_steps: builtins.int
@@ -898,11 +900,11 @@ class Run(google.protobuf.message.Message):
 
     @property
     def groups(self) -> Global___GroupLedger:
-        """What became of every accepted group."""
+        """Ledger of accepted groups."""
 
     @property
     def tasks(self) -> Global___TaskLedger:
-        """What became of every submitted task."""
+        """Ledger of submitted tasks."""
 
     @property
     def statistics(self) -> Global___RunStatistics:
@@ -910,15 +912,15 @@ class Run(google.protobuf.message.Message):
 
     @property
     def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.weights_pb2.EngineReport]:
-        """In order of engine_id."""
+        """Engines in order of engine_id."""
 
     @property
     def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskFailure]:
-        """The newest first, at most 100."""
+        """Failed tasks, the newest first, at most 100."""
 
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentLedger]:
-        """In order of name, at most 256."""
+        """Environments in order of name, at most 256."""
 
     @property
     def estimate(self) -> Global___RunEstimate:
@@ -956,7 +958,7 @@ Global___Run: typing_extensions.TypeAlias = Run
 
 @typing.final
 class RunEstimate(google.protobuf.message.Message):
-    """What is known of a run's staleness. Times and sums are those of the window: the last 32 intervals between publishes at
+    """Estimate of a run's staleness. Times and sums are those of the window: the last 32 intervals between publishes at
     most, since the last resume and the last change of the policy. A number that is not set is not known; `unknown` says
     why. docs/staleness.md has the definitions.
     """
@@ -976,14 +978,14 @@ class RunEstimate(google.protobuf.message.Message):
     publishes: builtins.int
     """Publishes in the window, after the first."""
     window_s: builtins.float
-    """From the first to the last of them, seconds."""
+    """Time from the first to the last publish of the window, seconds."""
     @property
     def quantities(self) -> Global___EstimatedQuantities:
-        """What staleness depends on."""
+        """Quantities on which staleness depends."""
 
     @property
     def unknown(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___UnknownQuantity]:
-        """Why numbers are missing."""
+        """Reasons why numbers are missing."""
 
     @property
     def predicted(self) -> Global___PredictedStaleness:
@@ -995,11 +997,11 @@ class RunEstimate(google.protobuf.message.Message):
 
     @property
     def bias(self) -> Global___SamplingBias:
-        """What is trained beside what is sampled."""
+        """Comparison of what is trained with what is sampled."""
 
     @property
     def verdict(self) -> Global___StalenessVerdict:
-        """What the numbers say, in words."""
+        """Verdict of the numbers, in words."""
 
     @property
     def advice(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StalenessAdvice]:
@@ -1030,7 +1032,7 @@ Global___RunEstimate: typing_extensions.TypeAlias = RunEstimate
 
 @typing.final
 class EstimatedQuantities(google.protobuf.message.Message):
-    """What staleness depends on."""
+    """Quantities on which staleness depends."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1082,7 +1084,7 @@ class EstimatedQuantities(google.protobuf.message.Message):
     group_size: builtins.float
     """G: samples of an accepted group."""
     groups_per_batch: builtins.float
-    """N."""
+    """N: groups of a batch."""
     batches_per_publish: builtins.float
     """Batches that were assembled for each publish."""
     concurrency_ratio: builtins.float
@@ -1094,13 +1096,13 @@ class EstimatedQuantities(google.protobuf.message.Message):
     `max_queued_tokens` or `max_queued_bytes`.
     """
     train_period_s: builtins.float
-    """From batch to batch, seconds."""
+    """Time from batch to batch, seconds."""
     publish_period_s: builtins.float
-    """From publish to publish, seconds."""
+    """Time from publish to publish, seconds."""
     group_generation_s: builtins.float
     """Mean time from a group's lease to its acceptance, seconds."""
     expected_generation_s: builtins.float
-    """M times the mean length over v: what decoding the longest response takes, seconds."""
+    """Expected time to decode the longest response, M times the mean length over v, seconds."""
     decoded_tokens_per_s: builtins.float
     """Tokens decoded per second of the window."""
     trained_tokens_per_s: builtins.float
@@ -1188,7 +1190,7 @@ class UnknownQuantity(google.protobuf.message.Message):
     name: builtins.str
     """The field of EstimatedQuantities, or `predicted`."""
     reason: builtins.str
-    """Why, in words."""
+    """Reason, in words."""
     def __init__(
         self,
         *,
@@ -1214,22 +1216,22 @@ class PredictedStaleness(google.protobuf.message.Message):
     TOLERANCE_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     form: builtins.str
-    """Which form, in words; empty where there is none."""
+    """Closed form, in words; empty where there is none."""
     pre_queue: builtins.float
     """Versions published while a group is generated."""
     in_queue: builtins.float
     """Versions published while it is queued."""
     staleness: builtins.float
-    """Both."""
+    """Sum of both."""
     period_ratio: builtins.float
     """Train period over the ideal one; under admission a lower bound."""
     rough: builtins.bool
     """Near balance: only the simulator predicts there."""
     tolerance: builtins.float
-    """How far the measured mean may be off."""
+    """Deviation that the measured mean may have."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What of the policy the form leaves out."""
+        """Parts of the policy that the form leaves out."""
 
     def __init__(
         self,
@@ -1282,10 +1284,10 @@ class MeasuredStaleness(google.protobuf.message.Message):
     tokens: builtins.float
     """Mean over response tokens of train version - version that made the token."""
     worst: builtins.int
-    """The largest of a group, of the whole run."""
+    """Largest staleness of a group, over the whole run."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentStaleness]:
-        """Of each environment, over the whole run, in order of name."""
+        """Staleness of each environment, over the whole run, in order of name."""
 
     def __init__(
         self,
@@ -1369,7 +1371,7 @@ class SamplingBias(google.protobuf.message.Message):
     """Groups assembled in the window."""
     @property
     def comparisons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BiasComparison]:
-        """`mean_length`, `mean_longest`, `mean_reward`, `mean_turns`, `truncated_share`."""
+        """Comparisons named `mean_length`, `mean_longest`, `mean_reward`, `mean_turns`, `truncated_share`."""
 
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BiasComparison]:
@@ -1389,7 +1391,7 @@ Global___SamplingBias: typing_extensions.TypeAlias = SamplingBias
 
 @typing.final
 class BiasComparison(google.protobuf.message.Message):
-    """A mean of what was trained beside the same of what was sampled."""
+    """Mean of what was trained beside that of what was sampled."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1400,7 +1402,7 @@ class BiasComparison(google.protobuf.message.Message):
     CHANCE_FIELD_NUMBER: builtins.int
     BIASED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """What is compared."""
+    """Name of what is compared."""
     sampled: builtins.float
     """Mean of the accepted."""
     trained: builtins.float
@@ -1432,7 +1434,7 @@ Global___BiasComparison: typing_extensions.TypeAlias = BiasComparison
 
 @typing.final
 class StalenessVerdict(google.protobuf.message.Message):
-    """What the numbers say."""
+    """Verdict of the numbers."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1440,12 +1442,12 @@ class StalenessVerdict(google.protobuf.message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     SENTENCES_FIELD_NUMBER: builtins.int
     bound: builtins.str
-    """`rollout`, `train`, `balanced`, or empty while it is not known."""
+    """Side that bounds the run: `rollout`, `train`, `balanced`, or empty while it is not known."""
     source: builtins.str
     """`pre_queue` or `in_queue`, the larger part of the staleness; empty where there is hardly any."""
     @property
     def sentences(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """In words."""
+        """Sentences that say it in words."""
 
     def __init__(
         self,
@@ -1460,7 +1462,7 @@ Global___StalenessVerdict: typing_extensions.TypeAlias = StalenessVerdict
 
 @typing.final
 class StalenessAdvice(google.protobuf.message.Message):
-    """One lever."""
+    """Lever that may lower the staleness or raise the throughput."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1470,9 +1472,9 @@ class StalenessAdvice(google.protobuf.message.Message):
     CHANGE_FIELD_NUMBER: builtins.int
     THROUGHPUT_FIELD_NUMBER: builtins.int
     lever: builtins.str
-    """`split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
+    """Name of the lever: `split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
     text: builtins.str
-    """What to change, and what it does."""
+    """Advice in words: the change to make, and its effect."""
     staleness: builtins.float
     """Predicted staleness after it, in versions."""
     change: builtins.float
@@ -1503,7 +1505,7 @@ class CreateRunRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
+    """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -1617,7 +1619,7 @@ class ListRunsResponse(google.protobuf.message.Message):
     RUN_IDS_FIELD_NUMBER: builtins.int
     @property
     def run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """In order."""
+        """Ids in order."""
 
     def __init__(
         self,
@@ -1865,9 +1867,9 @@ class ExportRecordsRequest(google.protobuf.message.Message):
     AFTER_FIELD_NUMBER: builtins.int
     INCLUDE_GROUPS_FIELD_NUMBER: builtins.int
     after: builtins.str
-    """Only events after this one; empty: from the first that is kept."""
+    """Event after which to begin; empty: from the first that is kept."""
     include_groups: builtins.bool
-    """Also the groups themselves, as far as they are still stored."""
+    """Send also the groups themselves, as far as they are still stored."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -1886,7 +1888,7 @@ Global___ExportRecordsRequest: typing_extensions.TypeAlias = ExportRecordsReques
 
 @typing.final
 class Record(google.protobuf.message.Message):
-    """One event of a recording."""
+    """Event of a recording."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1948,9 +1950,9 @@ class GroupAccepted(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
-    """When, milliseconds since 1970."""
+    """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
-    """"task_id/generation"."""
+    """Id of the group, "task_id/generation"."""
     sequence: builtins.int
     """Position of acceptance within the run."""
     environment: builtins.str
@@ -1966,7 +1968,7 @@ class GroupAccepted(google.protobuf.message.Message):
     mean_version_milli: builtins.int
     """Mean version over all response tokens, in thousandths."""
     state: builtins.str
-    """`queued` or `filtered`."""
+    """State of the group, `queued` or `filtered`."""
     @property
     def response_lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Response tokens of each sample."""
@@ -1977,7 +1979,7 @@ class GroupAccepted(google.protobuf.message.Message):
 
     @property
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """With include_groups, and if it is still stored: the group as it was pushed."""
+        """Group as it was pushed; with include_groups, and if it is still stored."""
 
     def __init__(
         self,
@@ -2011,9 +2013,9 @@ class GroupMoved(google.protobuf.message.Message):
     GROUP_ID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
-    """When, milliseconds since 1970."""
+    """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
-    """"task_id/generation"."""
+    """Id of the group, "task_id/generation"."""
     state: builtins.str
     """The disposition, or `queued`."""
     def __init__(
@@ -2039,7 +2041,7 @@ class RoundClosed(google.protobuf.message.Message):
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     GROUP_IDS_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
-    """When, milliseconds since 1970."""
+    """Time of the event, milliseconds since 1970."""
     step: builtins.int
     """The step, from 0."""
     round: builtins.int
@@ -2072,7 +2074,7 @@ class StepsTrained(google.protobuf.message.Message):
     TIME_MS_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
-    """When, milliseconds since 1970."""
+    """Time of the event, milliseconds since 1970."""
     committed_steps: builtins.int
     """Every step below this one is committed."""
     def __init__(
@@ -2087,14 +2089,14 @@ Global___StepsTrained: typing_extensions.TypeAlias = StepsTrained
 
 @typing.final
 class ExportRecordsResponse(google.protobuf.message.Message):
-    """One message of an export."""
+    """Message of an export."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: builtins.int
     @property
     def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Record]:
-        """In order of events."""
+        """Events in their order."""
 
     def __init__(
         self,

@@ -94,14 +94,14 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """The whole state of a run: effective policy, clock, statistics, both ledgers, engines.
+        """Returns the whole state of a run: effective policy, clock, statistics, both ledgers, engines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Ids of all runs, in order.
+        """Returns the ids of all runs, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +143,7 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportRecords(self, request, context):
-        """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there.
+        """Streams events of a run that records its groups, in order, from after a given one, until the end of what is there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

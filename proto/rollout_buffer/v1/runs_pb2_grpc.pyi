@@ -256,10 +256,10 @@ class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunT
     """Creates a run; a repeat with the same policy returns the existing one."""
 
     GetRun: _RunServiceGetRunType
-    """The whole state of a run: effective policy, clock, statistics, both ledgers, engines."""
+    """Returns the whole state of a run: effective policy, clock, statistics, both ledgers, engines."""
 
     ListRuns: _RunServiceListRunsType
-    """Ids of all runs, in order."""
+    """Returns the ids of all runs, in order."""
 
     UpdatePolicy: _RunServiceUpdatePolicyType
     """Replaces the policy of a live run."""
@@ -277,7 +277,7 @@ class RunServiceStub(typing.Generic[_RunServiceCreateRunType, _RunServiceGetRunT
     """Deletes a run and everything stored for it. There is no way back."""
 
     ExportRecords: _RunServiceExportRecordsType
-    """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there."""
+    """Streams events of a run that records its groups, in order, from after a given one, until the end of what is there."""
 
 RunServiceAsyncStub: typing_extensions.TypeAlias = RunServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -335,7 +335,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.runs_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.runs_pb2.GetRunResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.GetRunResponse]]:
-        """The whole state of a run: effective policy, clock, statistics, both ledgers, engines."""
+        """Returns the whole state of a run: effective policy, clock, statistics, both ledgers, engines."""
 
     @abc.abstractmethod
     def ListRuns(
@@ -343,7 +343,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.runs_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.runs_pb2.ListRunsResponse, collections.abc.Awaitable[rollout_buffer.v1.runs_pb2.ListRunsResponse]]:
-        """Ids of all runs, in order."""
+        """Returns the ids of all runs, in order."""
 
     @abc.abstractmethod
     def UpdatePolicy(
@@ -391,6 +391,6 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.runs_pb2.ExportRecordsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.runs_pb2.ExportRecordsResponse], collections.abc.AsyncIterator[rollout_buffer.v1.runs_pb2.ExportRecordsResponse]]:
-        """Events of a run that records its groups, in order, from after a given one; streams until the end of what is there."""
+        """Streams events of a run that records its groups, in order, from after a given one, until the end of what is there."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -47,7 +47,7 @@ class _LeaseWaitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The run is being drained: there will be no more work unless an operator continues it."""
 
 class LeaseWait(_LeaseWait, metaclass=_LeaseWaitEnumTypeWrapper):
-    """Why a lease request was answered with nothing, or with less than asked."""
+    """Reason why a lease request was answered with nothing, or with less than asked."""
 
 LEASE_WAIT_UNSPECIFIED: LeaseWait.ValueType  # 0
 """Not set."""
@@ -78,23 +78,23 @@ class _LeaseStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     LEASE_STATE_UNSPECIFIED: _LeaseState.ValueType  # 0
     """Not set."""
     LEASE_STATE_LIVE: _LeaseState.ValueType  # 1
-    """Still held; its time to live starts anew."""
+    """The lease is still held; its time to live starts anew."""
     LEASE_STATE_LOST: _LeaseState.ValueType  # 2
-    """Expired, completed by somebody else, or released: stop working on it."""
+    """The lease expired, was completed by somebody else, or was released: stop working on it."""
     LEASE_STATE_CANCELLED: _LeaseState.ValueType  # 3
-    """Taken back because its group could no longer be fresh enough to be trained: stop working on it."""
+    """The lease was taken back, as its group could no longer be fresh enough to be trained: stop working on it."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
-    """What became of one lease."""
+    """State of one lease."""
 
 LEASE_STATE_UNSPECIFIED: LeaseState.ValueType  # 0
 """Not set."""
 LEASE_STATE_LIVE: LeaseState.ValueType  # 1
-"""Still held; its time to live starts anew."""
+"""The lease is still held; its time to live starts anew."""
 LEASE_STATE_LOST: LeaseState.ValueType  # 2
-"""Expired, completed by somebody else, or released: stop working on it."""
+"""The lease expired, was completed by somebody else, or was released: stop working on it."""
 LEASE_STATE_CANCELLED: LeaseState.ValueType  # 3
-"""Taken back because its group could no longer be fresh enough to be trained: stop working on it."""
+"""The lease was taken back, as its group could no longer be fresh enough to be trained: stop working on it."""
 Global___LeaseState: typing_extensions.TypeAlias = LeaseState
 
 class _ReturnKind:
@@ -111,7 +111,7 @@ class _ReturnKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Generation or reward failed; counts towards the attempt cap and backs off."""
 
 class ReturnKind(_ReturnKind, metaclass=_ReturnKindEnumTypeWrapper):
-    """Why a lease is handed back."""
+    """Reason why a lease is handed back."""
 
 RETURN_KIND_UNSPECIFIED: ReturnKind.ValueType  # 0
 """Not set."""
@@ -130,19 +130,19 @@ class _ReturnOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     RETURN_OUTCOME_UNSPECIFIED: _ReturnOutcome.ValueType  # 0
     """Not set."""
     RETURN_OUTCOME_PENDING: _ReturnOutcome.ValueType  # 1
-    """Pending again."""
+    """The task is pending again."""
     RETURN_OUTCOME_FAILED: _ReturnOutcome.ValueType  # 2
     """The attempt cap is reached: the task failed with its last error."""
     RETURN_OUTCOME_LOST: _ReturnOutcome.ValueType  # 3
     """The lease was not live; nothing was changed."""
 
 class ReturnOutcome(_ReturnOutcome, metaclass=_ReturnOutcomeEnumTypeWrapper):
-    """What became of a task that was handed back."""
+    """Outcome of a task that was handed back."""
 
 RETURN_OUTCOME_UNSPECIFIED: ReturnOutcome.ValueType  # 0
 """Not set."""
 RETURN_OUTCOME_PENDING: ReturnOutcome.ValueType  # 1
-"""Pending again."""
+"""The task is pending again."""
 RETURN_OUTCOME_FAILED: ReturnOutcome.ValueType  # 2
 """The attempt cap is reached: the task failed with its last error."""
 RETURN_OUTCOME_LOST: ReturnOutcome.ValueType  # 3
@@ -151,14 +151,14 @@ Global___ReturnOutcome: typing_extensions.TypeAlias = ReturnOutcome
 
 @typing.final
 class ChatMessage(google.protobuf.message.Message):
-    """One message of a chat prompt; the worker applies the engine's chat template."""
+    """Message of a chat prompt; the worker applies the engine's chat template."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """"system", "user", "assistant" or "tool"."""
+    """Role of the writer: "system", "user", "assistant" or "tool"."""
     content: builtins.str
     """Text of the message."""
     def __init__(
@@ -173,7 +173,7 @@ Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
-    """How the engine samples. Zero or empty means the default named at each field."""
+    """Sampling parameters of the engine. Zero or empty means the default named at each field."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -188,21 +188,23 @@ class SamplingParams(google.protobuf.message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
-    """Most tokens to generate for one sample, 1 to 1,048,576. Required."""
+    """Maximum tokens to generate for one sample, 1 to 1,048,576. Required."""
     temperature: builtins.float
-    """Above 0; default 1.0. Behaviour log-probabilities are taken after temperature."""
+    """Temperature, above 0; default 1.0. Behaviour log-probabilities are taken after temperature."""
     top_p: builtins.float
-    """In (0, 1]; default 1.0."""
+    """Nucleus (top-p) threshold, in (0, 1]; default 1.0."""
     top_k: builtins.int
-    """At least 1; default: off."""
+    """Number of likeliest tokens to draw from, at least 1; default: off."""
     seed: builtins.int
-    """0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
+    """Seed of the group, 0 to 2^53 - 1; sample i of the group draws with seed + i. Default: the engine's own randomness."""
     min_p: builtins.float
-    """In [0, 1]; default 0, which is off."""
+    """Minimum probability relative to the likeliest token's, in [0, 1]; default 0, which is off."""
     repetition_penalty: builtins.float
-    """Above 0, at most 2; default 1.0, which is off."""
+    """Repetition penalty, above 0, at most 2; default 1.0, which is off."""
     min_new_tokens: builtins.int
-    """No stop token before a sample has so many generated tokens, of all its turns; at most max_new_tokens. Default 0."""
+    """Number of generated tokens of a sample, of all its turns, before which no stop token comes; at most max_new_tokens.
+    Default 0.
+    """
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Strings that end a sample, at most 16."""
@@ -244,7 +246,7 @@ Global___SamplingParams: typing_extensions.TypeAlias = SamplingParams
 
 @typing.final
 class Task(google.protobuf.message.Message):
-    """One prompt, to be generated group_size times."""
+    """Prompt that is to be generated group_size times."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -258,15 +260,15 @@ class Task(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """1 to 128 characters of [A-Za-z0-9._:-]; empty: the run's sequence supplies one."""
+    """Id of the task, 1 to 128 characters of [A-Za-z0-9._:-]; empty: the run's sequence supplies one."""
     group_size: builtins.int
     """G, the number of samples of the group, 1 to 1,024."""
     environment: builtins.str
     """Name of the environment, at most 64 characters; used for shares, ledgers and reward functions."""
     priority: builtins.int
-    """0 (default) to 255; higher is leased first, and trained first under ORDER_PRIORITY."""
+    """Priority, 0 (default) to 255; higher is leased first, and trained first under ORDER_PRIORITY."""
     metadata_json: builtins.str
-    """A JSON object for the reward function, at most 256 KiB; the service never reads it."""
+    """JSON object for the reward function, at most 256 KiB; the service never reads it."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt as token ids (at most 1,048,576). Exactly one of prompt_token_ids and messages is set."""
@@ -277,7 +279,7 @@ class Task(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> Global___SamplingParams:
-        """How to sample; required."""
+        """Sampling parameters; required."""
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -330,7 +332,7 @@ class SubmitTasksRequest(google.protobuf.message.Message):
 
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
-        """1 to 4,096 tasks."""
+        """Tasks to add, 1 to 4,096."""
 
     def __init__(
         self,
@@ -397,20 +399,20 @@ class Lease(google.protobuf.message.Message):
     TTL_MS_FIELD_NUMBER: builtins.int
     CONTINUATION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
-    """"task_id/generation/attempt"."""
+    """Id of the lease, "task_id/generation/attempt"."""
     generation: builtins.int
-    """How often the task was started anew from nothing, from 0."""
+    """Number of times that the task was started anew from nothing, from 0."""
     attempt: builtins.int
     """Counts leases of this generation, from 1."""
     ttl_ms: builtins.int
     """Time to live from the moment the request was SENT, on the worker's own monotonic clock."""
     @property
     def task(self) -> Global___Task:
-        """What to generate."""
+        """Task to generate."""
 
     @property
     def continuation(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """What an earlier attempt left behind: finished samples, and partial ones with finish reason ABORTED.
+        """Continuation that an earlier attempt left behind: finished samples, and partial ones with finish reason ABORTED.
         Sample i of the continuation is sample i of the group. Unset when there is nothing.
         """
 
@@ -452,7 +454,7 @@ class LeaseTasksRequest(google.protobuf.message.Message):
     engine_id: builtins.str
     """The engine that will generate, 1 to 128 characters."""
     max_tasks: builtins.int
-    """1 to 256."""
+    """Most leases to give, 1 to 256."""
     wait_ms: builtins.int
     """Longest wait for the first task, 0 to 60,000."""
     @property
@@ -499,7 +501,7 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     wait: Global___LeaseWait.ValueType
     """Set when fewer leases than asked were given, unless more did not fit into the reply: the next request gets them."""
     required_version: builtins.int
-    """For LEASE_WAIT_ENGINE_STALE: the oldest version that would be given work now."""
+    """Oldest version that would be given work now; for LEASE_WAIT_ENGINE_STALE."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]:
         """The leases given, at most max_tasks, and only as many as fit: their tasks and continuations together take at most
@@ -546,7 +548,7 @@ class ExtendLeasesRequest(google.protobuf.message.Message):
 
     @property
     def lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """1 to 4,096 lease ids."""
+        """Leases to prolong, 1 to 4,096 lease ids."""
 
     def __init__(
         self,
@@ -579,7 +581,7 @@ class ExtendLeasesResponse(google.protobuf.message.Message):
     """Time to live from the moment the request was sent, in milliseconds."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___LeaseState.ValueType]:
-        """In request order."""
+        """States of the leases in request order."""
 
     def __init__(
         self,
@@ -595,7 +597,7 @@ Global___ExtendLeasesResponse: typing_extensions.TypeAlias = ExtendLeasesRespons
 
 @typing.final
 class LeaseReturn(google.protobuf.message.Message):
-    """One lease handed back."""
+    """Lease that is handed back."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -606,9 +608,9 @@ class LeaseReturn(google.protobuf.message.Message):
     lease_id: builtins.str
     """The lease handed back."""
     kind: Global___ReturnKind.ValueType
-    """Why."""
+    """Reason why it is handed back."""
     error: builtins.str
-    """For FAILED: what went wrong, at most 2,048 characters; kept with the task."""
+    """Error of a FAILED one, at most 2,048 characters; kept with the task."""
     @property
     def continuation(self) -> rollout_buffer.v1.groups_pb2.Group:
         """Finished samples, and partial ones with finish reason ABORTED; unset when there is nothing to keep. With FAILED too:
@@ -648,7 +650,7 @@ class ReturnLeasesRequest(google.protobuf.message.Message):
 
     @property
     def returns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseReturn]:
-        """1 to 256."""
+        """Leases to hand back, 1 to 256."""
 
     def __init__(
         self,
@@ -678,7 +680,7 @@ class ReturnLeasesResponse(google.protobuf.message.Message):
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___ReturnOutcome.ValueType]:
-        """In request order."""
+        """Outcomes in request order."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class _PlanPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """
 
 class PlanPhase(_PlanPhase, metaclass=_PlanPhaseEnumTypeWrapper):
-    """How far a collective update is."""
+    """Phase of a collective update."""
 
 PLAN_PHASE_UNSPECIFIED: PlanPhase.ValueType  # 0
 """Not set."""
@@ -72,7 +72,7 @@ class _EngineStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Stopped cleanly."""
 
 class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
-    """Where an engine stands."""
+    """State of an engine."""
 
 ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
 """Not set."""
@@ -130,7 +130,7 @@ Global___ReloadPhase: typing_extensions.TypeAlias = ReloadPhase
 
 @typing.final
 class WeightFile(google.protobuf.message.Message):
-    """One file of a files manifest."""
+    """File of a files manifest."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -168,7 +168,7 @@ class FilesManifest(google.protobuf.message.Message):
     """
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WeightFile]:
-        """1 to 4,096."""
+        """Files of the directory, 1 to 4,096."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class TensorsManifest(google.protobuf.message.Message):
     FILES_FIELD_NUMBER: builtins.int
     @property
     def files(self) -> Global___FilesManifest:
-        """Where the worker gets them."""
+        """Source from which the worker gets the files."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ Global___TensorsManifest: typing_extensions.TypeAlias = TensorsManifest
 
 @typing.final
 class WeightManifest(google.protobuf.message.Message):
-    """How to get the weights of one version."""
+    """Source of the weights of one version."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -247,7 +247,7 @@ class WeightManifest(google.protobuf.message.Message):
 
     @property
     def fallback(self) -> Global___FilesManifest:
-        """With `collective`: the same weights as files. Optional."""
+        """Fallback of `collective`: the same weights as files. Optional."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ Global___WeightManifest: typing_extensions.TypeAlias = WeightManifest
 
 @typing.final
 class TensorSpec(google.protobuf.message.Message):
-    """One tensor of a collective update."""
+    """Tensor of a collective update."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -273,12 +273,12 @@ class TensorSpec(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """As in the model's state dict, 1 to 512 characters."""
+    """Name as in the model's state dict, 1 to 512 characters."""
     dtype: builtins.str
-    """torch's name without its prefix: "float32", "bfloat16", "float16"."""
+    """Type of the values, torch's name without its prefix: "float32", "bfloat16", "float16"."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """At most 8 dimensions."""
+        """Shape of the tensor, at most 8 dimensions."""
 
     def __init__(
         self,
@@ -332,17 +332,17 @@ class CollectivePlan(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     ESTABLISHED_FIELD_NUMBER: builtins.int
     phase: Global___PlanPhase.ValueType
-    """How far it is."""
+    """Phase of the plan."""
     membership: builtins.int
     """Number of the process group, from 1, rising; a member of an older one leaves that and joins this one."""
     master_address: builtins.str
-    """Where the group meets: address of the trainer as the engines reach it, at most 256 characters."""
+    """Address at which the group meets: the trainer's as the engines reach it, at most 256 characters."""
     master_port: builtins.int
     """Port of the meeting point."""
     group_name: builtins.str
     """Name of the group at the engines, 1 to 128 characters of [A-Za-z0-9._:-]."""
     backend: builtins.str
-    """"gloo" or "nccl"."""
+    """Backend of the group, "gloo" or "nccl"."""
     world_size: builtins.int
     """Ranks in all, the trainer's included."""
     timeout_ms: builtins.int
@@ -357,11 +357,11 @@ class CollectivePlan(google.protobuf.message.Message):
 
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PlanMember]:
-        """1 to 1,024."""
+        """Members of the group beside the trainer, 1 to 1,024."""
 
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
-        """In the order in which they are sent, 1 to 65,536."""
+        """Tensors in the order in which they are sent, 1 to 65,536."""
 
     def __init__(
         self,
@@ -453,22 +453,26 @@ class PublishRequest(google.protobuf.message.Message):
     epoch: builtins.int
     """The trainer's epoch; an older one is refused with `stale_epoch`."""
     version: builtins.int
-    """Above the published version; or equal to it with the same manifest (a repeat). Otherwise `version_conflict`."""
+    """Version to publish: above the published one, or equal to it with the same manifest (a repeat). Otherwise
+    `version_conflict`.
+    """
     commit_through_step: builtins.int
     """Commits every step up to and including this one in the same decision. Unset: commits nothing."""
     trainer_busy_ms: builtins.int
-    """What the trainer has done since its epoch began, by its clock, in milliseconds, below 2^48: time that it worked. Set
-    both or neither. One that is smaller than before counts from 0 again.
+    """Time that the trainer has worked since its epoch began, by its clock, in milliseconds, below 2^48. Set both or
+    neither, this and trainer_wait_ms. A number that is smaller than before counts from 0 again.
     """
     trainer_wait_ms: builtins.int
-    """Time that it waited for batches."""
+    """Time that the trainer has waited for batches since its epoch began, in milliseconds."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
 
     @property
     def manifest(self) -> Global___WeightManifest:
-        """At most 1 MiB. Unset: a version without weights to load (engines that share the trainer's memory)."""
+        """Manifest of the weights, at most 1 MiB. Unset: a version without weights to load (engines that share the trainer's
+        memory).
+        """
 
     def __init__(
         self,
@@ -570,7 +574,7 @@ class WatchWeightsResponse(google.protobuf.message.Message):
 
     @property
     def manifest(self) -> Global___WeightManifest:
-        """Unset for version 0 of a fresh run."""
+        """Manifest of the published weights; unset for version 0 of a fresh run."""
 
     @property
     def plan(self) -> Global___CollectivePlan:
@@ -603,7 +607,7 @@ class ReloadPhaseTime(google.protobuf.message.Message):
     phase: Global___ReloadPhase.ValueType
     """The phase."""
     count: builtins.int
-    """How often it has ended, failed attempts included; below 2^48."""
+    """Number of times that the phase has ended, failed attempts included; below 2^48."""
     time_ms: builtins.int
     """Time in it, summed, in milliseconds; below 2^48."""
     def __init__(
@@ -619,7 +623,7 @@ Global___ReloadPhaseTime: typing_extensions.TypeAlias = ReloadPhaseTime
 
 @typing.final
 class EngineReport(google.protobuf.message.Message):
-    """What a worker knows of one engine."""
+    """Report of what a worker knows of one engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -640,11 +644,11 @@ class EngineReport(google.protobuf.message.Message):
     DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
     RELOAD_PHASES_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
-    """1 to 128 characters of [A-Za-z0-9._:-]."""
+    """Id of the engine, 1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
     """Stable name of the worker, 1 to 128 characters of [A-Za-z0-9._:-]."""
     state: Global___EngineState.ValueType
-    """Where the engine stands."""
+    """State of the engine."""
     reloads: builtins.int
     """Successful reloads since the engine was first reported."""
     last_reload_ms: builtins.int
