@@ -1,1 +1,1 @@
-"""The buffer as rollout source of other trainers; each module needs the extra of its name."""
+"""Integrations: the buffer as rollout source of other trainers; each module needs the extra of its name."""

@@ -5,13 +5,13 @@
     trainer.train()
 
 Invariants: one generation batch of TRL is one step of the run; tokens, masks, log-probabilities and rewards reach the
-loss as the workers made them; what comes after a crash, see trl_progress.
+loss as the workers made them. `trl_progress` describes the restart after a crash.
 
-Followed: trl 1.16.0. Used of it: the argument `rollout_func` (public, experimental) brings tokens, masks and
-log-probabilities; `_generate_and_score_completions` is overridden to replace the data loader's rows by those of the
-groups, since workers end in an order of their own; `use_vllm`, `vllm_generation` and `_last_loaded_step` are set after
-construction, since TRL corrects for the sampler's log-probabilities under use_vllm alone. What TRL makes of the groups
-is checked at every step, so that a TRL that ignores one of these is an error and not another algorithm.
+Follows trl 1.16.0 and uses these parts of it. The argument `rollout_func` (public, experimental) brings tokens, masks
+and log-probabilities. `_generate_and_score_completions` is overridden to replace the data loader's rows by those of the
+groups, since workers end in an order of their own. `use_vllm`, `vllm_generation` and `_last_loaded_step` are set after
+construction, since TRL corrects for the sampler's log-probabilities under use_vllm alone. TRL's output for the groups
+is checked at every step. So a TRL that ignores one of these parts causes an error, not another algorithm.
 
 Needs the extra `trl` (pip install 'rollout-buffer[trl]').
 """
@@ -73,7 +73,7 @@ _WORKERS_BUSINESS = {
 
 
 def missing_hooks(trainer: type, config: type) -> list[str]:
-    """What this module uses of GRPOTrainer and GRPOConfig and does not find there."""
+    """List the parts of GRPOTrainer and GRPOConfig that this module uses and that are missing there."""
     hooks = {
         "GRPOTrainer(rollout_func=)": "rollout_func" in inspect.signature(trainer).parameters,
         "GRPOTrainer._generate_and_score_completions": hasattr(trainer, "_generate_and_score_completions"),
@@ -89,31 +89,34 @@ if _missing := missing_hooks(GRPOTrainer, GRPOConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSource:
-    """The run that a trainer is fed from."""
+    """Source of a trainer's batches: a run of the buffer."""
 
     client: BufferClient
     run_id: str
     publisher: WeightPublisher | None
-    """Where weights are put for the engines, used on rank 0; None: the engines need not load, as simulated ones."""
+    """Publisher that puts the weights in place for the engines, used on rank 0; None: the engines need not load, as
+    simulated ones."""
     policy: Policy = field(default_factory=Policy)
-    """batch_groups is filled in: the config's generation_batch_size / num_generations."""
+    """Policy of the run. batch_groups is filled in: the config's generation_batch_size / num_generations."""
     prompts: Prompts = "token_ids"
-    """Who applies the chat template: the trainer ("token_ids"), or the worker ("messages")."""
+    """Form of the prompts, which decides who applies the chat template: the trainer ("token_ids"), or the worker
+    ("messages")."""
     metadata_columns: Sequence[str] | None = None
     """Columns of the data set that go to the worker's reward function; None: all but the prompt."""
     environment_column: str | None = None
-    """The column that names a task's environment; None: none is named."""
+    """Column that names a task's environment; None: none is named."""
     prefetch: int = 0
-    """Batches pulled while training."""
+    """Number of batches pulled while training."""
     options: SessionOptions = field(default_factory=SessionOptions)
 
 
 class BufferGRPOTrainer(GRPOTrainer):
-    """A GRPOTrainer whose generation batches come from a run of the buffer; its config keeps its meaning.
+    """GRPOTrainer whose generation batches come from a run of the buffer; its config keeps its meaning.
 
     `buffer`: the run. `reward_funcs`: None: the workers' rewards; else functions of TRL, among which `worker_reward`
-    stands for the workers'. The other arguments are GRPOTrainer's. Raises InvalidField for what the buffer does not
-    serve; `train` also raises what a session does, and ImportError for a TRL that does something else with a rollout.
+    stands for the workers'. The other arguments are GRPOTrainer's. Raises InvalidField for options that the buffer does
+    not serve. `train` also raises what a session does, and ImportError for a TRL that does something else with a
+    rollout.
     """
 
     def __init__(
@@ -155,11 +158,11 @@ class BufferGRPOTrainer(GRPOTrainer):
 
     @property
     def session(self) -> TrainerSession | None:
-        """The hold on the run while `train` goes on; None before and after."""
+        """Session that holds the run while `train` goes on; None before and after."""
         return self._run.session
 
     def train(self, *args: object, **kwargs: object) -> "TrainOutput":
-        """As GRPOTrainer's. The run is taken over when the checkpoint is loaded, and let go at the end."""
+        """Train as GRPOTrainer does. The run is taken over when the checkpoint is loaded, and let go at the end."""
         try:
             output: TrainOutput = super().train(*args, **kwargs)
         finally:
@@ -167,7 +170,7 @@ class BufferGRPOTrainer(GRPOTrainer):
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As GRPOTrainer's, with the session's metrics of the newest step."""
+        """Log as GRPOTrainer does, with the session's metrics of the newest step."""
         super().log({**logs, **self._run.metrics()}, start_time)
 
     # ── what TRL calls ───────────────────────────────────────────────────────
@@ -197,7 +200,7 @@ class BufferGRPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _open_session(self, next_step: int) -> Iterator[TrainerSession]:
-        """Rank 0 takes the run over, feeds it and publishes; the others join where it begins."""
+        """Open the session: rank 0 takes the run over, feeds it and publishes; the others join where it begins."""
         source, accelerator = self._source, self.accelerator
         shard = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
         begun: list[Resumed | Exception | None] = [None]
@@ -283,7 +286,7 @@ class BufferGRPOTrainer(GRPOTrainer):
             raise InvalidField("vllm_importance_sampling_mode", mode, "token_truncate or token_mask with vespo")
 
     def _check_output(self, batch: Batch, output: dict[str, Any]) -> None:
-        """TRL took masks and log-probabilities as they are. Raises ImportError when it did not."""
+        """Check that TRL took masks and log-probabilities as they are. Raises ImportError when it did not."""
         wanted = {"completion_mask", "tool_mask", "sampling_per_token_logps"}
         if self.vllm_importance_sampling_correction:
             wanted.add("importance_sampling_ratio")
@@ -296,14 +299,16 @@ class BufferGRPOTrainer(GRPOTrainer):
 
 
 class _Workers:
-    """Stands where TRL keeps its vLLM; the engines get their weights by publishing."""
+    """Stand-in for TRL's vLLM object; the engines get their weights by publishing."""
 
     def sync_weights(self) -> None:
-        """Nothing to do: TRL asks before a rollout."""
+        """Do nothing: TRL calls this before a rollout."""
 
 
 def _checked(args: "GRPOConfig | None", train_dataset: "Dataset | None", others: dict[str, object]) -> "GRPOConfig":
-    """A copy of the config. Refuses what is the workers' business, and shapes that steps of the run cannot have."""
+    """Copy the config. Raises InvalidField for options that are the workers' business, and for batch shapes that steps
+    of the run cannot have.
+    """
     for name, limit in _WORKERS_BUSINESS.items():
         if others.get(name) is not None:
             raise InvalidField(name, type(others[name]).__name__, limit)
@@ -325,7 +330,7 @@ def _checked(args: "GRPOConfig | None", train_dataset: "Dataset | None", others:
 
 
 def _policy(policy: Policy, args: "GRPOConfig", processes: int) -> Policy:
-    """The policy with N, as many groups for every process, and publishes no more often than optimizer steps."""
+    """Fill in the policy: N, equal shards for several processes, and publishes no more often than optimizer steps."""
     batch_groups = args.generation_batch_size // args.num_generations
     if policy.batch_groups not in (None, batch_groups):
         limit = f"None or {batch_groups}, which is generation_batch_size / num_generations"

@@ -1,8 +1,9 @@
-"""A run of the buffer along a transformers training loop: taken over, published to and checkpointed with it.
+"""Progress of a run along a transformers training loop: taken over, published to and checkpointed with it.
 
-Invariants: weights are published after optimizer steps that end a step of the run, never inside one; a checkpoint says
-how many steps of the run are wholly in its weights (in trainer_state.json, as the state of this callback), and training
-goes on from there; replay data is freed only when the checkpoint that covers it is on disk.
+Invariants: weights are published after optimizer steps that end a step of the run, never inside one. A checkpoint says
+how many steps of the run are wholly in its weights, and training goes on from there. The number is in
+trainer_state.json, as the state of this callback. Replay data is freed only when the checkpoint that covers it is on
+disk.
 
 Followed: transformers 5.23, `TrainerCallback` and `ExportableState`. Needs transformers.
 """
@@ -26,10 +27,10 @@ logger = logging.getLogger("trainer_client")
 
 
 class RolloutBufferCallback(TrainerCallback, ExportableState):
-    """Holds the run from `on_train_begin` to `close`.
+    """Callback that holds the run from `on_train_begin` to `close`.
 
-    `open_session` gives a session of the run from a step on. `weights` gives what the session's publisher takes.
-    `optimizer_steps`: in which a step of the run is trained; 1 where an optimizer step takes several.
+    `open_session` gives a session of the run from a step on. `weights` gives the source for the session's publisher.
+    `optimizer_steps`: the number in which a step of the run is trained; 1 where an optimizer step takes several.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
         self._optimizer_steps = optimizer_steps
         self._stack = ExitStack()
         self._steps_since_pull = 0
-        """Optimizer steps, of which `optimizer_steps` end what was pulled."""
+        """Number of optimizer steps since the last pull; after `optimizer_steps` of them the pulled step is trained."""
         self._pulled = False
         self._published_steps = 0
 
     def pull(self) -> Batch:
-        """The next step of the run. Raises InvalidField outside of `train` and when the run is drained."""
+        """Pull the next step of the run. Raises InvalidField outside of `train` and when the run is drained."""
         session = self._held()
         batch = next(session, None)
         if batch is None:
@@ -59,17 +60,19 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
         return batch
 
     def close(self) -> None:
-        """Let the run go; it goes on."""
+        """Let go of the run, which goes on."""
         self.session = None
         self._stack.close()
 
     def state(self) -> dict[str, dict[str, int]]:
-        """For the checkpoint: {"next_step": steps of the run that are wholly in the weights}."""
+        """Return the state for the checkpoint: {"next_step": steps of the run that are wholly in the weights}."""
         steps = 0 if self.session is None else self.session.next_step - (0 if self._whole else 1)
         return {"args": {}, "attributes": {"next_step": steps}}
 
     def metrics(self) -> dict[str, float]:
-        """Of the newest step, by the names under which they are logged; see `trainer_client.session.metrics`."""
+        """Return the metrics of the newest step, by the names under which they are logged; see
+        `trainer_client.session.metrics`.
+        """
         return {} if self.session is None else self.session.metrics(timeout_s=GRACE_S)
 
     # ── what transformers calls ──────────────────────────────────────────────
@@ -77,7 +80,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Take the run over where the weights stand. Raises InvalidField for a checkpoint that does not say where."""
+        """Take the run over at the step of the weights. Raises InvalidField for a checkpoint without that step."""
         saved = cast("dict[str, Any]", state.stateful_callbacks or {}).get(type(self).__name__)
         if state.global_step and not saved:
             limit = "one that a BufferGRPOTrainer saved: this one does not say how many steps of a run are in it"
@@ -87,7 +90,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
         self.session = self._stack.enter_context(self._open_session(next_step))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Publish what ends a step of the run, as often as the policy says."""
+        """Publish after the last optimizer step of a step of the run, as often as the policy says."""
         session = self._held()
         self._steps_since_pull += 1
         trained = session.next_step - self._published_steps
@@ -96,7 +99,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
             self._published_steps = session.next_step
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """The checkpoint is on disk: what it covers is not replayed any more."""
+        """Tell the service of the checkpoint, which is on disk: the steps it covers are not replayed any more."""
         session = self._held()
         if self._whole:
             session.checkpoint()
@@ -110,7 +113,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
         )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Settle steps that are trained and not published."""
+        """Commit steps that are trained and not published."""
         if self.session is not None and self._whole:
             self.session.commit()
 
@@ -118,7 +121,7 @@ class RolloutBufferCallback(TrainerCallback, ExportableState):
 
     @property
     def _whole(self) -> bool:
-        """Everything that was pulled is in the weights."""
+        """True when everything that was pulled is in the weights."""
         return not self._pulled or self._steps_since_pull >= self._optimizer_steps
 
     def _held(self) -> TrainerSession:

@@ -1,7 +1,7 @@
-"""A TRL data set as the buffer's tasks, and what is pulled as what a rollout function of TRL returns.
+"""Tasks from a TRL data set, and pulled samples in the form that a rollout function of TRL returns.
 
-Invariants: the stream of tasks depends on the data set, the seed and the options alone: the cursor of the feeder is a
-place in it; every task carries the number of its row, so that the row is found again beside the group. Needs neither
+Invariants: the stream of tasks depends on the data set, the seed and the options alone, and the feeder's cursor is a
+place in it. Every task carries the number of its row, so that the row is found again beside the group. Needs neither
 torch nor trl.
 
 Followed: trl 1.16.0, `GRPOTrainer` (rollout_func, RepeatSampler) and `GRPOConfig`.
@@ -18,19 +18,19 @@ from trainer_client.batch import Group, Sample
 from trainer_client.tasks import SamplingParams, Task
 
 ROW = "trl_row"
-"""Metadata of a task: the number of its row in the data set."""
+"""Metadata key of a task: the number of its row in the data set."""
 REWARD = "buffer_reward"
 """Extra field of a rollout: the reward that the worker gave."""
 
 _GENERATION_KWARGS = frozenset({"stop", "stop_token_ids", "seed", "min_new_tokens", "min_tokens"})
-"""What TRL passes on to its generator, by the names of transformers and of vLLM."""
+"""Arguments that TRL passes on to its generator, by the names of transformers and of vLLM."""
 
 Prompts: TypeAlias = Literal["token_ids", "messages"]
 Encode: TypeAlias = Callable[[Any], Sequence[int]]
 
 
 class SamplingConfig(Protocol):
-    """What is used of a `GRPOConfig`."""
+    """Part of `GRPOConfig` that is used here."""
 
     max_completion_length: int
     temperature: float
@@ -42,7 +42,7 @@ class SamplingConfig(Protocol):
 
 
 class Rows(Protocol):
-    """What is used of a `datasets.Dataset`."""
+    """Part of `datasets.Dataset` that is used here."""
 
     def __len__(self) -> int: ...
 
@@ -51,24 +51,25 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """How rows become tasks."""
+    """Options of the conversion from rows to tasks."""
 
     group_size: int
-    """G, the config's num_generations."""
+    """Group size G, the config's num_generations."""
     sampling: SamplingParams
     shuffle: bool
-    """Every pass over the rows in an order of its own."""
+    """True gives every pass over the rows an order of its own."""
     seed: int
     prompts: Prompts = "token_ids"
-    """Who applies the chat template: the trainer ("token_ids"), or the worker ("messages")."""
+    """Form of the prompts, which decides who applies the chat template: the trainer ("token_ids"), or the worker
+    ("messages")."""
     metadata_columns: Sequence[str] | None = None
     """Columns that go to the worker's reward function as metadata; None: all but the prompt."""
     environment_column: str | None = None
-    """The column that names the task's environment."""
+    """Column that names the task's environment; None: none is named."""
 
 
 class RowTasks:
-    """The rows as tasks, pass after pass, without an end: how long is trained is the trainer's business."""
+    """Tasks from rows, pass after pass, without an end; the trainer decides when training ends."""
 
     def __init__(self, rows: Rows, encode: Encode, options: TaskOptions) -> None:
         if len(rows) == 0:
@@ -79,11 +80,11 @@ class RowTasks:
         self._drawn = 0
 
     def state(self) -> bytes:
-        """Where the stream stands, for the feeder."""
+        """Return the place in the stream, for the feeder."""
         return str(self._drawn).encode()
 
     def load_state(self, state: bytes) -> None:
-        """Go on where `state` was taken."""
+        """Go on at the place where `state` was taken."""
         self._drawn = int(state)
 
     def __iter__(self) -> Iterator[Task]:
@@ -114,7 +115,9 @@ class RowTasks:
 
 
 def sampling_of(config: SamplingConfig) -> SamplingParams:
-    """How the workers sample under a GRPOConfig. Raises InvalidField for what engines are not asked for."""
+    """Convert a GRPOConfig to the workers' sampling parameters. Raises InvalidField for options that engines do not
+    get.
+    """
     extra = dict(config.generation_kwargs or {})
     if not extra.keys() <= _GENERATION_KWARGS:
         limit = f"only {sorted(_GENERATION_KWARGS)}"
@@ -135,7 +138,7 @@ def sampling_of(config: SamplingConfig) -> SamplingParams:
 
 
 def row_of(group: Group, rows: Rows) -> dict[str, Any]:
-    """The row that a group's task was made of. Raises InvalidField for a task that `RowTasks` did not make."""
+    """Find the row of a group's task. Raises InvalidField for a task that `RowTasks` did not make."""
     index = group.metadata.get(ROW)
     if not isinstance(index, int) or not 0 <= index < len(rows):
         limit = f"a row of this train_dataset, 0 to {len(rows) - 1}: is this run fed with another one?"
@@ -144,7 +147,7 @@ def row_of(group: Group, rows: Rows) -> dict[str, Any]:
 
 
 def rollouts_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Samples as a rollout function of TRL returns them, one entry each.
+    """Convert samples to the form that a rollout function of TRL returns, one entry each.
 
     "prompt_ids", "completion_ids": lists of int; "logprobs": float of the policy that generated the token; "env_mask":
     0 where a token is not the model's, which TRL treats as a tool's; "buffer_reward": float.
@@ -159,5 +162,5 @@ def rollouts_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def worker_reward(*, buffer_reward: Sequence[float], **_: object) -> list[float]:
-    """The workers' rewards, as a reward function of TRL; the only one where a trainer is given none."""
+    """Return the workers' rewards, as a reward function of TRL; the only one where a trainer is given none."""
     return list(buffer_reward)

@@ -1,8 +1,8 @@
 """Batches generated ahead of training, with the semantics of verifiers' AsyncBatchGenerator, over a session.
 
 Contract followed: verifiers 0.1.6, the last release that has the class. Workers generate, so there is no thread here:
-`get_batch` pulls in the caller's, and what goes wrong is raised there. A batch is tasks in, and their groups in the
-same order out. Groups that come for another batch are kept for it. One thread uses a generator.
+`get_batch` pulls in the caller's, and raises its errors there. A submitted batch is a list of tasks; its result has
+their groups in the same order. Groups that come for another batch are kept for it. One thread uses a generator.
 """
 
 import time
@@ -24,14 +24,14 @@ from trainer_client.session.session import TrainerSession
 from trainer_client.tasks import Task
 
 POLICY = Policy(batch_groups=1, max_queued_groups=1_024, overflow_action="block")
-"""A batch needs every group of its tasks: the run's policy drops none, and its steps are single groups."""
+"""Policy of the run. A batch needs every group of its tasks: the run drops none, and its steps are single groups."""
 Broadcast: TypeAlias = Callable[[list[Any]], object]  # as torch.distributed.broadcast_object_list
 _OPTIONS = SessionOptions(mode="discard", pull_timeout_s=0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A batch. `generation_time`: seconds from the submit to the last group. Can be pickled."""
+    """Result of a batch. `generation_time`: seconds from the submit to the last group. Can be pickled."""
 
     batch_id: int
     groups: tuple[Group, ...]
@@ -39,9 +39,12 @@ class BatchResult:
 
 
 class AsyncBatchGenerator:
-    """`num_batches_ahead`: what `should_submit_more` and `batches` go by; 0 is synchronous. `max_queue_size`: most
-    batches that are submitted and not complete; None or 0: twice num_batches_ahead, at least 4. `generation_timeout`:
-    seconds. `policy`: of the run, which belongs to one generator: POLICY with other fields, such as `failure_budget`.
+    """Generator of batches ahead of training.
+
+    `num_batches_ahead`: the target of `should_submit_more` and `batches`; 0 is synchronous. `max_queue_size`: largest
+    number of batches that are submitted and not complete; None or 0: twice num_batches_ahead, at least 4.
+    `generation_timeout`: seconds. `policy`: of the run, which belongs to one generator: POLICY with other fields, such
+    as `failure_budget`.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class AsyncBatchGenerator:
         self._session: TrainerSession | None = None
         self._stack, self._cursor = ExitStack(), 0
         self._pending: dict[int, tuple[float, dict[str, Group | None]]] = {}
-        """When it was submitted, and its groups by task id, None where one is awaited."""
+        """Time of the submit, and the batch's groups by task id, None where one is awaited."""
         self._owner: dict[str, int] = {}
         self._complete: dict[int, BatchResult] = {}
 
@@ -79,7 +82,8 @@ class AsyncBatchGenerator:
         self._stack.close()
 
     def submit_batch(self, batch_id: int, tasks: Sequence[Task]) -> bool:
-        """Have tasks generated, under ids of the generator's; False when the queue is full, True when it is under way.
+        """Submit a batch of tasks, under ids of the generator's; False when the queue is full, True when it is under
+        way.
 
         Raises RuntimeError before `start`, InvalidField for tasks that are refused.
         """
@@ -116,7 +120,9 @@ class AsyncBatchGenerator:
         return self._complete.pop(batch_id)
 
     def batches(self, requests: Iterable[Sequence[Task]]) -> Iterator[BatchResult]:
-        """The batches of all requests, 0, 1, …, `num_batches_ahead` more submitted before each is handed out."""
+        """Yield the batches of all requests, 0, 1, …; `num_batches_ahead` more are submitted before each is handed
+        out.
+        """
         handed_out = submitted = 0
         for submitted, tasks in enumerate(requests, 1):
             while submitted - handed_out > self.num_batches_ahead + 1 or not self.submit_batch(submitted - 1, tasks):
@@ -130,11 +136,11 @@ class AsyncBatchGenerator:
         return self._started().publish(source)
 
     def get_pending_count(self) -> int:
-        """Batches that were submitted and that no `get_batch` has seen complete."""
+        """Count the batches that were submitted and that no `get_batch` has seen complete."""
         return len(self._pending)
 
     def get_average_generation_time(self) -> float:
-        """Mean seconds of the latest 100 batches; 0.0 before the first."""
+        """Average the generation time of the latest 100 batches, in seconds; 0.0 before the first."""
         return sum(self.generation_times) / max(len(self.generation_times), 1)
 
     def should_submit_more(self) -> bool:
@@ -159,7 +165,7 @@ class AsyncBatchGenerator:
             self._complete[batch_id] = BatchResult(batch_id, found, self.generation_times[-1])
 
     def _failure(self, session: TrainerSession, batch_id: int, error: Exception) -> str:
-        """Why groups of the batch will never come; empty while they may."""
+        """Return the reason why groups of the batch will never come; empty while they may."""
         if not isinstance(error, RolloutBufferError):
             return "the run was drained"
         if not worth_repeating(error):
@@ -180,9 +186,10 @@ class AsyncBatchGenerator:
 def get_batch_slice(
     generator: AsyncBatchGenerator | None, batch_id: int, rank: int, world_size: int, broadcast: Broadcast
 ) -> tuple[BatchResult, Sequence[Group]]:
-    """`get_batch` on process 0, whose `generator` it is; on every process, the result and that process's groups of it.
+    """Call `get_batch` on process 0, whose `generator` it is; return on every process the result and that process's
+    groups.
 
-    Raises on all what `get_batch` raised, and InvalidField when the groups do not divide by `world_size`.
+    Raises on all processes what `get_batch` raised, and InvalidField when the groups do not divide by `world_size`.
     """
     box: list[Any] = [None]
     if generator is not None:

@@ -1,9 +1,9 @@
-"""The loop between a run and PRIME-RL's trainer: rollouts to its output directory, its weights to the engines.
+"""Loop between a run and PRIME-RL's trainer: rollouts to its output directory, its weights to the engines.
 
-Invariants: the trainer's step N reads the run's step N − 1, byte for byte the same whoever is restarted in between;
-v(N) is published, and the step behind it committed, after the trainer has called it stable; rollouts are written at
-most LEAD steps ahead of the published weights, as PRIME-RL's orchestrator ships them. What has been done is read off
-the output directory and the run; the bridge keeps no state of its own. One bridge to a run: a later one takes over.
+Invariants: the trainer's step N reads the run's step N − 1, with the same bytes after a restart of either side. v(N) is
+published, and the step behind it committed, after the trainer has called it stable. Rollouts are written at most LEAD
+steps ahead of the published weights, as PRIME-RL's orchestrator ships them. Progress is read off the output directory
+and the run; the bridge keeps no state of its own. A run has one bridge: a later one takes over.
 """
 
 import logging
@@ -37,30 +37,32 @@ logger = logging.getLogger("trainer_client")
 
 LEAD = 1
 PULL_S = 1.0
-"""Longest wait of one pull; between two, the trainer's directory is looked at."""
+"""Longest wait of one pull, in seconds; between two pulls the trainer's directory is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeOptions:
-    """What a bridge is told."""
+    """Options of a bridge."""
 
     output_dir: Path
-    """The trainer's output_dir."""
+    """Directory that is the trainer's output_dir."""
     packing: Packing
     checkpoints: Path | None = None
-    """The trainer's ckpt.output_dir, if it has one."""
+    """Directory that is the trainer's ckpt.output_dir, if it has one."""
     batch_groups: int | None = None
-    """N of a run that is created here, with the preset prime_rl; None: the run exists."""
+    """Batch size N of a run that is created here, with the preset prime_rl; None: the run exists."""
     max_steps: int | None = None
-    """The trainer's max_steps: the bridge ends with the weights of that step."""
+    """Number of steps, the trainer's max_steps: the bridge ends with the weights of that step."""
     keep_rollouts: bool = False
-    """Leave the rollouts of steps that are trained."""
+    """True keeps the rollouts of steps that are trained."""
     poll_s: float = 0.2
-    """Between two looks at the trainer's directory."""
+    """Interval, in seconds, between two checks of the trainer's directory."""
 
 
 class Bridge:
-    """`tasks`: gives the run's tasks from the first one on, anew at each call. `publisher`: closed by the caller."""
+    """Bridge. `tasks`: gives the run's tasks from the first one on, anew at each call. `publisher`: closed by the
+    caller.
+    """
 
     def __init__(
         self,
@@ -112,9 +114,9 @@ class Bridge:
     # ── where to begin ───────────────────────────────────────────────────────
 
     def _next_step(self) -> int | None:
-        """The run's step to go on from: no later than what the trainer has, and what the run knows to be trained.
+        """Choose the run's step to go on from: the smaller of the trainer's position and the run's committed steps.
 
-        None where the trainer has yet to say where it stands.
+        None where the trainer has yet to write its position. Raises InvalidField for the directory of another run.
         """
         run, position = self._found(), self._output.position()
         if position is None:
@@ -142,7 +144,10 @@ class Bridge:
         return None if self._tasks is None else self._checked(self._tasks())
 
     def _checked(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """A temperature that the trainer does not divide by would make every ratio wrong, and nothing would tell."""
+        """Yield the tasks. Raises InvalidField for a temperature other than the bridge's.
+
+        The trainer divides by the bridge's temperature; another one would make every ratio wrong, unnoticed.
+        """
         stated = self._options.packing.temperature
         for task in tasks:
             if (task.sampling.temperature or 1.0) != stated:
@@ -183,7 +188,7 @@ class Bridge:
         return True
 
     def _pull(self, session: TrainerSession, step: int, trained: int) -> Batch | None:
-        """The whole step; None when it is not there yet. Raises EOFError when it will never be."""
+        """Pull the whole step; None when it is not there yet. Raises EOFError when no more comes."""
         session.check()
         ended = session.exhausted
         try:
@@ -220,7 +225,7 @@ class Bridge:
         )
 
     def _publish(self, session: TrainerSession, step: int) -> None:
-        """v(step) to the engines; the steps behind it are trained."""
+        """Publish v(step) to the engines, and commit the steps behind it."""
         began = time.monotonic()
         session.took(step - 1)
         version = max(step, session.version + 1)
@@ -231,7 +236,7 @@ class Bridge:
         logger.info("step %d: trained, published as version %d in %.1f s", step, version, time.monotonic() - began)
 
     def _checkpoint(self, session: TrainerSession, trained: int, told: int) -> int:
-        """Say how far the trainer's newest checkpoint goes, if it goes further than `told`; returns how far."""
+        """Report the trainer's newest checkpoint if it covers more steps than `told`; returns the steps covered."""
         steps = self._output.checkpointed(trained)
         if steps <= told:
             return told
@@ -245,7 +250,7 @@ class Bridge:
         self._wait(f"step {trained + 1}", f"the trainer: {self._output.stable(trained + 1)}")
 
     def _wait(self, what: str, on: str) -> None:
-        """One look's time; said after a while, and again and again."""
+        """Wait for one poll interval; log the wait after a while, and repeatedly."""
         now = time.monotonic()
         if self._waiting is None or self._waiting.what != what:
             self._waiting = _Waiting(what, now, now + FIRST_LOG_S)

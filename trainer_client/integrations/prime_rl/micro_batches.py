@@ -1,11 +1,12 @@
-"""A step's groups as micro-batches of at most seq_len tokens, as many for each data rank.
+"""Micro-batches of a step's groups, each of at most seq_len tokens, as many for each data rank.
 
 Contract followed: `prepare_batch` of prime-rl 559b447 with the zero advantages filtered, its default, and no images.
-First fit by falling length; position ids begin anew with every rollout; log-probabilities, advantages, temperatures and
-weights are one a token, on the token's own place; a rollout longer than seq_len is cut at its end; padding belongs to
+First fit by falling length. Position ids begin anew with every rollout. Log-probabilities, advantages, temperatures and
+weights are one per token, in the token's own place. A rollout longer than seq_len is cut at its end. Padding belongs to
 the last rollout of its micro-batch and has no loss. Ranks are balanced by tokens.
-Invariant: the same groups and packing give the same micro-batches, so that a step that is replayed is written again
-as it was.
+
+Invariant: equal groups and packing give equal micro-batches, so that a step that is replayed is written again as it
+was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +24,19 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 AdvantageFn: TypeAlias = Callable[[Floats, npt.NDArray[np.int64]], Floats]
-"""Advantages float32 [G] of a group's rewards float32 [G] and response lengths int64 [G]."""
+"""Function of a group's rewards float32 [G] and response lengths int64 [G]: its advantages float32 [G]."""
 
 ADVANTAGES, ROUTED_EXPERTS = "advantages", "routed_experts"
 STREAMS: Mapping[str, float] = {"ref_logprobs": 0.0, "rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0}
-"""Further columns of a token, and what stands for them in rollouts that lack them beside others that have them."""
+"""Further columns per token, with the fill for rollouts that lack them beside others that have them."""
 PAD_TOKEN_ID = 1
 ENVIRONMENTS = {"": "default", "all": "all_"}
-"""Names that the trainer's metrics need for themselves, and what is said instead."""
+"""Replacements for names that the trainer's metrics need for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """S tokens of some rollouts, one after another."""
+    """Micro-batch: S tokens of some rollouts, one after another."""
 
     token_ids: npt.NDArray[np.int32]
     position_ids: npt.NDArray[np.int32]
@@ -44,34 +45,35 @@ class MicroBatch:
     loss_mask: npt.NDArray[np.bool_]
     temperatures: Floats
     lengths: tuple[int, ...]
-    """Tokens of each rollout; they add up to S."""
+    """Length of each rollout in tokens; they add up to S."""
     environments: tuple[tuple[str, int], ...]
-    """Their names, each with its number of tokens."""
+    """Names of environments, each with its number of tokens."""
     streams: Mapping[str, Floats] = field(default_factory=dict)
-    """Those of STREAMS that there are."""
+    """Columns of STREAMS that the rollouts have."""
     routed_experts: Array | None = None
-    """[S, layers, k]"""
+    """Routed experts, [S, layers, k]; None without them."""
 
     @property
     def tokens(self) -> int:
-        """S."""
+        """Number of tokens S."""
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How to pack. Raises InvalidField."""
+    """Options of packing. Raises InvalidField for a value out of range."""
 
     seq_len: int
-    """Most tokens of a micro-batch: the trainer's model.seq_len."""
+    """Largest number of tokens of a micro-batch: the trainer's model.seq_len."""
     data_ranks: int = 1
-    """Processes of the trainer over its context-parallel degree."""
+    """Number of data ranks: the trainer's processes over its context-parallel degree."""
     pad_to_multiple_of: int = 1
-    """Of tokens of a micro-batch: the trainer's context-parallel degree."""
+    """Factor to whose multiples a micro-batch's tokens are padded: the trainer's context-parallel degree."""
     temperature: float = 1.0
-    """Of the sampling, as the tasks state it."""
+    """Temperature of the sampling, as the tasks state it."""
     advantage: AdvantageFn | None = None
-    """None: rewards less their group's mean. A column `advantages` that the workers sent comes before either."""
+    """Function for advantages; None: rewards less their group's mean. A column `advantages` from the workers comes
+    before either."""
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "data_ranks", "pad_to_multiple_of"):
@@ -85,7 +87,9 @@ class Packing:
 
 
 def pack(groups: Sequence[Group], packing: Packing) -> list[list[MicroBatch]]:
-    """The micro-batches of every data rank, equally many. Raises InvalidField for advantages of a wrong shape."""
+    """Pack groups into micro-batches for every data rank, equally many. Raises InvalidField for advantages of a wrong
+    shape.
+    """
     rollouts = [rollout for group in groups for rollout in _rollouts(group, packing)]
     trained = [each for each in (_without_zero_advantages(rollout) for rollout in rollouts) if each is not None]
     # A step without a gradient is a step all the same: the trainer waits for it.
@@ -99,7 +103,7 @@ def pack(groups: Sequence[Group], packing: Packing) -> list[list[MicroBatch]]:
 
 
 def group_advantages(group: Group, advantage: AdvantageFn | None) -> Floats:
-    """float32 [G]; by default rewards less their mean."""
+    """Compute a group's advantages, float32 [G]; by default rewards less their mean."""
     rewards = group.rewards
     if advantage is None:
         return rewards - np.float32(rewards.mean())
@@ -141,7 +145,7 @@ def _rollout(sample: Sample, advantage: float, environment: str, packing: Packin
 
 
 def _without_zero_advantages(rollout: MicroBatch) -> MicroBatch | None:
-    """Tokens without advantage leave the policy gradient and its denominator; None where no loss is left."""
+    """Remove tokens without advantage from the policy gradient and its denominator; None where no loss is left."""
     weights = rollout.streams.get("rl_weights", rollout.loss_mask.astype(np.float32))
     idle = rollout.loss_mask & (rollout.advantages == 0.0) & (weights != 0.0)
     weights = np.where(idle, np.float32(0.0), weights)
@@ -152,7 +156,7 @@ def _without_zero_advantages(rollout: MicroBatch) -> MicroBatch | None:
 
 
 def _blank(source: MicroBatch) -> MicroBatch:
-    """The same tokens without any loss: every rank has to run as many forward passes, of the same kind."""
+    """Copy the tokens without any loss: every rank has to run as many forward passes, of equal kind."""
     kept = {"ref_logprobs": source.streams["ref_logprobs"]} if "ref_logprobs" in source.streams else {}
     return replace(
         source,
@@ -230,7 +234,7 @@ def _experts(parts: Sequence[MicroBatch], padding: int) -> Array | None:
 
 
 def _balanced(packed: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
-    """Equally many for each rank: the heaviest first, each to the lightest rank that has room."""
+    """Distribute equally many to each rank: the heaviest first, each to the lightest rank that has room."""
     shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for each in sorted(packed, key=lambda each: -each.tokens):
         open_shares = [share for share in shares if len(share) < len(packed) // ranks]

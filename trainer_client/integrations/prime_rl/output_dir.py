@@ -1,11 +1,11 @@
-"""The output directory that bridge and trainer share, and what it tells of the trainer.
+"""Output directory that bridge and trainer share, and the trainer's position read from it.
 
     rollouts/step_N/rank_R.bin        the bridge's: whole when it has its name
     broadcasts/step_N/… and STABLE    the trainer's: v(N), whole when STABLE was touched
     checkpoints/step_N/trainer        the trainer's: whole when it has torch's .metadata
 
-The trainer touches STABLE of v(N − 1) when it starts at step N, and of v(N) after it: the STABLE that was touched last
-says where the trainer stands, whatever an earlier life of it left behind.
+The trainer touches STABLE of v(N − 1) when it starts at step N, and of v(N) after it. So the STABLE that was touched
+last gives the trainer's position, whatever an earlier life of it left behind.
 """
 
 import shutil
@@ -19,7 +19,9 @@ _ADAPTER = "adapter_config.json"
 
 
 class OutputDir:
-    """`root`: the trainer's output_dir. `checkpoints`: where its checkpoints are; None: below it."""
+    """Output directory. `root`: the trainer's output_dir. `checkpoints`: the folder of its checkpoints; None: below
+    `root`.
+    """
 
     def __init__(self, root: Path, checkpoints: Path | None = None) -> None:
         self.root = root.resolve()
@@ -28,7 +30,7 @@ class OutputDir:
         self._checkpoints = (checkpoints or self.root).resolve() / "checkpoints"
 
     def position(self) -> int | None:
-        """N of the weights that the trainer has: it has trained N steps. None before its first broadcast."""
+        """Return N of the weights that the trainer has: it has trained N steps. None before its first broadcast."""
         touched = []
         for step, path in _steps(self._broadcasts):
             try:
@@ -38,13 +40,14 @@ class OutputDir:
         return max(touched)[1] if touched else None
 
     def stable(self, step: int) -> Path:
-        """Where STABLE of v(step) is awaited."""
+        """Return the path of STABLE of v(step)."""
         return self._broadcasts / f"step_{step}" / STABLE
 
     def copy_weights(self, step: int, folder: Path) -> None:
-        """Put the files of v(step) into `folder`. Raises InvalidField when they are no whole model.
+        """Copy the files of v(step) into `folder`. Raises InvalidField when they are no whole model.
 
-        Copied, not linked, and once more if they changed meanwhile: a trainer that begins again writes them in place.
+        They are copied, not linked, and once more if they changed meanwhile: a trainer that begins again writes them in
+        place.
         """
         source = self.stable(step).parent
         if (source / _ADAPTER).exists():
@@ -57,12 +60,15 @@ class OutputDir:
             shutil.copytree(source, folder, ignore=ignored, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
     def checkpointed(self, trained: int) -> int:
-        """Steps in the newest whole checkpoint of at most `trained`: later ones are of a life that was left; or 0."""
+        """Return the steps in the newest whole checkpoint of at most `trained`; 0 without one.
+
+        Later checkpoints are of an earlier life of the trainer.
+        """
         found = ((step, path / "trainer" / ".metadata") for step, path in _steps(self._checkpoints))
         return max((step for step, whole in found if step <= trained and whole.exists()), default=0)
 
     def write_rollouts(self, step: int, ranks: Sequence[bytes]) -> None:
-        """Put the files of step N in place, one of each data rank."""
+        """Put the files of step N in place, one per data rank."""
         folder = self._rollouts / f"step_{step}"
         folder.mkdir(parents=True, exist_ok=True)
         for rank, content in enumerate(ranks):
@@ -71,7 +77,7 @@ class OutputDir:
             temporary.replace(folder / f"rank_{rank}.bin")
 
     def remove_rollouts(self, *, below: int = 0, above: int | None = None) -> None:
-        """Remove what no trainer reads: steps that are trained, or those of another run."""
+        """Remove rollouts that no trainer reads: of steps that are trained, or of another run."""
         for step, path in _steps(self._rollouts):
             if step < below or (above is not None and step > above):
                 shutil.rmtree(path)

@@ -1,8 +1,8 @@
-"""A rank's micro-batches as MessagePack: a list of MicroBatch, each an array of its fields in order.
+"""Encoding of a rank's micro-batches as MessagePack: a list of MicroBatch, each an array of its fields in order.
 
-Contract followed: `MicroBatch` and `RoutedExperts` of prime_rl/transports/rollouts/types.py at 559b447, structs of
-msgspec with array_like and omit_defaults: trailing fields that are nil are left out. Numbers have one width each
-(int32, float32), so that a column is one copy.
+Contract followed: `MicroBatch` and `RoutedExperts` of prime_rl/transports/rollouts/types.py at 559b447. They are
+structs of msgspec with array_like and omit_defaults: trailing fields that are nil are left out. Numbers have one width
+each (int32, float32), so that a column is one copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ _FLOAT = np.dtype([("tag", "u1"), ("value", ">f4")])
 
 
 def encode(micro_batches: Sequence[MicroBatch]) -> bytes:
-    """The content of rank_R.bin."""
+    """Encode a rank's micro-batches, the content of rank_R.bin."""
     return b"".join([_length(0xDD, len(micro_batches)), *(_micro_batch(each) for each in micro_batches)])
 
 
@@ -92,7 +92,7 @@ def _bools(values: npt.NDArray[np.bool_]) -> bytes:
 
 
 def _texts(runs: Iterable[tuple[str, int]]) -> bytes:
-    """`runs`: texts, each with how often it follows itself."""
+    """Encode texts, each repeated. `runs`: each text with its number of repetitions."""
     runs = list(runs)
     return _length(0xDD, sum(count for _, count in runs)) + b"".join(_text(text) * count for text, count in runs)
 
