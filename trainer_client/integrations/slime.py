@@ -1,4 +1,4 @@
-"""slime trained from the buffer; what `trainer_client.integrations.miles` says holds here with slime's own classes.
+"""slime trained from the buffer, with slime's own classes; documented in `trainer_client.integrations.miles`.
 
 --rollout-function-path trainer_client.integrations.slime.generate_rollout_fully_async
 """
@@ -22,5 +22,5 @@ def generate_rollout_fully_async(
     data_buffer: DataSource,
     evaluation: bool = False,  # noqa: FBT001, FBT002 - as slime calls it
 ) -> object:
-    """One step of `rollout_batch_size` groups, or the evaluation, in slime's types; lists for an older slime."""
+    """Return one step of `rollout_batch_size` groups, or the evaluation, in slime's types; lists for an older slime."""
     return generate(SLIME, args, rollout_id, data_buffer, evaluation=evaluation)

@@ -31,5 +31,7 @@ def generate_rollout_fully_async(
     data_source: DataSource,
     evaluation: bool = False,  # noqa: FBT001, FBT002 - as Miles calls it
 ) -> object:
-    """One step of `rollout_batch_size` groups as RolloutFnTrainOutput, or RolloutFnEvalOutput of the eval datasets."""
+    """Return one step of `rollout_batch_size` groups as RolloutFnTrainOutput, or RolloutFnEvalOutput of the eval
+    datasets.
+    """
     return generate(MILES, args, rollout_id, data_source, evaluation=evaluation)

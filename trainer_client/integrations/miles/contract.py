@@ -1,11 +1,11 @@
-"""What Miles and slime define, and this package fills in: samples, outputs, data sources, loaders.
+"""Contract of Miles and slime, which this package fulfils: samples, outputs, data sources, loaders.
 
 Read from radixark/miles at 31f1ca9 and THUDM/slime at 624b824 (both 21 August 2026): `utils/types.py` (Sample),
 `rollout/base_types.py` (RolloutFnTrainOutput, RolloutFnEvalOutput), `rollout/data_source.py`, `utils/data.py`,
 `utils/processing_utils.py`, and of Miles `rollout/fully_async_data_buffer.py`.
 
 Invariant: the classes are the framework's own, imported when a function of this package is first called; nothing here
-stands in for them. An older slime without `rollout/base_types.py` gets the plain lists that it expects.
+replaces them. An older slime without `rollout/base_types.py` gets the plain lists that it expects.
 """
 
 import importlib
@@ -20,11 +20,11 @@ from buffer_wire.errors import InvalidField
 
 Prompt: TypeAlias = str | list[dict[str, str]]
 Args: TypeAlias = Namespace
-"""The parsed arguments of the framework."""
+"""Parsed arguments of the framework."""
 
 
 class Status(Protocol):
-    """`Sample.Status`, an enum of which these members are used."""
+    """Members of the enum `Sample.Status` that are used here."""
 
     COMPLETED: Enum
     TRUNCATED: Enum
@@ -32,14 +32,14 @@ class Status(Protocol):
 
 
 class Sample(Protocol):
-    """The fields of the framework's `Sample` that are read or set here; per-token ones are of the response alone."""
+    """Fields of the framework's `Sample` that are read or set here; per-token ones cover the response alone."""
 
     Status: ClassVar[Status]
     group_index: int | None
     index: int | None
     prompt: Prompt
     tokens: list[int]
-    """[T] prompt and response."""
+    """Token ids of prompt and response, [T]."""
     multimodal_inputs: object
     response: str
     response_length: int
@@ -56,47 +56,49 @@ PromptGroup: TypeAlias = Sequence[Sample]
 
 
 class DataSource(Protocol):
-    """Where prompts come from."""
+    """Source of prompts."""
 
     def get_samples(self, num_samples: int) -> Sequence[Sequence[object]]:
-        """The next groups of the framework's samples; those of one have the same prompt, each an index of its own."""
+        """Return the next groups of the framework's samples; those of one group have the same prompt, each its own
+        index.
+        """
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer."""
+    """Methods of a tokenizer that are used here."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids."""
+        """Encode text to token ids."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text."""
+        """Decode token ids to text."""
 
 
 class EvalDataset(Protocol):
-    """One entry of `args.eval_datasets`."""
+    """Dataset of an evaluation: one entry of `args.eval_datasets`."""
 
     name: str
     path: str
     n_samples_per_eval_prompt: int
 
     def inject_metadata(self, sample_metadata: object) -> dict[str, object]:
-        """The metadata of a sample, with the dataset's overrides."""
+        """Return the metadata of a sample, with the dataset's overrides."""
 
 
 class DatasetOf(Protocol):
-    """The framework's `Dataset` of prompts."""
+    """Prompts as the framework's `Dataset` holds them."""
 
     samples: Sequence[Sample]
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """One of the two packages, by name."""
+    """Framework: Miles or slime, by its package name."""
 
     name: str
 
     def module(self, path: str) -> ModuleType:
-        """`<name>.<path>`. Raises ImportError that says where this has to run."""
+        """Import `<name>.<path>`. Raises ImportError that says where this has to run."""
         try:
             return importlib.import_module(f"{self.name}.{path}")
         except ImportError as error:
@@ -107,16 +109,16 @@ class Framework:
 
     @property
     def sample(self) -> Callable[..., Sample]:
-        """The class `Sample`."""
+        """Class `Sample` of the framework."""
         return cast("Callable[..., Sample]", self.module("utils.types").Sample)
 
     def train_output(self, samples: list[list[Sample]], metrics: Mapping[str, float]) -> object:
-        """RolloutFnTrainOutput, or the list alone for a slime that has none."""
+        """Make RolloutFnTrainOutput, or return the list alone for a slime that has none."""
         types = self._base_types
         return samples if types is None else types.RolloutFnTrainOutput(samples=samples, metrics=dict(metrics))
 
     def eval_output(self, data: dict[str, dict[str, object]], metrics: Mapping[str, float]) -> object:
-        """RolloutFnEvalOutput, or the dict alone for a slime that has none."""
+        """Make RolloutFnEvalOutput, or return the dict alone for a slime that has none."""
         types = self._base_types
         if types is None:
             return data
@@ -131,7 +133,7 @@ class Framework:
             return None
 
     def tokenizer(self, args: Args) -> Tokenizer:
-        """The tokenizer of `--hf-checkpoint`, loaded as the framework does."""
+        """Load the tokenizer of `--hf-checkpoint`, as the framework does."""
         options: MutableMapping[str, object] = {"trust_remote_code": True}
         if (template := getattr(args, "chat_template_path", None)) is not None:
             options["chat_template_path"] = template
@@ -139,7 +141,7 @@ class Framework:
         return cast("Tokenizer", load(args.hf_checkpoint, **options))
 
     def dataset(self, args: Args, config: EvalDataset, tokenizer: Tokenizer) -> DatasetOf:
-        """The prompts of an evaluation, read as the framework's own evaluation does; text only."""
+        """Read the prompts of an evaluation as the framework's own evaluation does; text only."""
 
         def chosen(name: str) -> object:
             value = getattr(config, name, None)
@@ -167,7 +169,7 @@ SLIME = Framework("slime")
 
 
 def load_function(path: str | None) -> Callable[..., object] | None:
-    """The function that an argument of the framework names as "module.function"; None for None.
+    """Import the function that an argument of the framework names as "module.function"; None for None.
 
     Raises InvalidField when there is no such function.
     """

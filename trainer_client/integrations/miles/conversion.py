@@ -1,10 +1,10 @@
-"""Prompt groups of Miles or slime into tasks, and generated groups into their samples.
+"""Conversion of prompt groups of Miles or slime into tasks, and of generated groups into their samples.
 
-A task's metadata holds what a sample needs to be made again, and what a reward function on a worker reads:
+A task's metadata holds the facts from which a sample is made again, and which a reward function on a worker reads:
 
     {"label": …, "metadata": {…}, "prompt": "…", "group_index": 3, "indices": [24, 25, …]}
 
-Invariant: a sample made from a group is a function of the group's bytes and of the arguments alone, so a replayed step
+Invariant: a sample made from a group is a function of the group's bytes and of the arguments alone. So a replayed step
 gives equal samples in another process.
 """
 
@@ -24,18 +24,19 @@ from trainer_client.tasks import SamplingParams, Task
 ROUTED_EXPERTS = "routed_experts"
 SLIME_MASK = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 MILES_MASK = ("rollout_sampling_mask_ids", "rollout_sampling_mask_offsets")
-"""Of a later Miles (its commit 301be963); each token has a row there, where nothing was drawn its own."""
+"""Field names of a later Miles (its commit 301be963). Each token has a row there; where nothing was drawn it holds the
+token itself."""
 
 UNSERVED = (
     "custom_generate_function_path", "app_service", "eval_task_timeout", "min_eval_samples",
     "eval_early_stop_remaining", "eval_early_stop_idle_timeout", "message_processor", "reward_model",
     "remote_environment",
 )  # fmt: skip
-"""Settings of an evaluation's dataset that change what is generated or scored, and that a worker knows nothing of."""
+"""Settings of an evaluation's dataset that change generation or scoring and that a worker does not know."""
 
 
 def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
-    """The training's --rollout-* arguments; a response ends with --rollout-max-context-len too."""
+    """Convert the training's --rollout-* arguments; a response ends at --rollout-max-context-len too."""
     return _sampling(
         args,
         max_new_tokens=_within_context(args.rollout_max_response_len, args, prompt_tokens),
@@ -48,7 +49,9 @@ def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
 
 
 def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
-    """An evaluation dataset's own values, or the training's. Raises InvalidField for what has no meaning here."""
+    """Convert an evaluation dataset's own values, else the training's. Raises InvalidField for a setting without
+    meaning here.
+    """
     for name in UNSERVED:
         if (value := getattr(config, name, None)) is not None:
             raise InvalidField(f"eval_datasets.{config.name}.{name}", value, "unset: the buffer's workers generate")
@@ -111,14 +114,14 @@ def _sampling(  # noqa: PLR0913 - the knobs of an engine
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Converter:
-    """Both directions, for one framework and its arguments."""
+    """Converter in both directions, for one framework and its arguments."""
 
     framework: Framework
     args: Args
     tokenizer: TokenizerLike
 
     def task(self, group: PromptGroup, sampling: SamplingParams | None = None) -> Task:
-        """One prompt group, to be generated once for each of its samples.
+        """Make a task of one prompt group, to be generated once for each of its samples.
 
         Raises InvalidField for images and other inputs that are not text.
         """
@@ -142,7 +145,9 @@ class Converter:
         )
 
     def _mask_fields(self) -> tuple[str, str] | None:
-        """The fields of a sample that say which tokens could be drawn, where the framework's trainer wants them."""
+        """Return the fields of a sample for the tokens that could be drawn; None where the framework's trainer does not
+        need them.
+        """
         narrowed = (getattr(self.args, "rollout_top_p", None) or 1.0) != 1.0
         cut = (getattr(self.args, "rollout_top_k", None) or -1) > 0
         if not narrowed and not cut:
@@ -153,7 +158,9 @@ class Converter:
         return SLIME_MASK if narrowed and SLIME_MASK[0] in known else None
 
     def _prompt_ids(self, sample: Sample) -> list[int]:
-        """Ids that the sample brings, or those of its text; empty for chat messages, which the worker renders."""
+        """Return the token ids that the sample brings, or those of its text; empty for chat messages, which the worker
+        renders.
+        """
         if sample.tokens:
             return list(sample.tokens)
         if isinstance(sample.prompt, list):
@@ -161,7 +168,7 @@ class Converter:
         return self.tokenizer.encode(sample.prompt, add_special_tokens=False)
 
     def samples(self, group: batch.Group, *, reward_key: str | None = None) -> list[Sample]:
-        """The samples of a generated group, in their order."""
+        """Convert a generated group to the framework's samples, in their order."""
         return [self._sample(group, i, made, reward_key) for i, made in enumerate(group.samples)]
 
     def _sample(self, group: batch.Group, i: int, made: batch.Sample, reward_key: str | None) -> Sample:
@@ -204,5 +211,5 @@ class Converter:
 
 
 def first_index(group: Sequence[Sample]) -> int:
-    """By which groups are sorted."""
+    """Return the index of the group's first sample, by which groups are sorted."""
     return group[0].index or 0

@@ -1,15 +1,17 @@
-"""Miles' data buffer, kept by the service: what Miles' own engines generate goes in, and comes out under its policy.
+"""Data buffer of Miles, kept by the service: groups from Miles' own engines go in, and come out under its policy.
 
     --custom-async-data-buffer-path trainer_client.integrations.miles.BufferServiceDataBuffer
 
-Followed contract: `DataBuffer` of radixark/miles at 31f1ca9 (21 August 2026), and what its pull request 2542 adds
-(`trainer_model_id`, `wait_failed`, `aclose`). Pull requests that give every group a receipt to be settled (2284, 2285,
-2289; `discard_all`) are refused by name.
+Followed contract: `DataBuffer` of radixark/miles at 31f1ca9 (21 August 2026), and the additions of its pull request
+2542 (`trainer_model_id`, `wait_failed`, `aclose`). Pull requests that give every group a receipt to be settled (2284,
+2285, 2289; `discard_all`) are refused by name.
 
-Each group that is handed out is one step of the run, so staleness is judged anew for every group, at the version that
-`get` names. Invariants: what `put` has accepted survives this process; a group is handed out once, or again in the same
-order after a restart that goes back; a group beyond --max-weight-staleness is never handed out, and its prompts go to
-the handler of unused samples once, unless another process put it; a run holds the groups of one policy.
+Each group that is handed out is one step of the run. So staleness is judged anew for every group, at the version that
+`get` names.
+
+Invariants: a group that `put` has accepted survives this process. A group is handed out once, or again in the same
+order after a restart that goes back. A group beyond --max-weight-staleness is never handed out. Its prompts go to the
+handler of unused samples once, unless another process put it. A run holds the groups of one policy.
 """
 
 import asyncio
@@ -47,40 +49,41 @@ _PREFIX = "rollout/fully_async"
 
 
 class ConstructorInput(Protocol):
-    """`DataBufferConstructorInput`."""
+    """Part of Miles' `DataBufferConstructorInput` that is used here."""
 
     args: Namespace
     unused_handler_fn: Callable[[list[Sample]], None]
 
 
 class Input(Protocol):
-    """`DataBufferInput`."""
+    """Part of Miles' `DataBufferInput` that is used here."""
 
     prompt_group: list[Sample]
     group: Finished
 
 
 class Stopped(RuntimeError):
-    """The wait was given up: the task that asked was cancelled, or the buffer is closed."""
+    """Error: the wait was given up, because the task that asked was cancelled, or the buffer is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """A group that is in the queue, as far as this process knows."""
+    """Group that this process has put, in the queue as far as the process knows."""
 
     prompts: list[Sample]
     head: int
     kept: Kept
-    """Fields that could not travel."""
+    """Fields of the group that could not travel."""
 
 
 _policies: dict[tuple[str, str], str] = {}
-"""Which policy's groups a run holds, by address and run: for all buffers of this process."""
+"""Policy of Miles whose groups a run holds, by address and run; shared by all buffers of this process."""
 
 
 class BufferServiceDataBuffer:
-    """One process's view of the run's queue. `put`, `get` and the rest belong to one event loop; only waits are in
-    threads.
+    """Data buffer of one process, over the run's queue.
+
+    `put`, `get` and the other methods belong to one event loop; only waits are in threads.
     """
 
     def __init__(self, input: ConstructorInput) -> None:  # noqa: A002 - Miles' name
@@ -102,32 +105,33 @@ class BufferServiceDataBuffer:
         self._taking = asyncio.Lock()
         self._holding = asyncio.Lock()
         self._waits: set[Callable[[], None]] = set()
-        """What ends each put and get that waits."""
+        """Callables that end each put and get that waits."""
         self._closed = False
         self._epoch: int | None = None
-        """This process's hold on the run, once it has one."""
+        """Epoch of this process's hold on the run, once it has one."""
         start = self._settings.step_of(getattr(args, "start_rollout_id", None) or 0)
         self._next_step = self._start_step = start * args.rollout_batch_size
         self._current = 0
-        """The run's version, as published."""
+        """Published version of the run."""
         self._offset: int | None = None
-        """The run's version less Miles'; None until a version of Miles was heard of."""
+        """Offset of the run's version from Miles' version; None until a version of Miles is known."""
         self._queued: dict[str, _Put] = {}
         self._retries: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._named: set[str] = set()
-        """Fields of which it was logged that they do not travel."""
+        """Names of fields already logged as not travelling."""
         self._staleness: list[int] = []
         self._dropped_stale = 0
 
     # ── the contract ─────────────────────────────────────────────────────────
 
     async def put(self, input: Input) -> None:  # noqa: A002 - Miles' name
-        """Keep a finished group; waits while the queue is full.
+        """Put a finished group into the queue; waits while the queue is full.
 
-        Groups with an aborted sample go to the handler of unused samples, those that the dynamic filter refuses are
-        dropped. A field that cannot travel is named in the log, counted, and back in place when this process gets the
-        group. Raises InvalidField for a sample of another policy, Stopped, and what the service says of the group.
+        Groups with an aborted sample go to the handler of unused samples; those that the dynamic filter refuses are
+        dropped. A field that cannot travel is named in the log and counted. It is back in place when this process gets
+        the group. Raises InvalidField for a sample of another policy, Stopped, and the service's errors about the
+        group.
         """
         samples = flat(input.group)
         for sample in samples:
@@ -158,12 +162,12 @@ class BufferServiceDataBuffer:
     async def get(
         self, current_version: int | None = None, trainer_model_id: str | None = None, **_context: object
     ) -> Input:
-        """The next group, waiting for it.
+        """Get the next group; waits for it.
 
         `current_version` is Miles' version of the engines' weights; None as long as it has none. A version that has
         risen is published, and the groups that are trained by then are committed. A get that is cancelled takes
-        nothing. Raises BatchNotReady after the settings' timeout, with what is short; InvalidField for another policy
-        than the one whose groups are here; Stopped.
+        nothing. Raises BatchNotReady after the settings' timeout, naming the shortage; Stopped. Raises InvalidField for
+        another policy than the one whose groups the run holds.
         """
         self._belongs(trainer_model_id)
         async with self._taking:
@@ -184,7 +188,7 @@ class BufferServiceDataBuffer:
         return cast("Input", types.DataBufferInput(prompt_group=prompts, group=finished))
 
     def get_metrics(self, trainer_model_id: str | None = None) -> dict[str, float]:
-        """Figures of the run; counters and staleness are those since the previous call."""
+        """Return figures of the run; counters and staleness are those since the previous call."""
         self._belongs(trainer_model_id)
         run = self._client.run(self._settings.run_id)
         stale = run.ledger.groups.dropped_stale.groups
@@ -207,11 +211,11 @@ class BufferServiceDataBuffer:
         return metrics
 
     async def wait_failed(self) -> None:
-        """Never returns: nothing of this buffer works in the background, so every failure is raised by put or get."""
+        """Wait for ever: this buffer does nothing in the background, so put or get raises every failure."""
         await asyncio.Future()
 
     async def aclose(self) -> None:
-        """End what waits with Stopped, and close the connections. What is queued stays."""
+        """End waits with Stopped, and close the connections. Queued groups stay."""
         self._closed = True
         for end in tuple(self._waits):
             end()
@@ -222,7 +226,8 @@ class BufferServiceDataBuffer:
 
     @contextmanager
     def _ended_by(self, end: Callable[[], None]) -> Iterator[None]:
-        """`end` gives up what the block waits for in another thread, when its task is cancelled or the buffer closed.
+        """Register `end`, which stops the block's wait in another thread when its task is cancelled or the buffer
+        closed.
 
         Raises Stopped when it is closed.
         """
@@ -250,9 +255,9 @@ class BufferServiceDataBuffer:
             raise InvalidField("trainer_model_id", trainer_model_id, wanted)
 
     async def _at(self, oldest: int | None, newest: int | None) -> int:
-        """The epoch of the run, taken over at the first use and with Miles' newest version published.
+        """Return the epoch of the run, taken over at the first use and with Miles' newest version published.
 
-        The first version that Miles names is that of the weights at which the run stands.
+        The first version that Miles names is taken for the run's present version.
         """
         async with self._holding:
             if self._epoch is None:
@@ -280,7 +285,7 @@ class BufferServiceDataBuffer:
         return Versions(epoch, self._offset or 0, self._current)
 
     def _publish(self, epoch: int, version: int) -> None:
-        """Miles has updated its engines: what was trained for it is committed."""
+        """Publish `version`, to which Miles has updated its engines, and commit the groups trained for it."""
         ahead = self._settings.lookahead * self._args.rollout_batch_size
         trained = self._next_step - ahead
         through = trained - 1 if trained > self._start_step else None
@@ -308,7 +313,7 @@ class BufferServiceDataBuffer:
         )
 
     def _forget_stale(self) -> None:
-        """Groups that no batch can hold any more: the service drops them, their prompts are given back."""
+        """Forget groups that no batch can hold any more, and give their prompts back; the service drops the groups."""
         limit = self._policy.max_staleness
         if limit is None:
             return
@@ -322,12 +327,14 @@ class BufferServiceDataBuffer:
         self._unused(prompts)
 
     def _task_id(self, prompts: list[Sample]) -> str:
-        """The same after a restart, so that a prompt that is drawn again is known; another one for each retry."""
+        """Name the task: equally after a restart, so that a prompt drawn again is recognised, and differently for each
+        retry.
+        """
         name = _name(prompts)
         return f"{name}.{self._retries[name]}"
 
     def _is_refused(self, group: Finished) -> bool:
-        """True for what the dynamic filter does not keep; counted by its reason."""
+        """True for a group that the dynamic filter does not keep; counted by the filter's reason."""
         if self._dynamic_filter is None:
             return False
         verdict = self._dynamic_filter(self._args, group)

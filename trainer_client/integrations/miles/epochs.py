@@ -1,10 +1,10 @@
-"""Which epoch of a run this process belongs to: what the rollout function took over, or what the first call met.
+"""Epoch of a run that this process belongs to: that of its rollout function, or the one that its first call met.
 
-The rollout function, the training program and the hook after a save run in processes of their own, which share neither
-memory nor a folder that a job's successor would not use as well. So each holds on to the epoch that it knows first.
+The rollout function, the training program and the hook after a save run in processes of their own. They share no
+memory, and no folder that a job's successor would not use as well. So each keeps the epoch that it knows first.
 
-Invariant: a process never acts in an epoch that another trainer began after it; one whose run was taken over before
-its own first call cannot tell.
+Invariant: a process never acts in an epoch that another trainer began after it. A process whose run was taken over
+before its own first call cannot notice that.
 """
 
 import threading
@@ -17,13 +17,15 @@ _epochs: dict[tuple[str, str], int] = {}
 
 
 def taken_over(settings: Settings, epoch: int) -> None:
-    """This process's rollout function has resumed the run, and with it everything else in the process."""
+    """Record that this process's rollout function has resumed the run; everything else in the process belongs to its
+    epoch.
+    """
     with _lock:
         _epochs[settings.address, settings.run_id] = epoch
 
 
 def epoch_of(settings: Settings, current: int) -> int:
-    """This process's epoch of a run that is at epoch `current`. Raises StaleEpoch when it is another one."""
+    """Return this process's epoch of a run that is at epoch `current`. Raises StaleEpoch when it is another one."""
     with _lock:
         epoch = _epochs.setdefault((settings.address, settings.run_id), current)
     if epoch != current:

@@ -1,7 +1,7 @@
-"""`evaluation=True` of the rollout function: the datasets of --eval-prompt-data, generated at the published version.
+"""Evaluation by the rollout function, `evaluation=True`: the datasets of --eval-prompt-data, at the published version.
 
-Beside the training, which is neither paused nor disturbed. Every sample of an evaluation comes from one weight version.
-A prompt that failed for good is left out and named in the log.
+It runs beside the training, which is neither paused nor disturbed. Every sample of an evaluation comes from one weight
+version. A prompt that failed for good is left out and named in the log.
 """
 
 import logging
@@ -22,11 +22,11 @@ _PREFIX = "miles-"
 
 
 class EvaluationFailed(RuntimeError):
-    """Nothing came of a dataset, so there is no figure to give."""
+    """Error: every prompt of a dataset failed, so there is no figure to give."""
 
 
 class Evaluator:
-    """The evaluations of one trainer's hold on a run; `datasets` keeps what was read of them, by their number."""
+    """Evaluator of one trainer's hold on a run; `datasets` caches the datasets read, by their number."""
 
     def __init__(
         self,
@@ -43,13 +43,15 @@ class Evaluator:
         self._epoch = epoch
         self._datasets = datasets
         self._error = ""
-        """Of the prompt that failed last."""
+        """Error of the prompt that failed last."""
         self._key = _reward_key(converter.args)
 
     def evaluate(self, rollout_id: int) -> object:
-        """RolloutFnEvalOutput: by dataset's name the rewards, truncated flags and samples, in order of their indices.
+        """Return RolloutFnEvalOutput: by dataset's name the rewards, truncated flags and samples, in order of their
+        indices.
 
-        Raises EvaluationNotReady after the timeout, with what is missing and on whom it waits, and EvaluationFailed.
+        Raises EvaluationNotReady after the timeout, naming the missing tasks and on whom it waits, and
+        EvaluationFailed.
         """
         args = self._converter.args
         self._forget_older()
@@ -80,7 +82,7 @@ class Evaluator:
                 logger.warning("prompt %d of evaluation %s failed: %s", failure.task_index, eval_id, failure.error)
 
     def _tasks(self, config: EvalDataset, number: int) -> list[Task]:
-        """A task for each prompt; indices count over the samples of the dataset, as the frameworks count them."""
+        """Make a task for each prompt; indices count over the samples of the dataset, as the frameworks count them."""
         converter = self._converter
         if number not in self._datasets:
             self._datasets[number] = converter.framework.dataset(converter.args, config, converter.tokenizer)
@@ -110,7 +112,7 @@ class Evaluator:
         return {"rewards": rewards, "truncated": truncated, "samples": samples}
 
     def _forget_older(self) -> None:
-        """Delete what a trainer before this one left: its version will not be generated any more."""
+        """Delete evaluations that an earlier trainer left: their versions will not be generated any more."""
         run_id = self._settings.run_id
         for state in self._client.evaluations(run_id):
             if state.eval_id.startswith(_PREFIX) and state.version.epoch < self._epoch:

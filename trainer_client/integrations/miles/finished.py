@@ -1,16 +1,17 @@
-"""Groups that Miles' own engines have finished, as groups of the buffer and back.
+"""Finished groups of Miles' own engines, converted to groups of the buffer and back.
 
 Tokens, log-probabilities and loss masks travel as the wire's columns, routed experts and indexer choices as int32
-columns; every other field of a sample, and the prompt group that can be submitted again, as JSON in two columns of
-bytes (`values`). A sample without a response, which the wire has no form for, travels as one token in its columns and
-with all its fields in JSON.
+columns. Every other field of a sample, and the prompt group that can be submitted again, travels as JSON in two columns
+of bytes (`values`). The wire has no form for a sample without a response. Such a sample travels as one token in its
+columns and with all its fields in JSON.
 
-Invariants: what comes back is equal to what was put, field by field, log-probabilities to the precision of float32, and
-depends on the bytes alone; what cannot travel is named, and nothing that Miles' own buffer takes is refused.
+Invariants: a group comes back equal to the one that was put, field by field, log-probabilities to the precision of
+float32. The result depends on the bytes alone. Fields that cannot travel are named, and no group that Miles' own buffer
+takes is refused.
 
-Versions: `weight_versions` of a sample names a version for each call to the engine and not which tokens it made. The
-oldest version is taken for all of the response but its last tokens, one for each newer version: head and tail are
-exact, and what lies between is not taken for newer than it is.
+Versions: `weight_versions` of a sample names a version for each call to the engine, not the tokens that it made. The
+oldest version is taken for all of the response but its last tokens, one for each newer version. So head and tail are
+exact, and no token between them counts as newer than it is.
 """
 
 import json
@@ -34,25 +35,25 @@ ARRAYS = ("rollout_routed_experts", "rollout_indexer_topk")
 _PER_TOKEN = ("tokens", "rollout_log_probs", "loss_mask")
 
 Finished: TypeAlias = "list[Sample | list[Sample]]"
-"""A finished group: samples, or lists of them where a generate function returns several for one trajectory."""
+"""Finished group: samples, or lists of them where a generate function returns several for one trajectory."""
 
 
 class Record(Sample, Protocol):
-    """A sample that can be taken apart, as Miles' can."""
+    """Sample that can be converted to a dict, as Miles' can."""
 
     def to_dict(self) -> dict[str, object]:
-        """Every field; enums as their values."""
+        """Return every field; enums as their values."""
 
 
 Span: TypeAlias = tuple[int, int, int]
-"""(version, start, end) of tokens of a sample."""
+"""Span of tokens of a sample: (version, start, end)."""
 
 Kept: TypeAlias = list[dict[str, object]]
 """Fields that did not travel: of the samples of a finished group, then of its prompts."""
 
 
 def flat(group: Finished) -> list[Record]:
-    """All samples of a group."""
+    """List all samples of a group."""
     samples: list[Sample] = []
     for item in group:
         samples += item if isinstance(item, list) else [item]
@@ -60,22 +61,24 @@ def flat(group: Finished) -> list[Record]:
 
 
 def versions_of(sample: Sample) -> list[int]:
-    """The versions that a sample names, by Miles' numbers; not those of engines that were never updated."""
+    """List the versions that a sample names, by Miles' numbers; labels of engines that were never updated are
+    left out.
+    """
     return [int(label) for label in map(str, sample.weight_versions) if label.isdigit()]
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Miles' version labels, which begin anew with each of its processes, as the run's versions, which do not."""
+    """Conversion between Miles' version labels, which begin anew with each of its processes, and the run's versions."""
 
     epoch: int
     offset: int
-    """The run's version is Miles' plus this."""
+    """Offset to add to Miles' version for the run's version."""
     published: int
-    """What is taken for a sample that names no version."""
+    """Version assumed for a sample that names none."""
 
     def spans(self, sample: Sample) -> list[Span]:
-        """Which of the run's versions made which tokens of the response, in order, versions not falling."""
+        """Split the response into spans by the run's versions, in order, versions not falling."""
         start, end = _extent(sample)
         named = sorted({max(0, version + self.offset) for version in versions_of(sample)}) or [self.published]
         named = named[start - end :]
@@ -83,14 +86,14 @@ class Versions:
         return list(zip(named, edges, edges[1:], strict=False))
 
     def label(self, version: int) -> str:
-        """Miles' name for a version of the run."""
+        """Return Miles' name for a version of the run."""
         return str(max(0, version - self.offset))
 
 
 def to_wire(
     task_id: str, group: Finished, prompts: Sequence[Sample], versions: Versions, types: ModuleType
 ) -> tuple[pb.GroupHeader, bytes, Kept]:
-    """Header and payload of a finished group, and what cannot travel. `types`: Miles' `utils.types`."""
+    """Convert a finished group to header, payload and the fields that cannot travel. `types`: Miles' `utils.types`."""
     samples = flat(group)
     texts, kept = zip(
         *[_fields(sample, _PER_TOKEN if _in_columns(sample) else (), types) for sample in samples],
@@ -124,7 +127,7 @@ def to_wire(
 def from_wire(
     group: batch.Group, types: ModuleType, versions: Versions, kept: Kept | None = None
 ) -> tuple[list[Sample], Finished]:
-    """Prompt group and finished group; `kept` is what `to_wire` gave, where this process put the group."""
+    """Convert back to prompt group and finished group; `kept` is from `to_wire`, where this process put the group."""
     facts = group.metadata
     samples = [_made(made, types) for made in group.samples]
     if facts["epoch"] != versions.epoch:
@@ -142,14 +145,14 @@ def from_wire(
 
 
 def _in_columns(sample: Sample) -> bool:
-    """True for what the wire has a form for: a response, each of whose tokens has every value or none."""
+    """True for a sample that fits the wire's columns: a response, each of whose tokens has every value or none."""
     length = sample.response_length
     lengths = {len(values) for values in (sample.rollout_log_probs, sample.loss_mask) if values is not None}
     return 0 < length <= len(sample.tokens) and lengths <= {length}
 
 
 def _extent(sample: Sample) -> tuple[int, int]:
-    """Where the response begins and ends; that of the one token that stands for a sample without columns."""
+    """Return the response's first token and its end; (0, 1), of a substitute token, for a sample without columns."""
     end = len(sample.tokens)
     return (end - sample.response_length, end) if _in_columns(sample) else (0, 1)
 
@@ -177,7 +180,7 @@ def _tokens(sample: Sample) -> Array:
 
 
 def _whole(sample: Sample, values: Sequence[float] | None, dtype: type[np.generic]) -> Array:
-    """[T] from values of the response, 0 for the prompt and where there are none."""
+    """Extend values of the response to [T], 0 for the prompt and where there are none."""
     start, end = _extent(sample)
     whole = np.zeros(end, dtype)
     if values is not None and _in_columns(sample):
@@ -190,7 +193,7 @@ def _mask(sample: Sample) -> Array:
 
 
 def _fields(sample: Record, in_columns: Sequence[str], types: ModuleType) -> tuple[str, dict[str, object]]:
-    """What travels as JSON, and what cannot."""
+    """Encode the fields that travel as JSON, and return those that cannot."""
     fields = {name: value for name, value in sample.to_dict().items() if name not in ARRAYS}
     given = [name for name in in_columns if fields.pop(name) is not None]
     record = {"given": given, "in_columns": bool(in_columns), "fields": fields}

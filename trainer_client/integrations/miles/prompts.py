@@ -1,8 +1,9 @@
 """Prompts from the framework's data source, as the tasks that a feeder submits.
 
-Invariant: after a restart each prompt group of the data source has been submitted exactly once, wherever the source
-itself was put back to. Its position travels with the run's cursor: that of Miles' and slime's own data sources (epoch,
-offset, group and sample index) is set again; any other source is drawn from until the group index that comes next.
+Invariant: after a restart each prompt group of the data source has been submitted exactly once, whatever place the
+source itself was put back to. Its position travels with the run's cursor. The position of Miles' and slime's own data
+sources (epoch, offset, group and sample index) is set again. Any other source is drawn from until the next due group
+index.
 """
 
 import json
@@ -20,14 +21,14 @@ POSITION = ("epoch_id", "sample_offset", "sample_group_index", "sample_index")
 
 
 class PromptTasks:
-    """The tasks of a data source, in its order; an iterable that can say where it stands."""
+    """Tasks from a data source, in its order; an iterable that can save its place and go back to it."""
 
     def __init__(self, args: Args, source: DataSource, task_of: Callable[[PromptGroup], Task]) -> None:
         self._args = args
         self._source = source
         self._task_of = task_of
         self._next_group: int | None = None
-        """The group index that comes next, as far as it is known."""
+        """Group index that comes next, as far as it is known."""
 
     def __iter__(self) -> Iterator[Task]:
         while groups := self._source.get_samples(1):
@@ -49,11 +50,11 @@ class PromptTasks:
         return False
 
     def state(self) -> bytes:
-        """Where the source stands after the last task."""
+        """Return the source's place after the last task."""
         return json.dumps({"next_group": self._next_group, "position": self._position()}).encode()
 
     def load_state(self, state: bytes) -> None:
-        """Put the source back there."""
+        """Put the source back to the place of `state`."""
         known = json.loads(state) if state else {}
         self._next_group = known.get("next_group")
         position = known.get("position")

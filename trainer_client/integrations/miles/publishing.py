@@ -1,11 +1,11 @@
-"""Lines for the training program: versions published, checkpoints said to be safe. They work from any process.
+"""Publishing from the training program: weights published, checkpoints reported as safe. Works from any process.
 
     actor_model.update_weights()                              # train_async.py, as it is
     publish_weights(args, rollout_id, hf_directory)           # ours, the line after it
 
 Miles can do without the line: --custom-megatron-post-save-hook-path trainer_client.integrations.miles.post_save_hook.
 
-Invariants: a call that is repeated for the same rollout changes nothing, so a restarted program may repeat it; a
+Invariants: a call that is repeated for the same rollout changes nothing, so a restarted program may repeat it. A
 program that another one has replaced is refused (see `epochs`).
 """
 
@@ -22,10 +22,10 @@ from trainer_client.manifest import Manifest, manifest_of
 def publish_weights(args: Args, rollout_id: int, source: Manifest | Path | str | None = None) -> int:
     """Publish the weights that are trained on every rollout up to `rollout_id`; returns the version.
 
-    `source`: a directory in Hugging Face format that every engine's machine can read and nobody changes any more, a
-    manifest, or None for engines whose weights somebody else writes. Raises StaleEpoch when another program has taken
-    the run over since this process's first call, StepAhead for a rollout that was never asked for, VersionConflict,
-    InvalidField.
+    `source`: a directory in Hugging Face format, a manifest, or None for engines whose weights somebody else writes.
+    Every engine's machine must be able to read the directory, and nobody may change it any more. Raises StaleEpoch when
+    another program has taken the run over since this process's first call. Raises StepAhead for a rollout that was
+    never asked for, VersionConflict, InvalidField.
     """
     settings = Settings.of(args)
     step = settings.step_of(rollout_id)
@@ -41,7 +41,7 @@ def publish_weights(args: Args, rollout_id: int, source: Manifest | Path | str |
 
 
 def post_save_hook(args: Args, rollout_id: int, checkpoint_dir: str, hf_checkpoint_dir: str | None) -> None:  # noqa: ARG001 - Miles' signature
-    """`publish_weights` of what --save-hf has written, where Miles calls it: on one rank, after each save.
+    """Publish, by `publish_weights`, what --save-hf has written; Miles calls this hook on one rank, after each save.
 
     Saves between two weight updates publish nothing, and a critic's never. Raises InvalidField without --save-hf.
     """
@@ -55,7 +55,7 @@ def post_save_hook(args: Args, rollout_id: int, checkpoint_dir: str, hf_checkpoi
 
 
 def checkpoint_saved(args: Args, rollout_id: int) -> int:
-    """Say that the trainer's checkpoint of `rollout_id` is safe: what a restart from it cannot need is freed.
+    """Report the trainer's checkpoint of `rollout_id` as safe: data that a restart from it cannot need is freed.
 
     Returns the steps freed so far. Rollouts whose weights are not published yet are kept. Raises StaleEpoch.
     """

@@ -1,8 +1,8 @@
-"""Pushes groups without a lease, one at a time, from a process that is no worker.
+"""Pushing of groups without a lease, one at a time, from a process that is no worker.
 
-Invariants: a push is repeated, byte for byte, until it is answered, so a lost answer or a restarting service neither
-loses nor doubles a group, not even when its step was checkpointed meanwhile: it carries the run's revision from before
-its first try; a group that waits for room keeps its place in line and is not sent anew; a wait on a service
+Invariants: a push is repeated, byte for byte, until it is answered. So a lost answer or a restarting service neither
+loses nor doubles a group. It carries the run's revision from before its first try, so this holds even when its step was
+checkpointed meanwhile. A group that waits for room keeps its place in line and is not sent anew. A wait on a service
 that does not answer is logged.
 """
 
@@ -23,15 +23,15 @@ from trainer_client.client.driver import Deadline, worth_repeating
 from trainer_client.waiting import WaitNotices
 
 PATIENCE_S = 86_400.0
-"""A queue that stays full is waited for: it is how the trainer holds the engines back. A dead service is noticed by the
-connection's keepalive.
-"""
+"""Longest wait, in seconds, for room in the queue: a full queue is how the trainer holds the engines back. The
+connection's keepalive detects a dead service."""
 _UNPUBLISHED = "samples.spans.version"
-"""The field that the service names. Miles' engines may have weights before its program publishes them."""
+"""Field that the service names for an unpublished version. Miles' engines may have weights before its program publishes
+them."""
 
 
 class Withdrawal:
-    """Lets another thread give up a push."""
+    """Withdrawal of a push, requested by another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Withdrawal:
 
     @contextmanager
     def ends(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """`cancel` ends the call that the block waits for."""
+        """Register `cancel`, which ends the call that the block waits for."""
         with self._lock:
             self._cancel = cancel
             if self._asked:
@@ -65,7 +65,7 @@ class Withdrawal:
 
 
 class GroupPusher:
-    """Pushes to one run over a connection of its own."""
+    """Pusher of groups to one run, over a connection of its own."""
 
     def __init__(self, client: BufferClient, run_id: str) -> None:
         self._client = client
@@ -83,9 +83,9 @@ class GroupPusher:
     def push(self, header: pb.GroupHeader, payload: bytes, withdrawal: Withdrawal) -> str:
         """Push until there is an answer: "queued", "duplicate", "closed" or "filtered".
 
-        A group that is there already is "queued" if an attempt has gone without an answer: that one may have put it
-        there. Raises what the service says of a group that it does not take, and, once it is withdrawn, the error that
-        the last attempt met.
+        A group that is there already is "queued" if an attempt went without an answer: that attempt may have put it
+        there. Raises the service's error for a group that it does not take. A withdrawn push raises the error of its
+        last attempt.
         """
         deadline = Deadline.after(PATIENCE_S)
         # An engine's process may push before it has heard anything of the run.
@@ -104,7 +104,7 @@ class GroupPusher:
     def _repeat(
         self, header: pb.GroupHeader, payload: bytes, withdrawal: Withdrawal, deadline: Deadline
     ) -> tuple[pb.PushGroupsResponse, int]:
-        """The answer, and how many attempts it took."""
+        """Repeat the push; return the answer and the number of attempts."""
         body = join_group(header, payload)
         attempts = 0
 
@@ -137,5 +137,5 @@ class GroupPusher:
 
 
 def _is_forgotten(ack: pb.PushAck) -> bool:
-    """The service cannot tell this push from a repeat of one that it has forgotten."""
+    """True when the service cannot tell this push from a repeat of one that it has forgotten."""
     return dict(ack.error.attributes).get("field") == "first_revision"

@@ -1,13 +1,13 @@
-"""The rollout function of Miles and slime, served by the buffer: prompts in, one step of groups out.
+"""Rollout function of Miles and slime, served by the buffer: prompts in, one step of groups out.
 
     --rollout-function-path trainer_client.integrations.miles.generate_rollout_fully_async
 
 The first call takes the run over at `args.start_rollout_id` and starts to feed prompts; each call then pulls the step
 of its rollout id. Workers of the buffer generate; nothing is generated in this process.
 
-Invariants: a rollout id gives the same samples whoever asks for it and however often, until the trainer's checkpoint
-covers it; groups come sorted by the index of their first sample; no group is staler than the policy allows, for the
-version that will train on it; every wait has a deadline and says on whom it waits.
+Invariants: a rollout id gives equal samples in every process and at every call, until the trainer's checkpoint covers
+it. Groups come sorted by the index of their first sample. No group is staler than the policy allows, for the version
+that will train on it. Every wait has a deadline and says on whom it waits.
 """
 
 import atexit
@@ -39,7 +39,7 @@ _PREFIX = "rollout/fully_async"
 
 
 class WeightsNotPublished(RuntimeError):
-    """The training program trains on without publishing."""
+    """Error: the training program trains on without publishing."""
 
     def __init__(self, run_id: str, rollout_id: int, committed_steps: int, expected: int) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class WeightsNotPublished(RuntimeError):
 
 
 class AsyncRolloutWorker:
-    """This process's hold on the run, from the first call to the process's end; one a process and run."""
+    """Hold on the run by this process, from the first call to the process's end; one per process and run."""
 
     def __init__(self, framework: Framework, args: Args, source: DataSource, settings: Settings) -> None:
         self.framework = framework
@@ -67,7 +67,7 @@ class AsyncRolloutWorker:
         self._epoch = 0
         self._start_step = 0
         self._seen: GroupLedger | None = None
-        """The ledger at the end of the previous rollout."""
+        """Ledger at the end of the previous rollout."""
 
     def start(self, start_rollout_id: int) -> None:
         """Create or find the run, take it over, and begin to feed prompts. Raises RunExists, ReplayGap, StepAhead."""
@@ -80,7 +80,7 @@ class AsyncRolloutWorker:
         logger.info("Continuous async rollout worker started")
 
     def stop(self) -> None:
-        """End feeding, close the connection. The run goes on; a later start resumes it."""
+        """End feeding and close the connection. The run goes on; a later start resumes it."""
         self._stopped.set()
         if self._feeder is not None:
             self._feeder.stop()
@@ -88,7 +88,7 @@ class AsyncRolloutWorker:
 
     @property
     def epoch(self) -> int:
-        """The trainer's epoch; 0 before `start`."""
+        """Epoch of the trainer; 0 before `start`."""
         return self._epoch
 
     @property
@@ -99,10 +99,10 @@ class AsyncRolloutWorker:
     # ── one rollout ──────────────────────────────────────────────────────────
 
     def rollout(self, rollout_id: int) -> object:
-        """The step of `rollout_id` as the framework's output.
+        """Pull the step of `rollout_id`, and return it as the framework's output.
 
-        Raises BatchNotReady after the timeout with what is short and on whom it waits; WeightsNotPublished; StaleEpoch
-        when another trainer has taken over; what ended the feeding.
+        Raises BatchNotReady after the timeout, naming the shortage and on whom it waits; WeightsNotPublished;
+        StaleEpoch when another trainer has taken over; the error that ended the feeding.
         """
         step = self.settings.step_of(rollout_id)
         run = self._published(step, rollout_id)
@@ -117,7 +117,9 @@ class AsyncRolloutWorker:
         return self.framework.train_output(data, self._metrics(batch))
 
     def evaluate(self, rollout_id: int) -> object:
-        """The evaluation at `rollout_id` as the framework's output. Raises EvaluationNotReady after the timeout."""
+        """Run the evaluation at `rollout_id`, and return it as the framework's output. Raises EvaluationNotReady after
+        the timeout.
+        """
         evaluator = Evaluator(self.client, self.converter, self.settings, epoch=self._epoch, datasets=self._datasets)
         return evaluator.evaluate(rollout_id)
 
@@ -125,7 +127,7 @@ class AsyncRolloutWorker:
         return self.converter.samples(group, reward_key=getattr(self.args, "reward_key", None))  # type: ignore[arg-type]
 
     def _published(self, step: int, rollout_id: int) -> RunState:
-        """The run's state, once the versions that the asking for `step` implies are published."""
+        """Read the run's state, after publishing the versions that the request for `step` implies."""
         run_id = self.settings.run_id
         run = self.client.run(run_id)
         expected = self.settings.updated_steps(max(self._start_step, step - self.settings.lookahead))
@@ -155,7 +157,7 @@ class AsyncRolloutWorker:
         )
 
     def _metrics(self, batch: Batch) -> dict[str, float]:
-        """Figures of one rollout; counters are those since the previous one."""
+        """Compute the figures of one rollout; counters are those since the previous one."""
         run = self.client.run(self.settings.run_id)
         now, info, before = run.ledger.groups, batch.info, self._seen or run.ledger.groups
         self._seen = now
@@ -186,7 +188,7 @@ class AsyncRolloutWorker:
 
 
 class _Progress:
-    """Warns when the queue has not grown for a while. A batch comes as a whole, so nothing is collected before."""
+    """Warner about a queue that has not grown for a while. A batch comes as a whole, so nothing is collected before."""
 
     def __init__(self, every_s: float, target: int) -> None:
         self._every_s = every_s
@@ -195,7 +197,7 @@ class _Progress:
         self._since = time.monotonic()
 
     def look(self, waiting: Waiting) -> None:
-        """One attempt to pull has come to nothing."""
+        """Note one pull attempt that failed."""
         now = time.monotonic()
         queued = self._queued
         if isinstance(waiting.error, BatchNotReady):
@@ -221,7 +223,7 @@ _lock = threading.Lock()
 
 
 def get_global_worker(framework: Framework, args: Args, source: DataSource, rollout_id: int) -> AsyncRolloutWorker:
-    """The process's worker of the run that the settings name, started at its first use."""
+    """Return the process's worker of the run that the settings name; starts it at its first use."""
     settings = Settings.of(args)
     key = (framework.name, settings.address, settings.run_id)
     with _lock:
@@ -241,7 +243,7 @@ def get_global_worker(framework: Framework, args: Args, source: DataSource, roll
 
 
 def stop_global_worker() -> None:
-    """Stop what runs in this process; called at its exit."""
+    """Stop the workers of this process; called at its exit."""
     with _lock:
         for worker in _workers.values():
             worker.stop()
@@ -252,6 +254,6 @@ atexit.register(stop_global_worker)
 
 
 def generate(framework: Framework, args: Args, rollout_id: int, source: DataSource, *, evaluation: bool) -> object:
-    """The rollout function of either framework: one step of groups, or the evaluation at `rollout_id`."""
+    """Serve the rollout function of either framework: one step of groups, or the evaluation at `rollout_id`."""
     worker = get_global_worker(framework, args, source, rollout_id)
     return worker.evaluate(rollout_id) if evaluation else worker.rollout(rollout_id)

@@ -1,4 +1,4 @@
-"""Knobs: those of Miles and slime by their own names, and a few of ours, each as an attribute of args or a variable.
+"""Settings from Miles and slime under their own names, and a few of ours, each an attribute of args or a variable.
 
 `--custom-config-path` of either framework sets attributes of args from a YAML file; an attribute wins over a variable
 of the environment.
@@ -34,25 +34,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where the service is, and how the trainer's loop relates rollouts, steps and versions."""
+    """Settings: the service's address, and the relation of rollouts, steps and versions in the trainer's loop."""
 
     address: str
     run_id: str
     publish: str
-    """"trainer": the training program calls `publish_weights`; "rollout": the rollout function publishes versions
-    without files, for engines whose weights somebody else writes."""
+    """Mode of publishing. "trainer": the training program calls `publish_weights`; "rollout": the rollout function
+    publishes versions without files, for engines whose weights somebody else writes."""
     lookahead: int
-    """Rollouts that the program asks for before the ones ahead of them are trained: 1 in train_async.py."""
+    """Number of rollouts that the program asks for before the ones ahead of them are trained: 1 in train_async.py."""
     first_rollout: int
-    """The rollout id of step 0 of the run."""
+    """Rollout id of step 0 of the run."""
     interval: int
-    """Rollouts trained between two weight updates, --update-weights-interval."""
+    """Number of rollouts trained between two weight updates, --update-weights-interval."""
     timeout_s: float
     no_progress_s: float
 
     @classmethod
     def of(cls, args: Args, environ: Mapping[str, str] | None = None) -> "Settings":
-        """From the framework's arguments and the environment. Raises InvalidField."""
+        """Read the settings from the framework's arguments and the environment. Raises InvalidField."""
         environ = os.environ if environ is None else environ
         settings = cls(
             address=_read(args, environ, "address", str, "127.0.0.1:50051"),
@@ -73,19 +73,20 @@ class Settings:
         return settings
 
     def step_of(self, rollout_id: int) -> int:
-        """The run's step of a rollout. Raises InvalidField for one before the run's first."""
+        """Return the run's step of a rollout. Raises InvalidField for one before the run's first."""
         if rollout_id < self.first_rollout:
             raise InvalidField("rollout_id", rollout_id, f"at least ROLLOUT_BUFFER_FIRST_ROLLOUT, {self.first_rollout}")
         return rollout_id - self.first_rollout
 
     def updates(self, first: int, until: int) -> int:
-        """Weight updates that follow the training of steps first … until − 1: one after each rollout id r for which
-        (r + 1) mod interval = 0, as train_async.py does.
+        """Count the weight updates that follow the training of steps first … until − 1.
+
+        There is one after each rollout id r for which (r + 1) mod interval = 0, as in train_async.py.
         """
         return (until + self.first_rollout) // self.interval - (first + self.first_rollout) // self.interval
 
     def updated_steps(self, trained: int) -> int:
-        """Of `trained` steps, those that are in the newest update."""
+        """Count the steps, of `trained` ones, that are in the newest update."""
         return (trained + self.first_rollout) // self.interval * self.interval - self.first_rollout
 
 
@@ -113,7 +114,7 @@ def _count(environ: Mapping[str, str], name: str, default: int, least: int) -> i
 
 
 def rollout_policy(args: Args, settings: Settings, environ: Mapping[str, str] | None = None) -> Policy:
-    """The run's policy for the rollout function: preset `miles_docs` with --max-weight-staleness, else `miles`.
+    """Make the run's policy for the rollout function: preset `miles_docs` with --max-weight-staleness, else `miles`.
 
     Raises InvalidField for a knob out of range, or a dynamic filter that the service cannot apply.
     """
@@ -160,9 +161,10 @@ def _filters_equal_rewards(args: Args) -> bool:
 
 
 def data_buffer_policy(args: Args) -> Policy:
-    """The run's policy for the data buffer: every group is a batch, and nothing is dropped for lack of room.
+    """Make the run's policy for the data buffer: every group is a batch, and nothing is dropped for lack of room.
 
-    --async-data-buffer-capacity-factor times the rollout's groups may be queued; staleness by --max-weight-staleness.
+    --async-data-buffer-capacity-factor times the rollout's groups may be queued; the staleness limit is
+    --max-weight-staleness.
     """
     groups = args.rollout_batch_size
     capacity = int((getattr(args, "async_data_buffer_capacity_factor", None) or 2.0) * groups)

@@ -1,8 +1,8 @@
-"""Values of a sample's fields as JSON and back: what Python code put into `metadata` and the like.
+"""Values of a sample's fields as JSON and back, such as Python objects in `metadata`.
 
-Beside what JSON knows: −inf and NaN, numpy's numbers and arrays, tensors, and the dataclasses of the framework's own
-`utils/types.py`. As in JSON, tuples come back as lists and keys as strings. Nothing is pickled, and a class is made by
-its name in that one module alone.
+Supported beside JSON's own: −inf and NaN, numpy's numbers and arrays, tensors, and the dataclasses of the framework's
+own `utils/types.py`. As in JSON, tuples come back as lists and keys as strings. Nothing is pickled, and a class is made
+by its name in that one module alone.
 """
 
 import base64
@@ -18,12 +18,12 @@ _TAG = "rollout_buffer_type"
 
 
 def encoded(value: object, types: ModuleType) -> str:
-    """`value` as JSON. Raises TypeError for what cannot travel."""
+    """Encode `value` as JSON. Raises TypeError for a value that cannot travel."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=partial(_tagged, types))
 
 
 def decoded(text: str | bytes, types: ModuleType) -> Any:  # noqa: ANN401 - whatever was put
-    """The value that `encoded` was given."""
+    """Decode the value that `encoded` was given."""
     return json.loads(text, object_hook=partial(_untagged, types))
 
 

@@ -87,10 +87,11 @@ class Bridge:
         self._stop.set()
 
     def run(self) -> None:
-        """Go on until `stop`, the last step, the end of the tasks, or an error that no wait cures.
+        """Run until `stop`, the last step, the end of the tasks, or an error that no wait cures.
 
-        Raises InvalidField for an output directory of another run and for weights that engines cannot take, ReplayGap
-        when the trainer went back behind what the run keeps, StaleEpoch when another bridge has taken over.
+        Raises InvalidField for an output directory of another run and for weights that engines cannot take. Raises
+        ReplayGap when the trainer went back behind the run's retained steps, StaleEpoch when another bridge has taken
+        over.
         """
         ended = False
         while not ended and not self._stop.is_set():
