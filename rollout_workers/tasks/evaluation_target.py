@@ -1,7 +1,7 @@
 """Target of an engine that works for evaluations only: the weights that it is to load, in place of the published ones.
 
-Such an engine follows no publishes. It is not reported either: no trainer waits for it or makes it a member of a
-process group, and it does not count among the engines that may be out of service.
+Such an engine follows no publishes, and is not reported either. No trainer waits for it or makes it a member of a
+process group. It does not count among the engines that may be out of service.
 """
 
 import structlog

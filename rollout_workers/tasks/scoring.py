@@ -1,6 +1,6 @@
 """Rewards of one group: the rollout function's where it gave some, else the reward function's.
 
-Samples without a reward are asked for together, then those that got none again, one by one.
+Rewards that are missing are asked for together; samples that got none are then asked for again, each alone.
 
 Invariants: a reward that is there is never asked for again; a sample is generated anew only after its reward has failed
 twice for the same response while a sibling's came. So neither a judge that is down nor a hiccup throws responses away.
