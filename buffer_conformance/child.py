@@ -31,7 +31,7 @@ class Child:
 
     @classmethod
     async def start(cls, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> "Child":
-        """Start it. Raises DidNotStart."""
+        """Start the process. Raises DidNotStart."""
         with log.open("ab") as out:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -53,7 +53,7 @@ class Child:
         return self._process.returncode
 
     def terminate(self) -> None:
-        """SIGTERM, to the process that was started alone."""
+        """Send SIGTERM to the process that was started, and to it alone."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 

@@ -39,12 +39,12 @@ class Fault:
         return True
 
     def disarm(self) -> None:
-        """Strike no more."""
+        """Disarm the fault: it strikes no more."""
         self.times = 0
 
 
 def always(_: object) -> bool:
-    """Whatever the message says."""
+    """Condition of a fault that strikes whatever the message says."""
     return True
 
 

@@ -114,5 +114,5 @@ class Stage:
 
     @property
     def candidate_runs(self) -> bool:
-        """False once it has ended."""
+        """True while the candidate's process runs."""
         return self.child is not None and self.child.exit_code is None

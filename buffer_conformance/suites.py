@@ -20,7 +20,7 @@ class Suite:
     run: Callable[[SuiteOptions], Coroutine[Any, Any, Record]]
     rules: Sequence[Rule]
     scenarios: Sequence[str]
-    """Names, in the order in which they are run."""
+    """Names of the scenarios, in the order in which they are run."""
 
 
 SUITES: Mapping[str, Suite] = {

@@ -48,7 +48,7 @@ class LogLevel(StrEnum):
 
 
 def default_data_dir() -> Path:
-    """`$XDG_DATA_HOME/rollout-buffer`, or `~/.local/share/rollout-buffer`."""
+    """Default of data_dir: `$XDG_DATA_HOME/rollout-buffer`, or `~/.local/share/rollout-buffer`."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "rollout-buffer"
 
 

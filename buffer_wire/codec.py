@@ -62,7 +62,7 @@ def varint(value: int) -> bytes:
 
 
 _LENGTH_BYTES = 5
-"""Newer versions of protobuf refuse a length that takes more; older ones take it."""
+"""Largest number of bytes of a length: newer versions of protobuf refuse a longer one, older ones take it."""
 
 
 def fields(buf: memoryview) -> Iterator[tuple[int, int | memoryview]]:

@@ -19,37 +19,37 @@ class Quantities:
     """Quantities that determine a run's staleness, over the window; symbols as in docs/staleness.md."""
 
     engines: int = 0
-    """Ready or loading, and heard of."""
+    """Engines that are ready or loading, and heard of."""
     concurrency: float | None = None
-    """C: requests that all engines decode at once, while they decode."""
+    """Concurrency C: requests that all engines decode at once, while they decode."""
     rollout_tokens_per_s: float | None = None
-    """R: of all engines, while they decode."""
+    """Rollout speed R: tokens/s of all engines, while they decode."""
     slot_tokens_per_s: float | None = None
-    """v = R/C: of one request."""
+    """Speed of one request in tokens/s: v = R/C."""
     engine_busy_share: float | None = None
     """Share of the window in which an engine decodes anything."""
     train_tokens_per_s: float | None = None
-    """T: response tokens trained a second, while the trainer works."""
+    """Train speed T: response tokens trained a second, while the trainer works."""
     trainer_idle_share: float | None = None
     """Share of its time that the trainer waits for a batch."""
     pass_share: float = 1.0
     """Share of the recent groups that pass the run's filter."""
     rho: float | None = None
-    """R/T, of R only what passes the filter."""
+    """Utilization ρ = R/T; R counts only what passes the filter."""
     mean_length: float | None = None
-    """L̄: response tokens of an accepted sample."""
+    """Mean length L̄: response tokens of an accepted sample."""
     tailness: float | None = None
-    """M: mean longest response of an accepted group over L̄."""
+    """Tailness M: mean longest response of an accepted group over L̄."""
     group_size: float | None = None
-    """G: samples of an accepted group."""
+    """Group size G: samples of an accepted group."""
     groups_per_batch: float | None = None
-    """N."""
+    """Groups of an assembled batch: N."""
     batches_per_publish: float | None = None
     """Batches that were assembled for each publish."""
     concurrency_ratio: float | None = None
-    """C/B, of C only what passes the filter, B the samples of all batches of a publish."""
+    """Ratio C/B, with B the samples of all batches of a publish; C counts only what passes the filter."""
     queue_factor: float | None = None
-    """q: groups that the queue has room for, over N."""
+    """Queue factor q: groups that the queue has room for, over N."""
     queue_cap: str = "max_queued_groups"
     """The cap that allows the fewest groups, by the mean size of those that were accepted."""
     train_period_s: float | None = None
@@ -59,11 +59,11 @@ class Quantities:
     group_generation_s: float | None = None
     """Mean time from lease to acceptance, waits for environments, rewards and room in the queue included."""
     expected_generation_s: float | None = None
-    """M·L̄/v: decoding the longest response."""
+    """Time M·L̄/v to decode the longest response of a group."""
     decoded_tokens_per_s: float | None = None
-    """Over the whole window."""
+    """Tokens/s that the engines decode, over the whole window."""
     trained_tokens_per_s: float | None = None
-    """Response tokens of assembled groups, over the whole window."""
+    """Response tokens/s of assembled groups, over the whole window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Measured:
     staleness: float | None = None
     """Mean staleness, by the head version."""
     tokens: float | None = None
-    """Mean over response tokens."""
+    """Mean token staleness, over response tokens."""
     worst: int | None = None
     """Largest staleness of the whole run, by the head version."""
     environments: tuple[EnvironmentStaleness, ...] = ()
@@ -125,7 +125,7 @@ class Comparison:
     chance: float | None = None
     """The largest difference that is left to chance; None where it is not tested."""
     biased: bool = False
-    """The difference is beyond chance."""
+    """True where the difference is beyond chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +156,10 @@ class Advice:
     """A lever, and its effect by the closed form; the best comes first."""
 
     lever: str
-    """`split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
+    """Name of the lever: `split`, `queue`, `streaming`, `batch`, `concurrency`, `length_cap`, `gate`."""
     text: str
     staleness: float
-    """Predicted after it, in versions."""
+    """Staleness that is predicted with the lever applied, in versions."""
     change: float
     """Predicted change of staleness, in versions; below 0 is fresher."""
     throughput: float | None = None

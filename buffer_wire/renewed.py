@@ -77,19 +77,19 @@ class RenewedChannel:
         return _all_of(ends) if inspect.isawaitable(ends[0]) else None
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - as the channel's
-        """A request, a reply."""
+        """Make a caller of a method with one request and one reply."""
         return self._way("unary_unary", args, kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - as the channel's
-        """A request, replies."""
+        """Make a caller of a method with one request and a stream of replies."""
         return self._way("unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - as the channel's
-        """Requests, a reply."""
+        """Make a caller of a method with a stream of requests and one reply."""
         return self._way("stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - as the channel's
-        """Requests, replies."""
+        """Make a caller of a method with a stream of requests and a stream of replies."""
         return self._way("stream_stream", args, kwargs)
 
     def _way(self, kind: str, made_with: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:

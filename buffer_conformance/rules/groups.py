@@ -33,7 +33,7 @@ def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldL
 
 
 def form(record: Record) -> Finding:
-    """W5."""
+    """Rule W5: pushed groups have the form that the contract states."""
     finding = Finding()
     for where, group, partial, _ in _bodies(record):
         wrong = _form_fault(group, continuation=partial)
@@ -70,7 +70,7 @@ def _column_faults(header: groups_pb2.GroupHeader, mask: Any, logprobs: Any) -> 
 
 
 def of_its_task(record: Record) -> Finding:
-    """W11."""
+    """Rule W11: a group is that of its task: prompt, metadata, environment, size."""
     finding = Finding()
     for where, group, partial, held in _bodies(record):
         if held is None:
@@ -112,7 +112,7 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
 
 
 def versions(record: Record) -> Finding:
-    """W12."""
+    """Rule W12: tokens state versions that the worker's engines had loaded."""
     finding = Finding()
     said = [
         (exchange.began_s, stamp(report.loaded)) for found in reports(record).values() for exchange, report in found
@@ -140,7 +140,7 @@ def _inherited(held: HeldLease | None) -> set[tuple[int, int]]:
 
 
 def pushed_again(record: Record) -> Finding:
-    """W6."""
+    """Rule W6: a group that got no answer is pushed again, byte for byte."""
     finding = Finding()
     by_lease: dict[str, list[Push]] = {}
     for push in pushes(record):

@@ -19,7 +19,7 @@ class Finding:
     violations: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
-        """Judge one thing."""
+        """Judge one case: count it, and note a violation where the condition does not hold."""
         self.exercised += 1
         if not holds:
             self.violations.append(otherwise)

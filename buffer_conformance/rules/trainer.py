@@ -50,7 +50,7 @@ def epochs(record: Record) -> list[Epoch]:
 
 
 def resumes_first(record: Record) -> Finding:
-    """T1."""
+    """Rule T1: a trainer resumes before it names an epoch."""
     finding = Finding()
     for epoch in epochs(record):
         for call in epoch.calls[:1]:
@@ -63,7 +63,7 @@ def resumes_first(record: Record) -> Finding:
 
 
 def feeds_by_cursor(record: Record) -> Finding:
-    """T2."""
+    """Rule T2: submits move the cursor from where it was; one that got no answer is repeated as it was."""
     finding = asked_again(
         record,
         record.of("SubmitTasks"),
@@ -105,7 +105,7 @@ def _place(call: Exchange) -> tuple[int, int]:
 
 
 def pulls_in_order(record: Record) -> Finding:
-    """T3."""
+    """Rule T3: steps and rounds are pulled in order; what was not received is pulled again."""
     finding = Finding()
     for epoch in epochs(record):
         if epoch.start is None:
@@ -148,7 +148,7 @@ def _commits(call: Exchange) -> int | None:
 
 
 def commits_what_it_has(record: Record) -> Finding:
-    """T4."""
+    """Rule T4: versions rise, and only what was received is committed."""
     finding = Finding()
     for epoch in epochs(record):
         if epoch.start is None:
@@ -172,7 +172,7 @@ def commits_what_it_has(record: Record) -> Finding:
 
 
 def checkpoints_what_is_committed(record: Record) -> Finding:
-    """T5."""
+    """Rule T5: only what is committed is checkpointed."""
     finding = Finding()
     for epoch in epochs(record):
         if epoch.start is None:
@@ -191,7 +191,7 @@ def checkpoints_what_is_committed(record: Record) -> Finding:
 
 
 def gives_way(record: Record) -> Finding:
-    """T6."""
+    """Rule T6: a trainer that is told stale_epoch ends, and does not resume."""
     finding = Finding()
     for taken in record.marked("taken_over"):
         ended = next((mark.at_s for mark in record.marked("exit") if mark.at_s >= taken.at_s), None)
@@ -212,7 +212,7 @@ def gives_way(record: Record) -> Finding:
 
 
 def publishes_again(record: Record) -> Finding:
-    """T8."""
+    """Rule T8: a publish that got no answer is repeated as it was."""
     return asked_again(
         record,
         record.of("Publish"),
@@ -224,7 +224,10 @@ def publishes_again(record: Record) -> Finding:
 
 
 def resumes_again(record: Record) -> Finding:
-    """T9. A new request would take the run from the trainer itself."""
+    """Rule T9: a resume that got no answer is repeated under its request id.
+
+    A new request would take the run from the trainer itself.
+    """
     return asked_again(
         record,
         record.of("Resume"),
@@ -236,7 +239,10 @@ def resumes_again(record: Record) -> Finding:
 
 
 def commits_again(record: Record) -> Finding:
-    """T10. A commit of a later step says what the unanswered one said."""
+    """Rule T10: a commit or checkpoint that got no answer is said again.
+
+    A commit of a later step says what the unanswered one said.
+    """
     finding = Finding()
     calls = list(record.of("Commit", "Checkpoint", "Publish"))
     for call in calls:
@@ -265,7 +271,7 @@ def _is_last(record: Record, call: Exchange) -> bool:
 
 
 def trainer_pace(record: Record) -> Finding:
-    """T13."""
+    """Rule T13: calls that fail are not repeated in a hurry."""
 
     def key(call: Exchange) -> Hashable:
         return call.method, call.request.rank if call.method == "PullBatch" else 0

@@ -82,7 +82,7 @@ class HeldLease:
 
     @property
     def worker(self) -> tuple[str, str]:
-        """Worker and instance."""
+        """Id and instance id of the worker that was granted the lease."""
         request = self.asked.request
         return request.worker_id, request.instance_id
 
@@ -143,7 +143,7 @@ def reports(record: Record) -> dict[str, list[tuple[Exchange, weights_pb2.Engine
 
 
 def stamp(version: Any) -> tuple[int, int]:  # noqa: ANN401 - a WeightVersion
-    """(epoch, version)."""
+    """Pair (epoch, version) of a weight version."""
     return version.epoch, version.version
 
 

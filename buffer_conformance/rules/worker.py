@@ -31,7 +31,7 @@ def _identity(exchange: Exchange) -> tuple[str, str, str]:
 
 
 def lease_repeats(record: Record) -> Finding:
-    """W1."""
+    """Rule W1: a lease request that got no answer is asked again under its request id."""
     calls = list(record.of("LeaseTasks"))
     # A worker that stops may ask for less: it only wants to know what it was granted.
     return asked_again(
@@ -45,7 +45,10 @@ def lease_repeats(record: Record) -> Finding:
 
 
 def ends_once(record: Record) -> Finding:
-    """W3. What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6."""
+    """Rule W3: every lease ends exactly once: pushed, returned or lost.
+
+    What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6.
+    """
     finding = Finding()
     tried = {push.lease_id: push for push in pushes(record)}
     terms, now = [mark.at_s for mark in record.marked("sigterm")], record.ended_s
@@ -69,7 +72,7 @@ def ends_once(record: Record) -> Finding:
 
 
 def heartbeats(record: Record) -> Finding:
-    """W4."""
+    """Rule W4: a lease that is held gets a heartbeat within its time to live."""
     finding = Finding()
     for lease_id, held in leases(record).items():
         ttl_s = held.lease.ttl_ms / 1000
@@ -88,7 +91,7 @@ def heartbeats(record: Record) -> Finding:
 
 
 def loaded_as_reported(record: Record) -> Finding:
-    """W7."""
+    """Rule W7: lease requests name the version that the engine was last reported with."""
     finding = Finding()
     reported = reports(record)
     seen: set[tuple[str, str, str]] = set()
@@ -112,7 +115,7 @@ def loaded_as_reported(record: Record) -> Finding:
 
 
 def loads_what_is_published(record: Record) -> Finding:
-    """W8."""
+    """Rule W8: after a publish every engine reports the version, or an error, within LOADED_WITHIN_S."""
     finding = Finding()
     ends = [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit")]
     over = min(ends, default=float("inf"))
@@ -135,7 +138,7 @@ def loads_what_is_published(record: Record) -> Finding:
 
 
 def nothing_for_a_lost_lease(record: Record) -> Finding:
-    """W9."""
+    """Rule W9: of a lost lease nothing is said any more; a finished group may be pushed."""
     finding = Finding()
     for lease_id, held in leases(record).items():
         lost = held.lost_s
@@ -153,7 +156,7 @@ def nothing_for_a_lost_lease(record: Record) -> Finding:
 
 
 def ends_in_order(record: Record) -> Finding:
-    """W10."""
+    """Rule W10: on SIGTERM leases end, engines are reported STOPPED, and the exit code is 0."""
     finding = Finding()
     exits = record.marked("exit")
     for term in record.marked("sigterm"):
@@ -178,13 +181,13 @@ def ends_in_order(record: Record) -> Finding:
 
 
 def lease_pace(record: Record) -> Finding:
-    """W13."""
+    """Rule W13: lease requests that bring nothing are not repeated in a hurry."""
     calls = grouped(record.of("LeaseTasks"), lambda call: _identity(call)[:2])
     return paced(calls, lambda call: call.reply is None or not call.reply.leases)
 
 
 def identities(record: Record) -> Finding:
-    """W14."""
+    """Rule W14: one instance id for each process, one request id for each request, bundles numbered from 1."""
     finding = Finding()
     answered: dict[tuple[str, str, str], Exchange] = {}
     terms = [mark.at_s for mark in record.marked("sigterm")]

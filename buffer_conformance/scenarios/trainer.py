@@ -75,7 +75,7 @@ class TrainerSuite:
         await self.goes_on()
 
     async def lost(self, method: str, *, when: When = always, needed: bool = True) -> None:
-        """A reply of the method does not arrive; where not `needed`, the candidate may never call it."""
+        """Scenario: a reply of the method does not arrive; where not `needed`, the candidate may never call it."""
         stage = self._stage
         fault, limit_s = stage.proxy.faults.lose_reply(method, when=when), stage.record.now_s() + _OPTIONAL_S
         if needed:
@@ -87,19 +87,19 @@ class TrainerSuite:
         await self.goes_on()
 
     async def away(self) -> None:
-        """The service cannot be reached for seconds."""
+        """Scenario: the service cannot be reached for seconds."""
         await self._stage.proxy.away(self._stage.options.away_s)
         await self.goes_on()
 
     async def paused(self) -> None:
-        """An operator holds the run, and continues it."""
+        """Scenario: an operator holds the run, and continues it."""
         await self._direct.call("PauseRun")
         await asyncio.sleep(_PAUSED_S)
         await self._direct.call("ContinueRun")
         await self.goes_on()
 
     async def taken_over(self) -> None:
-        """Another trainer resumes the run."""
+        """Scenario: another trainer resumes the run."""
         reply = await self._direct.call("Resume", request_id=uuid4().hex)
         self._stage.record.mark("taken_over", epoch=reply.epoch)
         await self._stage.end_candidate(EXIT_WITHIN_S, terminate=False)

@@ -80,32 +80,32 @@ class WorkerSuite:
     # ── scenarios ────────────────────────────────────────────────────────────
 
     async def plain(self) -> None:
-        """Tasks, and nothing else."""
+        """Scenario: tasks, and no fault."""
         await self._work()
 
     async def lost_lease_reply(self) -> None:
-        """The reply that grants leases does not arrive."""
+        """Scenario: the reply that grants leases does not arrive."""
         fault = self._stage.proxy.faults.lose_reply("LeaseTasks", when=lambda reply: len(reply.leases) > 0)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a lease request that is granted"))
 
     async def lost_acknowledgement(self) -> None:
-        """A group is accepted, and its answer does not arrive."""
+        """Scenario: a group is accepted, and its answer does not arrive."""
         fault = self._stage.proxy.faults.lose_reply(*PUSHES)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
 
     async def broken_push(self) -> None:
-        """A group does not arrive."""
+        """Scenario: a group does not arrive."""
         fault = self._stage.proxy.faults.break_call(*PUSHES)
         await self._work(fault_fires=lambda: self._stage.until_fired(fault, "a push"))
 
     async def away(self) -> None:
-        """The service cannot be reached for seconds."""
+        """Scenario: the service cannot be reached for seconds."""
         ids = await self._trainer.submit(_TASKS)
         await self._stage.proxy.away(self._stage.options.away_s)
         await self._trained(ids)
 
     async def newer_weights(self) -> None:
-        """Two versions are published while work goes on."""
+        """Scenario: two versions are published while work goes on."""
         for _ in range(2):
             ids = await self._trainer.submit(_TASKS)
             await self._trainer.publish()
@@ -114,14 +114,14 @@ class WorkerSuite:
             await self._trained(ids)
 
     async def paused(self) -> None:
-        """An operator holds the run, and continues it."""
+        """Scenario: an operator holds the run, and continues it."""
         await self._direct.call("PauseRun")
         await asyncio.sleep(_PAUSED_S)
         await self._direct.call("ContinueRun")
         await self._work()
 
     async def full_queue(self) -> None:
-        """Pushes are held back for longer than a lease lives."""
+        """Scenario: pushes are held back for longer than a lease lives."""
         stage, began = self._stage, self._stage.record.now_s()
         stage.proxy.faults.hold(*PUSHES)
         ids = await self._trainer.submit(_TASKS)
@@ -132,7 +132,7 @@ class WorkerSuite:
         await self._trained(ids)
 
     async def lost_lease(self) -> None:
-        """The task is finished by somebody else while the candidate holds it."""
+        """Scenario: the task is finished by somebody else while the candidate holds it."""
         stage, rival, ttl_s = self._stage, self._rival, self._stage.options.lease_ttl_s
         if rival is None:
             raise Stuck("no lease of the kit's own")
@@ -157,7 +157,7 @@ class WorkerSuite:
         return [held for held in leases(self._stage.record).values() if held.lease.task.task_id == task_id]
 
     async def termination(self) -> None:
-        """SIGTERM while leases are held."""
+        """Scenario: SIGTERM while leases are held."""
         stage = self._stage
         stage.proxy.faults.hold(*PUSHES)
         began = stage.record.now_s()

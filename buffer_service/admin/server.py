@@ -105,7 +105,7 @@ class AdminServer(uvicorn.Server):
         self._at_end = at_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Start to listen."""
         await super().startup(sockets)
         for listener in sockets or ():
             # The kernel's line of those who wait may be longer than what is accepted at once.
@@ -119,7 +119,7 @@ class AdminServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the supervisor's."""
+        """Leave signals alone: the supervisor handles them."""
         yield
 
     async def serve_on(self, listener: socket.socket) -> None:

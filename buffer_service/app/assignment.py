@@ -22,7 +22,7 @@ class Assignment:
     address: str
     """host:port; the port is never 0."""
     store: str
-    """URL; on standard input and not on the command line, since it may hold a password."""
+    """URL of the store; on standard input and not on the command line, since it may hold a password."""
     settings: RpcSettings
     embedded: bool = False
     """The store is the supervisor's child."""

@@ -22,7 +22,7 @@ class Command(Generic[T_co]):
 
     run_id: str
     script: str
-    """Name in store/lua."""
+    """Name of the script in store/lua."""
     arguments: bytes
     unpack: Callable[[str, Fields], T_co]
     """The result, of the reply's tag and fields."""

@@ -36,7 +36,7 @@ class Place(StrEnum):
     DELIVERED = "delivered"
     TRAINED = "trained"
     IN_STEP = "in_step"
-    """Forming, delivered or trained."""
+    """Group in a step: forming, delivered or trained."""
     ENDED = "ended"
 
 
@@ -66,9 +66,9 @@ class TaskFacts:
     returned: bool
     leaseless: bool
     not_before_ms: int
-    """-1 unless it backs off."""
+    """Time before which the task is not leased again; -1 unless it backs off."""
     expires_ms: int
-    """-1 unless it is leased."""
+    """Time at which the lease expires; -1 unless the task is leased."""
     worker_id: str
     instance_id: str
     lease_version: int
@@ -76,7 +76,7 @@ class TaskFacts:
     continuation_tokens: int
     payload_key: str
     continuation_head: int
-    """-1 without tokens."""
+    """Head version of the continuation; -1 where that has no tokens."""
     accepted_attempt: int
     """-1 without a result, 0 for one that was pushed without a lease."""
     filtered: bool
@@ -182,7 +182,7 @@ class Waits:
     """Leased tasks whose leases expire first."""
     workers: int
     asked: Sequence[WorkerView]
-    """The last one first."""
+    """Workers that asked for leases, the last one first."""
     clock: AdmissionClock
     needed_groups: int
     """Queued groups that the last short pull waits for; 0: none has been short."""

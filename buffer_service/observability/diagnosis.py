@@ -32,7 +32,7 @@ class Standing:
     pending: int
     leased: int
     engines: Sequence[tuple[str, str, int]]
-    """Id, state and loaded version of each that is heard of."""
+    """Engines that are heard of: id, state and loaded version of each."""
     required_version: int = 0
     """The oldest weights with which the next group may be started."""
     silent: int = 0

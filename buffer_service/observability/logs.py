@@ -12,12 +12,12 @@ class _Bearing:
     """Standard error; a line that cannot be written, as into a file on a full disk, is left out and ends nothing."""
 
     def write(self, text: str) -> None:
-        """Write."""
+        """Write the text, where standard error takes it."""
         with suppress(OSError):
             sys.stderr.write(text)
 
     def flush(self) -> None:
-        """Flush."""
+        """Flush standard error, where that is possible."""
         with suppress(OSError):
             sys.stderr.flush()
 

@@ -161,12 +161,12 @@ def share_values(one: int) -> None:
                 self._place = room.place(json.dumps([typ, metric_name, help_text, name, labels]))
 
         def inc(self, amount: float) -> None:
-            """Add."""
+            """Add an amount to the value."""
             with lock:
                 self._place[0] += amount
 
         def set(self, value: float, timestamp: float | None = None) -> None:
-            """Set."""
+            """Set the value."""
             del timestamp
             with lock:
                 self._place[0] = value

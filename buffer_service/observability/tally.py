@@ -43,7 +43,7 @@ class Observations:
         self._total += amount
 
     def flush(self) -> None:
-        """Hand them over."""
+        """Hand the observations over to the histogram."""
         counts, total = self._counts, self._total
         self._counts, self._total = [0] * len(counts), 0.0
         self._histogram.add(counts, total)
@@ -64,7 +64,7 @@ class Tally:
             self._start_timer()
 
     def observe(self, observations: Observations, amount: float) -> None:
-        """Observe."""
+        """Note an observation for a histogram."""
         observations.observe(amount)
         self._observed.add(observations)
         if self._timer is None:

@@ -34,7 +34,7 @@ _POINTLESS = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.QUARANTINED})
 
 @dataclass(frozen=True, slots=True)
 class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
-    """Evaluations."""
+    """Servicer of evaluations."""
 
     store: RunStore
     lines: Lines
@@ -44,7 +44,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
     max_payload_bytes: int
 
     async def SubmitEvaluation(self, request: pb.SubmitEvaluationRequest, _: Context) -> pb.SubmitEvaluationResponse:
-        """Add one."""
+        """Add an evaluation."""
         run_id, seen = fields.run_ref(request.run)
         submit = convert.submit(request)
         return convert.to_submitted(
@@ -81,7 +81,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         )
 
     async def DeleteEvaluation(self, request: pb.DeleteEvaluationRequest, _: Context) -> pb.DeleteEvaluationResponse:
-        """Delete one."""
+        """Delete an evaluation."""
         run_id, seen = fields.run_ref(request.run)
         revision = await self.store.call(
             commands.delete_evaluation(run_id, convert.eval_id(request.eval_id), seen_revision=seen)
@@ -109,14 +109,14 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
             await self.lines.hint(run_id, Topic.EVALUATIONS, ticket, deadline, longest_s)
 
     async def ExtendEvaluation(self, request: pb.ExtendEvaluationRequest, _: Context) -> pb.ExtendEvaluationResponse:
-        """Heartbeat."""
+        """Prolong leases of an evaluation's tasks: a heartbeat."""
         run_id, seen = fields.run_ref(request.run)
         return convert.to_extended(
             await self.store.call(commands.extend_evaluation(run_id, *convert.extend(request), seen_revision=seen))
         )
 
     async def FinishEvaluation(self, request: pb.FinishEvaluationRequest, _: Context) -> pb.FinishEvaluationResponse:
-        """End a lease."""
+        """End a lease of an evaluation's task."""
         run_id, seen = fields.run_ref(request.run)
         finish = convert.finish(request, self.max_payload_bytes)
         revision, outcome = await self.store.call(commands.finish_evaluation(run_id, finish, seen_revision=seen))

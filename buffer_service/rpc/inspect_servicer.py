@@ -32,7 +32,7 @@ _TASK_POSITIONS: Mapping[TaskSet, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
-    """Lists, single tasks and groups, waits."""
+    """Servicer that lists tasks, groups and steps, looks up single ones, and tells who waits on whom."""
 
     store: RunStore
 

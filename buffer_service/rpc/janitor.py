@@ -35,7 +35,7 @@ class Janitor:
         self._abandoned.put_nowait((run_id, payload_keys))
 
     async def delete_abandoned(self) -> None:
-        """Run until closed."""
+        """Delete the payloads of abandoned pushes; runs until closed."""
         while (item := await self._abandoned.get()) is not None:
             run_id, keys = item
             try:
@@ -48,7 +48,7 @@ class Janitor:
                 continue
 
     async def sweep(self) -> None:
-        """Run until closed."""
+        """Sweep the store again and again; runs until closed."""
         said = ""
         while not self._closing.is_set():
             try:

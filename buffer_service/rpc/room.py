@@ -44,7 +44,7 @@ class Share:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of room that this share holds."""
         return self._size
 
     def resize(self, size: int) -> None:
@@ -53,7 +53,7 @@ class Share:
         self._room.changed(grown)
 
     def close(self) -> None:
-        """Give all back."""
+        """Give all of the room back."""
         self.resize(0)
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class Share:
 
 
 class Room:
-    """`limit_bytes` for one direction. `use` is told how much is held whenever that changes."""
+    """Room of `limit_bytes` for one direction. `use` is told how much is held whenever that changes."""
 
     def __init__(self, limit_bytes: int, use: Callable[[int], None] = lambda _: None) -> None:
         self.limit_bytes = limit_bytes
@@ -191,7 +191,7 @@ class Expected:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes that the next message is expected to have."""
         return max(self._sizes)
 
     def saw(self, size: int) -> None:

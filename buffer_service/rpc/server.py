@@ -80,7 +80,7 @@ class RpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Health off, leases refused, waits ended; RPCs in progress have `grace_s`."""
+        """End serving: health turns off, leases are refused, waits end; RPCs in progress have `grace_s`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.drain.begin()
         await self.server.stop(grace_s)

@@ -57,7 +57,7 @@ POLICY_TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class RunServicer(runs_pb2_grpc.RunServiceServicer):
-    """Runs."""
+    """Servicer of runs."""
 
     store: RunStore
     bounds: policies.QuotaBounds
@@ -74,7 +74,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
         return runs_pb2.CreateRunResponse(revision=view.revision, run=runs.to_run(view), created=created)
 
     async def GetRun(self, request: runs_pb2.GetRunRequest, _: Context) -> runs_pb2.GetRunResponse:
-        """The whole state."""
+        """Reply with the whole state of a run."""
         view = await self.store.call(commands.view(fields.run_id(request.run.run_id)))
         return runs_pb2.GetRunResponse(revision=view.revision, run=runs.to_run(view))
 
@@ -133,7 +133,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
     async def ExportRecords(  # type: ignore[override]
         self, request: runs_pb2.ExportRecordsRequest, context: Context
     ) -> None:
-        """Events of a recording."""
+        """Stream the events of a run's recording."""
         run_id, after = fields.run_id(request.run.run_id), export_stream.after(request)
         exported = export_stream.exported(self.store, run_id, after, include_groups=request.include_groups)
         with self.slots.slot(caller().token_id):
@@ -144,7 +144,7 @@ class RunServicer(runs_pb2_grpc.RunServiceServicer):
 
 @dataclass(frozen=True, slots=True)
 class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
-    """Tasks and leases."""
+    """Servicer of tasks and leases."""
 
     store: RunStore
     lines: Lines
@@ -182,14 +182,14 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         return tasks.to_leased(leased)
 
     async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, _: Context) -> tasks_pb2.ExtendLeasesResponse:
-        """Heartbeat."""
+        """Prolong leases: a heartbeat."""
         run_id, seen = fields.run_ref(request.run)
         return tasks.to_extended(
             await self.store.call(commands.extend(run_id, *tasks.extend(request), seen_revision=seen))
         )
 
     async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
-        """Hand tasks back."""
+        """Hand leased tasks back."""
         run_id, seen = fields.run_ref(request.run)
         return tasks.to_returned(
             await self.store.call(commands.give_back(run_id, *tasks.give_back(request), seen_revision=seen))
@@ -198,13 +198,13 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
 @dataclass(frozen=True, slots=True)
 class GroupServicer:
-    """Groups, as bytes."""
+    """Servicer of groups, which takes messages as bytes."""
 
     parts: PushParts
     slots: StreamSlots
 
     async def PushGroups(self, _requests: AsyncIterator[bytes], context: RawContext) -> None:
-        """A stream of bundles."""
+        """Push the bundles of a stream."""
         with self.slots.slot(caller().token_id):
             await PushStream(context, self.parts).run()
 
@@ -253,7 +253,7 @@ class GroupServicer:
 
 @dataclass(frozen=True, slots=True)
 class BatchServicer:
-    """Batches; PullBatch as bytes."""
+    """Servicer of batches; PullBatch takes and gives bytes."""
 
     store: RunStore
     puller: PullStream
@@ -267,7 +267,7 @@ class BatchServicer:
             await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)
 
     async def Commit(self, request: batches_pb2.CommitRequest, _: Context) -> batches_pb2.CommitResponse:
-        """Trained through a step."""
+        """Commit: the trainer's weights hold what was trained through a step."""
         run_id, seen = fields.run_ref(request.run)
         revision, steps = await self.store.call(
             commands.commit(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
@@ -275,7 +275,7 @@ class BatchServicer:
         return batches_pb2.CommitResponse(revision=revision, revision_proof=revision.proof, committed_steps=steps)
 
     async def Checkpoint(self, request: batches_pb2.CheckpointRequest, _: Context) -> batches_pb2.CheckpointResponse:
-        """Saved through a step."""
+        """Checkpoint: the trainer's own checkpoint holds everything through a step."""
         run_id, seen = fields.run_ref(request.run)
         revision, steps = await self.store.call(
             commands.checkpoint(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
@@ -292,13 +292,13 @@ class BatchServicer:
 
 @dataclass(frozen=True, slots=True)
 class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
-    """Weight versions and engines."""
+    """Servicer of weight versions and engines."""
 
     store: RunStore
     feed: WeightsFeed
 
     async def Publish(self, request: weights_pb2.PublishRequest, _: Context) -> weights_pb2.PublishResponse:
-        """Publish and commit."""
+        """Publish a weight version, and commit the steps that it covers."""
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.call(commands.publish(run_id, weights.publish(request), seen_revision=seen))
         return weights_pb2.PublishResponse(

@@ -36,7 +36,7 @@ class WeightsFeed:
         self._readings: dict[str, _Reading] = {}
 
     async def views(self, run_id: str) -> AsyncIterator[ops.WeightsView]:
-        """Endless. Raises UnknownRun, and NotReady when the process shuts down."""
+        """Stream of the published weights, without end. Raises UnknownRun, and NotReady when the process shuts down."""
         reading = self._readings.setdefault(run_id, _Reading())
         reading.watchers += 1
         last: tuple[ops.WeightVersion, bytes, bool, bytes] | None = None

@@ -11,7 +11,7 @@ class Statistic:
     """A counter. Without `metric`, another metric shows it."""
 
     metric: str = ""
-    """Name without prefix and suffix."""
+    """Name of the metric, without prefix and suffix."""
     text: str = ""
     """Description of the metric."""
     begins: int = 0

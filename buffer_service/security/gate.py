@@ -31,7 +31,7 @@ is bounded is what a peer that keeps failing costs: lines in the log, and messag
 
 
 class Caller(Protocol):
-    """Whoever a call comes from."""
+    """Caller of an RPC or request."""
 
     @property
     def token_id(self) -> str:

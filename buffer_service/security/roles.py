@@ -16,9 +16,9 @@ class Role(StrEnum):
     TRAINER = "trainer"
     """Creates its runs, feeds, pulls, publishes, evaluates."""
     READER = "reader"
-    """Looks, at metrics and recordings too."""
+    """Reads everything, metrics and recordings too."""
     ADMIN = "admin"
-    """Everything, deletion and reflection included."""
+    """May do everything, deletion and reflection included."""
 
 
 class RunAt(StrEnum):
@@ -50,7 +50,7 @@ _WORKER = _rule(Role.WORKER)
 _TRAINER = _rule(Role.TRAINER)
 _LOOK = _rule(Role.TRAINER, Role.READER)
 _PUSH = _rule(Role.WORKER, Role.TRAINER, run_at=RunAt.BYTES)
-"""Trainers push too: frameworks that generate by themselves have no worker."""
+"""Rule of pushes, for trainers too: frameworks that generate by themselves have no worker."""
 
 _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
     "RunService": {
@@ -123,4 +123,4 @@ OPEN_PATHS = frozenset({"/", "/livez", "/readyz"})
 """Paths of the admin page that need no token: probes have none, and the page at / asks for one."""
 
 PAGE_FILES = "/page/"
-"""Below it lie the files that the page at / loads. They hold no data and are open as well."""
+"""Prefix of the paths of the files that the page at / loads. They hold no data and are open as well."""

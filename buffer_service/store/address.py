@@ -21,7 +21,7 @@ _SENTINEL_URL = re.compile(rf"([a-z]+){re.escape(SENTINEL)}://([^/?#]*)([^?#]*)(
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """Whom to ask for the primary of a service, and what to say to them."""
+    """Sentinels to ask for the primary of a service, and the credentials for them."""
 
     hosts: tuple[tuple[str, int], ...]
     service: str

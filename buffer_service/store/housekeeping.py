@@ -16,7 +16,7 @@ from buffer_wire.errors import LayoutChanged, UnknownRun
 
 
 class Housekeeping:
-    """List, sweep, delete."""
+    """Housekeeping of the store: lists, sweeps and deletes runs."""
 
     def __init__(self, connection: StoreConnection, calls: Calls) -> None:
         self._connection = connection

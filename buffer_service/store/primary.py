@@ -94,7 +94,7 @@ class Primary:
                 await client.aclose()
 
     async def _named(self) -> tuple[str, int]:
-        """Host and port. Raises StoreUnavailable."""
+        """Ask the Sentinels for host and port of the primary. Raises StoreUnavailable."""
         if self._question is None or self._question.done():
             # A task of its own that is never cancelled, and ends by its time-outs: a cancellation may get lost in
             # redis-py, and of two questions at once its client may forget a Sentinel while it moves one to the front.
@@ -130,7 +130,7 @@ class Primary:
 
 
 def _seen(question: asyncio.Task[tuple[str, int]]) -> None:
-    """Nobody need be there any more to hear how it failed."""
+    """Consume the question's failure: the callers may be gone by then."""
     if not question.cancelled():
         question.exception()
 

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 LOOK_S = 0.1
 FOLDER = "appendonlydir"
 PIDFD_GETFD = 438
-"""Linux 5.6, the same number on every architecture."""
+"""Number of the system call pidfd_getfd (Linux 5.6), the same on every architecture."""
 
 
 async def watch(store: EmbeddedStore) -> None:

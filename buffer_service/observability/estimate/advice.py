@@ -31,7 +31,7 @@ Lever = Callable[[Setting, Quantities, RunView], Iterator[Advice]]
 
 
 def advice(setting: Setting, known: Quantities, view: RunView) -> tuple[Advice, ...]:
-    """Levers that are worth it."""
+    """Advice: levers that are worth it, the best first."""
     now = predict(setting).staleness
     least = max(LEAST_VERSIONS, LEAST_SHARE * now)
     found = [
@@ -133,7 +133,7 @@ def _streaming(setting: Setting, _known: Quantities, view: RunView) -> Iterator[
 
 
 def _batch(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advice]:
-    """Twice the batch, and the queue with it."""
+    """Lever `batch`: twice the batch, and the queue with it."""
     groups, policy = setting.per_batch, view.policy
     doubled = replace(setting, concurrency_ratio=setting.concurrency_ratio / 2, per_batch=2 * groups)
     if not setting.streams:
@@ -148,7 +148,7 @@ def _batch(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advi
 
 
 def _concurrency(setting: Setting, known: Quantities, _: RunView) -> Iterator[Advice]:
-    """Half of C, R as it is: how many tokens/s engines make with fewer requests is not known here."""
+    """Lever `concurrency`: half of C, R as it is. The tokens/s of engines with fewer requests are not known here."""
     if setting.concurrency_ratio < MUCH_CONCURRENCY or not known.concurrency:
         return
     now, then = predict(setting), predict(replace(setting, concurrency_ratio=setting.concurrency_ratio / 2))
@@ -166,7 +166,7 @@ def _concurrency(setting: Setting, known: Quantities, _: RunView) -> Iterator[Ad
 
 
 def _length_cap(setting: Setting, _known: Quantities, _: RunView) -> Iterator[Advice]:
-    """Half of the tail."""
+    """Lever `length_cap`: half of the tail, M - 1."""
     if setting.tailness < LONG_TAIL:
         return
     tailness = 1 + (setting.tailness - 1) / 2

@@ -25,7 +25,7 @@ class Prediction:
 
     @property
     def staleness(self) -> float:
-        """PQS + IQS."""
+        """Staleness in all: PQS + IQS."""
         return self.pqs + self.iqs
 
 

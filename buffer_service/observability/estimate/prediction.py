@@ -45,12 +45,12 @@ class Setting:
 
     rho: float
     concurrency_ratio: float
-    """C/B, B = b·N·G."""
+    """Ratio C/B of concurrency to a version's samples, B = b·N·G."""
     tailness: float
     per_batch: float
-    """N."""
+    """Groups of a batch: N."""
     batches: int
-    """b."""
+    """Batches of a version: b."""
     take: float
     """Groups that the trainer takes at once: N, or a round of them."""
     queue: float
@@ -72,7 +72,7 @@ class Setting:
 
     @property
     def groups(self) -> float:
-        """b·N: groups of a version."""
+        """Groups of a version: b·N."""
         return self.batches * self.per_batch
 
     @property
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def share(self) -> float:
-        """m: groups of a take over those of a version."""
+        """Share m of a take: its groups over those of a version."""
         return min(1.0, self.take / self.groups)
 
     @property

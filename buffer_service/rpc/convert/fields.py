@@ -22,7 +22,7 @@ def run_id(value: str, field: str = "run.run_id") -> str:
 
 
 def run_ref(run: common_pb2.RunRef) -> tuple[str, Revision]:
-    """(run_id, seen revision) of a reference to a run."""
+    """Id and seen revision of a reference to a run."""
     seen = number(run.seen_revision, "run.seen_revision", 0, limits.MAX_INTEGER)
     return run_id(run.run_id), Revision(seen, text(run.seen_proof, "run.seen_proof", 0, 64))
 
@@ -62,7 +62,7 @@ def number(value: int, field: str, low: int, high: int) -> int:
 
 
 def count(values: Sized, field: str, low: int, high: int) -> None:
-    """`low` to `high` entries."""
+    """Check that there are `low` to `high` entries. Raises InvalidField."""
     if not low <= len(values) <= high:
         raise InvalidField(field, f"{len(values)} entries", f"{low} to {high} entries")
 

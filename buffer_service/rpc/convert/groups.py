@@ -131,7 +131,7 @@ def _float32s(count: int) -> Struct:
 
 
 def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.WeightVersion | None, int]:
-    """(head version or None, kept response tokens) of a checked continuation. Raises InvalidField."""
+    """Head version, or None, and kept response tokens of a checked continuation. Raises InvalidField."""
     header = group.header
     try:
         summary = check_group(header, len(group.payload), continuation=True)

@@ -38,12 +38,12 @@ _RULES = {
 
 
 def page_size(value: int) -> int:
-    """Things to look at."""
+    """Number of things that a page looks at. Raises InvalidField."""
     return fields.number(value, "page_size", 1, MAX_PAGE) if value else USUAL_PAGE
 
 
 def named(value: int) -> int:
-    """Pushes, leases and workers to name."""
+    """Number of pushes, leases and workers to name. Raises InvalidField."""
     return fields.number(value, "limit", 1, MAX_NAMED) if value else USUAL_NAMED
 
 
@@ -57,7 +57,7 @@ def task_set(request: pb.ListTasksRequest) -> ins.TaskSet:
 
 
 def worker_id(value: str) -> str:
-    """A worker, "" for any."""
+    """Id of the worker to keep to, "" for any. Raises InvalidField."""
     return fields.name(value, "worker_id") if value else ""
 
 
@@ -74,7 +74,7 @@ def task_id(value: str) -> str:
 
 
 def group_id(value: str) -> tuple[str, int]:
-    """(task_id, generation) of a group's id."""
+    """Parts (task_id, generation) of a group's id."""
     name, _, generation = value.partition("/")
     if not limits.TASK_ID.fullmatch(name) or not (generation.isascii() and generation.isdecimal()):
         raise InvalidField("group_id", value[:200], "task_id/generation")
@@ -87,7 +87,7 @@ def step_of(request: pb.ListGroupsRequest) -> int | None:
 
 
 def max_tokens(value: int) -> int:
-    """Token ids to send."""
+    """Number of token ids to send. Raises InvalidField."""
     return fields.number(value, "max_tokens", 1, MAX_TOKENS) if value else USUAL_TOKENS
 
 

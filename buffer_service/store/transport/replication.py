@@ -22,7 +22,7 @@ POLICY_AGE_S = 1.0
 """Longest time, in seconds, for which other processes of the service may not notice a changed wait_replicas."""
 
 CHANNEL = "rb:replicated"
-"""Nobody listens. WAIT waits for the last write of its own connection, and a message is one that leaves nothing."""
+"""Channel to which nobody listens. WAIT waits for its connection's last write, and a message leaves no data."""
 
 Send: TypeAlias = Callable[[Sequence[Parts], float], Awaitable[tuple[list[Any], str]]]
 """Sends commands with so many seconds more than usual; their replies, and the server that answered."""

@@ -95,12 +95,12 @@ class RespConnection(asyncio.BufferedProtocol):
         self.connection_lost(ConnectionLost(why))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is there."""
+        """Keep the transport, once it is there."""
         # uvloop's transports are no subclasses.
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends every unanswered request."""
+        """End every unanswered request."""
         if self.lost is not None:
             return
         self.lost = str(exc) if exc is not None else "the connection was closed"
@@ -113,11 +113,11 @@ class RespConnection(asyncio.BufferedProtocol):
             self._on_push(ConnectionLost(self.lost))
 
     def pause_writing(self) -> None:
-        """The transport's buffer is full."""
+        """Hold further requests back: the transport's buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The transport's buffer has room."""
+        """Let requests through again: the transport's buffer has room."""
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
