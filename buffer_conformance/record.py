@@ -1,6 +1,6 @@
 """Record of every call, message, error and time between the candidate and the service, and of what the kit did.
 
-Invariants: entries are appended in the order in which the proxy saw them; a reply counts as delivered when the proxy
+Invariants: entries are appended in the order in which the proxy saw them. A reply counts as delivered when the proxy
 passed it on, a request as arrived when the proxy read it. Times are seconds since the record began.
 """
 

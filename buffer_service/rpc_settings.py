@@ -1,5 +1,6 @@
-"""The settings that rpc processes need, as plain values: the supervisor has checked them, and importing pydantic once
-more would take more than a quarter of the time in which such a process starts.
+"""Settings that rpc processes need, as plain values that the supervisor has checked.
+
+Importing pydantic once more would take more than a quarter of the time in which such a process starts.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Options of channels and servers that both ends agree on.
 
-Two channels a process: one for control (small messages that must not wait), one for bulk (pushes and pulls): a 1 KB
+A process has two channels: one for control (small messages that must not wait), one for bulk (pushes and pulls). A 1 KB
 message waits 13 ms behind 4 x 8 MB on a shared channel.
 """
 
@@ -57,10 +57,10 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
 def server_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES, max_connections: int = 0, keepalive_s: float = KEEPALIVE_S
 ) -> Options:
-    """A server's: tolerates the clients' keepalive, shares its port, bounds what a peer can hold.
+    """Options of a server: tolerates the clients' keepalive, shares its port, bounds what a peer can hold.
 
     `max_connections`: connections at once, more are closed as they come; 0: no bound. `keepalive_s`: a connection whose
-    peer says nothing for so long and half as long again is closed, which ends its RPCs: a client whose host is lost
+    peer says nothing for so long and half as long again is closed, which ends its RPCs. So a client whose host is lost
     gives back its stream slots.
     """
     return [

@@ -1,10 +1,10 @@
 """Group messages taken apart and put together without protobuf ever touching a payload.
 
-Byte for byte the same wire format as the .proto files, so that any protobuf client can be at the other end: a group
+The wire format is byte for byte that of the .proto files, so that any protobuf client can be at the other end. A group
 is kept as its serialized `Group` message from the worker's push to the trainer's pull, and only headers are parsed.
 Everything returned is a memoryview into the message that came in.
 
-Unknown fields are skipped; of a repeated singular field the last one counts, as in protobuf, except that embedded
+Unknown fields are skipped. Of a repeated singular field the last one counts, as in protobuf, except that embedded
 messages are not merged. Groups, which others parse again, are taken only as what they are to any protobuf.
 """
 

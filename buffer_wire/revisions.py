@@ -1,5 +1,6 @@
-"""The highest revision a process has seen of each run, with its proof: sent along with every request, so that a store
-that has lost acknowledged writes is noticed by whoever knew of them.
+"""The highest revision that a process has seen of each run, with its proof.
+
+It is sent along with every request. So a store that has lost acknowledged writes is noticed by whoever knew of them.
 
 Invariant: what is seen of a run never falls while the run exists. Safe to share between threads.
 """

@@ -1,8 +1,8 @@
 """End of a written grpc.aio stream: the server's status, not the one that a failed write puts over it.
 
-In grpcio, 1.85 included, a write that fails because the stream has just ended puts "INTERNAL: Internal error from
-Core" over the status that the server gave (grpc/grpc#36066); under steady writes nine ends in ten. The server's status
-is there first, when the call's done callbacks run, and is kept from then.
+In grpcio, 1.85 included, a write fails where the stream has just ended, and puts "INTERNAL: Internal error from Core"
+over the status that the server gave (grpc/grpc#36066). Under steady writes nine ends in ten are such. The server's
+status is there first, when the call's done callbacks run, and is kept from then.
 """
 
 from collections.abc import Coroutine

@@ -45,8 +45,8 @@ class GroupSummary:
 def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> GroupSummary:
     """Check a group, or a continuation (whose samples may be unfinished or empty). `payload_len` in bytes.
 
-    The service does this for every push, so the ordinary case reads each field once; what fails is checked again,
-    slowly, for an error that names the field.
+    The service does this for every push, so the ordinary case reads each field once. A header that fails is checked
+    again, slowly, for an error that names the field.
     """
     if not limits.TASK_ID.fullmatch(header.task_id):
         raise InvalidField("task_id", header.task_id, "1 to 128 characters of [A-Za-z0-9._:-]")

@@ -1,8 +1,13 @@
 """A run as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-Events: `run` with the whole run when it changed, at once and then at most one a second; `fault` while the store fails;
-`end` as the last one, with the reason. Comments in between say that the stream lives. A browser that comes back with
-the id of the last event it got is not told that event again.
+Events:
+
+- `run` with the whole run when it changed, at once and then at most one a second;
+- `fault` while the store fails;
+- `end` as the last one, with the reason.
+
+Comments in between say that the stream lives. A browser that comes back with the id of the last event it got is not
+told that event again.
 
 Invariant: nothing is sent after the token that the request came with was revoked or has expired; looked at once a
 CHECK_S.

@@ -1,11 +1,11 @@
 """Runs as they change, for the pages that watch them.
 
-One task reads a run once a PERIOD_S while anybody watches it, however many do; each of them gets the newest state when
-it is ready for it, so that a slow one holds nobody up and skips states. A state is told when something of it changed:
-ledgers, totals, policy, engines. Time alone is no change: how long an engine is silent is counted on by who watches.
+One task reads a run once a PERIOD_S while anybody watches it, however many do. Each watcher gets the newest state when
+it is ready for it, so that a slow one holds nobody up and skips states. A state is sent when something of it changed:
+ledgers, totals, policy, engines. Time alone is no change: watchers count on by themselves how long an engine is silent.
 
-Invariant: a watcher is never left with an old state in silence. While the store fails it is told a fault; when the run
-is deleted, the reading breaks or the service stops, it is told the end.
+Invariant: a watcher is never left with an old state in silence. While the store fails it gets a `fault`. When the run
+is deleted, the reading breaks or the service stops, it gets the `end`.
 """
 
 import asyncio

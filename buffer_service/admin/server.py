@@ -16,9 +16,9 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_REQUESTS = 512
 """Connections and requests at once; more are answered with 503."""
 SPARE = 64
-"""Connections beyond those, so that somebody can be told so; more are closed as they come."""
+"""Connections beyond MAX_REQUESTS that are told that there are too many; more are closed as they come."""
 ACCEPTED_AT_ONCE = 16
-"""asyncio accepts as many before it looks at the first of them, and again before it is told of them."""
+"""Connections that asyncio accepts before it looks at the first of them, and again before it is told of them."""
 BACKLOG = 128
 """Connections that wait to be accepted."""
 
@@ -27,7 +27,9 @@ REQUEST_S = 10.0
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's waits without end for a first request, and for the rest of one that has begun; and it answers a body
+    """Protocol of uvicorn with two corrections.
+
+    uvicorn's own waits without end for a first request, and for the rest of one that has begun. It also answers a body
     that breaks HTTP's rules although its request is being answered, or has been.
     """
 

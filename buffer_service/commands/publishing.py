@@ -20,8 +20,10 @@ def publish(run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_R
 def plan_collective(
     run_id: str, plan: ops.PlanCollective, *, seen_revision: Revision = NO_REVISION
 ) -> Command[Revision]:
-    """Announce a collective update in place of an earlier one; a publish of its version or a newer one ends it, and
-    so does a resume. Returns the revision. Raises StaleEpoch, VersionConflict, RunPaused.
+    """Announce a collective update in place of an earlier one; returns the revision.
+
+    A publish of its version or a newer one ends it, and so does a resume. Raises StaleEpoch, VersionConflict,
+    RunPaused.
     """
     return Command(run_id, "plan", pack(seen_revision, plan.epoch, plan.version, plan.plan), just_revision)
 

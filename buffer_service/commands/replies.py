@@ -38,8 +38,9 @@ _INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 
 
 def head_of(reply: Buffer) -> tuple[bytes, int | bytes | None]:
-    """Tag and first field of a reply without unpacking the rest; of a revision its number, None for a field that is
-    neither count nor name.
+    """Tag and first field of a reply, without unpacking the rest.
+
+    The field is a revision's number, and None where it is neither count nor name.
     """
     at = 1 if reply[0] & 0xF0 == 0x90 else 3
     tag_end = at + 1 + (reply[at] & 0x1F)

@@ -1,8 +1,9 @@
 """The staleness gate: whether work is still fresh enough for the version that will train on it.
 
-staleness = train_version - version, in versions; too stale is what exceeds max_staleness (η). Which version of a group
-counts is the policy's staleness_measure: that of its oldest first token (head), of its newest token (tail), or the
-mean over its tokens. Ages are versions in milli-versions, so that a mean needs no fraction. Without η the gate is open.
+staleness = train_version - version, in versions; too stale is what exceeds max_staleness (η). The policy's
+staleness_measure names the version that counts: of the group's oldest first token (head), of its newest token (tail),
+or the mean over its tokens. Ages are versions in milli-versions, so that a mean needs no fraction. Without η the gate
+is open.
 """
 
 from typing import assert_never

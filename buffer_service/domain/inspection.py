@@ -1,8 +1,8 @@
-"""Looking into a run: tasks, groups and steps one by one, and who waits on whom.
+"""Inspection of a run: tasks, groups and steps one by one, and who waits on whom.
 
-Nothing here changes anything. A list comes in pages: each is one decision of the store, bounded by `limit` things that
-it looks at, those included that a filter leaves out. What holds over the pages while the run goes on is said in
-proto/rollout_buffer/v1/inspect.proto. Times are milliseconds on the run's clock, versions of the present timeline.
+Nothing here changes anything. A list comes in pages. Each page is one decision of the store, bounded by `limit` things
+that it looks at; things that a filter leaves out count. proto/rollout_buffer/v1/inspect.proto says what holds over the
+pages while the run goes on. Times are milliseconds on the run's clock, versions of the present timeline.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """RunPolicy: the rules of a run, their defaults and bounds, and which combinations are refused.
 
-Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything else); its values are integers, names and
-the rules of environments; only the fields of `MAY_BE_UNSET` may be unset (-1).
+Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything else). Its values are integers, names and
+the rules of environments. Only the fields of `MAY_BE_UNSET` may be unset (-1).
 """
 
 from dataclasses import dataclass, fields

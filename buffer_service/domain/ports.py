@@ -121,8 +121,10 @@ class RunStore(Protocol):
         ...
 
     async def sweep(self) -> int:
-        """Expire leases, delete trash and stale staging of every run, forget engines and idle workers that were not
-        heard of for an hour; returns how many things were done.
+        """Tidy up every run; returns how many things were done.
+
+        Leases expire, trash and stale staging are deleted, engines and idle workers are forgotten that were silent for
+        an hour.
         """
         ...
 

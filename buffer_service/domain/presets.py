@@ -1,7 +1,7 @@
 """Named policies: the ways in which known systems pace generation and treat staleness, as fields of a RunPolicy.
 
 A preset is written `name` or `name(number, …)`. Its fields depend on its numbers and on N, the groups of a batch, and
-on nothing else; every field that it does not name keeps its default, and its user may set any field otherwise.
+on nothing else. Every field that it does not name keeps its default, and its user may set any field otherwise.
 docs/presets.md has them beside the knobs of the systems they come from.
 """
 

@@ -164,8 +164,10 @@ class RpcMetrics:
 
     @contextmanager
     def pulling(self, run_id: str) -> Iterator[Callable[[], None]]:
-        """Count how long a pull waits for its batch. What this yields is to be called when it has to: before, it is not
-        known that there is such a run, and any name would become a label.
+        """Count how long a pull waits for its batch.
+
+        Yields a function to call when the pull has to wait. Before, it is not known that there is such a run, and any
+        name would become a label.
         """
         started, waiting = time.monotonic(), False
 

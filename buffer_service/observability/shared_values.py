@@ -1,12 +1,12 @@
 """Values of metrics in memory that an rpc process shares with its supervisor, who reads it for every scrape.
 
 No file of the data directory holds them, so that a full disk cannot end a process that counts. Invariants: memory is
-allocated before it is mapped, so no write of a value can fail; where there is none left the value is counted for the
+allocated before it is mapped, so no write of a value can fail. Where no memory is left the value is counted for the
 process alone, and the log says so. The memory is the supervisor's: it outlives a process, however that dies, and the
 next process in its place goes on counting.
 
-A block holds records, one after another: how long the description is (0 where there is none yet), the description, and
-at the next multiple of 8 the value.
+A block holds records, one after another. A record has the length of the description (0 where there is none yet), the
+description, and at the next multiple of 8 the value.
 """
 
 import json

@@ -39,10 +39,9 @@ class StreamSlots:
 
 
 class ByteBudget:
-    """Bytes that were read and are not acknowledged yet, over all push streams and unary pushes of the process; they
-    lie in the store.
+    """Bytes that were read and are not acknowledged yet, over all push streams and unary pushes; they lie in the store.
 
-    The size of a message is known only once it is read, so the budget decides whether to read: it is overdrawn by at
+    The size of a message is known only once it is read, so the budget decides whether to read. It is overdrawn by at
     most one message per stream. A unary push that finds no room is told to come again.
     """
 

@@ -161,8 +161,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def _end(self, method: str, error: Exception, context: Context) -> str:
         """Have the RPC end with the error; returns its code.
 
-        Not by `abort`, and not in the frame of the RPC: an error that is kept where it was raised makes a cycle of all
-        that the RPC holds, its messages too.
+        It does so neither by `abort` nor in the frame of the RPC. An error that is kept where it was raised makes a
+        cycle of all that the RPC holds, its messages too.
         """
         cause = _cause(error)
         if _client_gone(cause):

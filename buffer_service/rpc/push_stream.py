@@ -3,7 +3,7 @@
 Bundles that were read ahead go to the store in one call where they belong to the same run. A call costs more than a
 small group, and waking up for its reply more than a large one. At most WINDOW bundles are under way, and beyond the
 first one only while the process's byte budget has room. Bundles are in memory from when they are read, for which there
-has to be room, until the store has them: groups that a full queue blocks lie in the store.
+has to be room, until the store has them. Groups that a full queue blocks lie in the store.
 """
 
 import asyncio

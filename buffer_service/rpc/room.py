@@ -1,11 +1,10 @@
-"""Memory that a process has for messages on their way through it: coming in until the store has them, or going out
-until gRPC has sent them.
+"""Room: memory of a process for messages on their way, in until the store has them, or out until gRPC has sent them.
 
-Room is taken before a message is read, or fetched from the store, so that what does not fit stays where it is: in the
-client, held back by HTTP/2's flow control, or in the store. Who came first is served first, and nobody who holds room
-waits for more of it. Room that a client keeps from others, because it neither sends nor reads, is taken back: its RPC
-ends. So the streams on which something was sent last keep their room, and one that was idle is opened again when it is
-needed.
+Room is taken before a message is read, or fetched from the store. So a message that does not fit stays where it is: in
+the client, held back by HTTP/2's flow control, or in the store. Who came first is served first, and nobody who holds
+room waits for more of it. Room that a client keeps from others, because it neither sends nor reads, is taken back: its
+RPC ends. So the streams on which something was sent last keep their room, and one that was idle is opened again when it
+is needed.
 """
 
 import asyncio

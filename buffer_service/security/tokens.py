@@ -1,8 +1,8 @@
 """Tokens and the file that knows them by their hashes.
 
 A token is `rb.ID.SECRET`: the id is public and names its entry, the secret is 256 random bits. The file has one JSON
-object a line: `{"id", "role", "runs", "sha256", "expires"}`. Plain SHA-256 is right here: a salt and a slow hash
-protect secrets that can be guessed, and nobody guesses 256 random bits; so looking up a token costs microseconds.
+object a line: `{"id", "role", "runs", "sha256", "expires"}`. Plain SHA-256 is right here. A salt and a slow hash
+protect secrets that can be guessed, and nobody guesses 256 random bits. So looking up a token costs microseconds.
 
 Invariant: secrets are compared in constant time, and written nowhere.
 """

@@ -1,8 +1,8 @@
 """EmbeddedStore: a private valkey-server or redis-server child on a unix socket in the data directory.
 
-Invariants: one service per data directory; the child dies with its parent (SIGTERM, so it writes out what it has); what
-was acknowledged survives what the durability level names; `stop` leaves no process and no socket behind. Never imports
-grpc: the supervisor owns it.
+Invariants: there is one service per data directory. The child dies with its parent (SIGTERM, so it writes out what it
+has). What was acknowledged survives what the durability level names. `stop` leaves no process and no socket behind.
+Never imports grpc: the supervisor owns it.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Hints that a run's state changed: one subscriber connection for all runs, tickets that count changes.
 
-Invariants: whoever took a ticket before it checked the state misses no change that was published after; after a
-reconnect every ticket rises, since hints may have been missed; a wait ends at its timeout whatever happens to the
+Invariants: a waiter that took a ticket before it checked the state misses no change that was published after. After a
+reconnect every ticket rises, since hints may have been missed. A wait ends at its timeout whatever happens to the
 connection. Waiters of a topic wake in the order in which they began to wait.
 """
 

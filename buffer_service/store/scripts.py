@@ -1,8 +1,8 @@
 """Loads the Lua scripts: resolves `-- @include name`, renders tables and numbers, leaves out what no part of one uses.
 
-Invariants: each include is pasted once, before its first use; the tables in the scripts are those of
-rules/transitions.py, the bounds those of domain/policy.py, domain/evaluations.py and domain/ops/groups.py, the places
-of totals those of rules/totals.py; `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
+Invariants: each include is pasted once, before its first use. The tables in the scripts are those of
+rules/transitions.py, the places of totals those of rules/totals.py. The bounds are those of domain/policy.py,
+domain/evaluations.py and domain/ops/groups.py. `$SCHEMA_VERSION` in a script is that of keys.py. `python -m
 buffer_service.store.scripts --expand OUTDIR` writes the expanded scripts for a linter.
 """
 

@@ -1,7 +1,7 @@
 """The rpc processes: started, kept running, drained.
 
-Invariant: a process that dies is started again on the same address after a back-off that doubles while it keeps
-dying young; after `drain` none is started any more.
+Invariant: a process that dies is started again on the same address, after a back-off that doubles while it keeps dying
+young. After `drain` none is started any more.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ KILL_AFTER_S = 5.0
 
 
 class StartFailed(RuntimeError):
-    """An rpc process could not be made, or it ended, or said nothing, before it served; then what it wrote on standard
-    error, which is the service's own, says why.
+    """An rpc process could not be made, or it ended, or said nothing, before it served.
+
+    Where it wrote something on standard error, which is the service's own, that says why.
     """
 
 

@@ -36,8 +36,9 @@ class ShardGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A closed round of a step as one rank sees it; totals are over all ranks and the step's rounds up to this one,
-    hence the step's totals when `final`.
+    """A closed round of a step as one rank sees it.
+
+    Totals are over all ranks and the step's rounds up to this one, hence the step's totals when `final`.
     """
 
     revision: Revision

@@ -57,8 +57,8 @@ class LeaseWait(StrEnum):
 class LeaseAsk:
     """A worker asks for up to max_tasks tasks.
 
-    message_bytes: what one reply can carry. Several leases together get half of it for their specs and continuations;
-    a lease that needs more comes alone, and without its continuation where the two exceed message_bytes.
+    message_bytes: largest size of one reply. Several leases together get half of it for their specs and continuations.
+    A lease that needs more comes alone, and without its continuation where the two exceed message_bytes.
     """
 
     worker_id: str

@@ -52,9 +52,9 @@ class RunView:
     """The whole state of a run.
 
     `groups` maps `accepted` and every GroupState to its Amount, `tasks` maps `submitted` and every TaskState to a
-    count; what is queued, forming, delivered, pending and leased is counted from what exists. `environments` has the
-    same Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics,
-    among them those of totals.TOTALS.
+    count. Queued, forming, delivered, pending and leased are counted from what exists. `environments` has the same
+    Amounts for each environment of an accepted group. `statistics` has the fields of the wire's RunStatistics, among
+    them those of totals.TOTALS.
     """
 
     run_id: str

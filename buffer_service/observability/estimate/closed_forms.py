@@ -1,7 +1,14 @@
 """Closed forms of mean staleness and of the train period; derivations in docs/staleness.md.
 
-Symbols as there. A response has L tokens, L̄ on average; C slots decode R tokens/s in all, v = R/C each; the trainer
-trains T tokens/s in batches of B rollouts; ρ = R/T; M = E[max of G lengths] / L̄; the queue holds Q rollouts, q = Q/B.
+Symbols as there:
+
+- L, L̄: tokens of a response, and their mean;
+- C, R, v: slots, tokens/s that they decode in all, and v = R/C of each;
+- T, B: tokens/s that the trainer trains, and rollouts of a batch;
+- ρ = R/T;
+- M = E[max of G lengths] / L̄;
+- Q, q: rollouts that the queue holds, and q = Q/B.
+
 Staleness is in weight versions, one per train step. Times cancel out: everything follows from C/B, q, ρ and M.
 """
 
@@ -37,8 +44,8 @@ def is_rough(rho: float) -> bool:
 def updates_over(age_periods: float) -> float:
     """Mean number of updates over an age that ends right after an update, in train periods.
 
-    Of an age a the updates at 0, 1, 2, … periods back count: floor(a) + 1, which is a + 1/2 on average when the
-    fraction of a is spread evenly.
+    An age a counts the updates at 0, 1, 2, … periods back: floor(a) + 1. That is a + 1/2 on average when the fraction
+    of a is spread evenly.
     """
     return age_periods + 0.5
 
@@ -57,7 +64,7 @@ def in_queue(queue_factor: float, rho: float) -> float:
     """IQS of queue-drop with whole batches.
 
     ρ <= 1: the trainer is busy for the share ρ of a period, and what comes in meanwhile waits through one update: ρ.
-    ρ > 1: at a pull the queue holds the last q·B rollouts, of ages 0 to q/ρ periods; the oldest B have the mean age
+    ρ > 1: at a pull the queue holds the last q·B rollouts, of ages 0 to q/ρ periods. The oldest B have the mean age
     (q - 1/2)/ρ, over which there are 1/2 + (q - 1/2)/ρ updates.
     """
     _positive(rho=rho)
@@ -96,8 +103,9 @@ def small_batch_period(groups_per_batch: int, queue_factor: float, rho: float) -
 def queue_drop_of_small_batches(
     concurrency_ratio: float, queue_factor: float, rho: float, tailness: float, groups_per_batch: int
 ) -> Prediction:
-    """`queue_drop` with the period of `small_batch_period`: the same generation time spans fewer updates, and for
-    ρ <= 1 the trainer is busy for a smaller share.
+    """Staleness of `queue_drop` with the period of `small_batch_period`.
+
+    The same generation time spans fewer updates, and for ρ <= 1 the trainer is busy for a smaller share.
     """
     whole = queue_drop(concurrency_ratio, queue_factor, rho, tailness)
     period = small_batch_period(groups_per_batch, queue_factor, rho)
@@ -112,9 +120,9 @@ def in_queue_streaming(micro_share: float, queue_micro_batches: float, rho: floa
 
     Only groups that are queued at the moment of an update (when the last micro-batch of a step is trained) see it.
     ρ <= 1: that takes ρ·n/N of a period, in which ρ·n groups come in, at most k·n: min(ρ, k)·n/N.
-    ρ > 1: the queue is full then, k·n groups. Of these the trainer takes n at once, and while it trains n groups ρ·n
-    come in and (ρ - 1)·n of the oldest are dropped: with k - 1 = a·ρ + b, a whole, 0 <= b < ρ, there are
-    1 + a + max(0, b - (ρ - 1)) micro-batches of them trained. For k = 2 that is (3 - ρ)·n/N up to ρ = 2.
+    ρ > 1: the queue is full then, k·n groups. Of these the trainer takes n at once. While it trains n groups, ρ·n come
+    in and (ρ - 1)·n of the oldest are dropped. With k - 1 = a·ρ + b, a whole, 0 <= b < ρ, the number of micro-batches
+    of them that are trained is 1 + a + max(0, b - (ρ - 1)). For k = 2 that is (3 - ρ)·n/N up to ρ = 2.
     """
     _positive(micro_share=micro_share, rho=rho)
     _at_least_one(queue_micro_batches=queue_micro_batches)
@@ -166,16 +174,17 @@ def blocking(
 def admission_limited(
     concurrency_ratio: float, lookahead: int, rho: float, tailness: float, batch_tailness: float
 ) -> Prediction:
-    """Blocking pushes under AReaL's admission, (η + p + 1)·N groups started in all at version p; no gate.
+    """Staleness of blocking pushes under AReaL's admission, (η + p + 1)·N groups started in all at version p; no gate.
 
     PRIME-RL's async level k is the same with η = k. Nothing is dropped, so groups are trained in the order of their
     admission, but for reordering, which keeps the mean. The i-th group is trained by version ⌊i/N⌋ and may start from
-    version ⌊i/N⌋ - η on. Whoever waits for admission therefore is η stale, and who does not is less:
+    version ⌊i/N⌋ - η on. So groups that wait for admission are η stale, and the others are less:
     staleness = min(η, M·(C/B) + ρ) for ρ <= 1, η for ρ > 1.
 
     Period, in units of B·L̄/R. η = 0: the slowest of a batch, then training: max(0, 1 - C/B) + M′·C/B + ρ, with M′
-    (`batch_tailness`) the tailness of min(B, C) responses. η >= 1: groups in flight wait at most η + 1 trainings, so by
-    Little's law at least max(1, ρ, (M·C/B + ρ)/(η + 1)); waiting for the slow ones of a batch comes on top.
+    (`batch_tailness`) the tailness of min(B, C) responses. η >= 1: groups in flight wait at most η + 1 trainings. By
+    Little's law the period is at least max(1, ρ, (M·C/B + ρ)/(η + 1)); waiting for the slow ones of a batch comes on
+    top.
     PQS: generation over the period, and 1/2 less while admission binds, since groups then start right after a publish;
     as rough as the period.
     """

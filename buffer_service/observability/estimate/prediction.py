@@ -1,10 +1,10 @@
 """The closed form that fits a run's policy, fed with what was measured.
 
-What its assumptions do to a live run: the forms take C slots that are always taken and a speed v = R/C that does not
-depend on them. Where pushes wait or admission holds groups back, slots stand empty while their engine decodes others;
-C and R, measured while engines decode, are then both below what the engines could do, by the same factor. v, M and the
+Its assumptions affect a live run. The forms take C slots that are always taken and a speed v = R/C that does not depend
+on them. Where pushes wait or admission holds groups back, slots stand empty while their engine decodes others. C and R,
+measured while engines decode, are then both below what the engines could do, by the same factor. v, M and the
 generation time stay right; ρ and C/B are lower bounds. A trainer that hardly waits then tells that the run is
-train-bound; its staleness is predicted by up to 1 - 1/ρ wrong, ρ being what the engines could do. R also holds tokens
+train-bound. Its staleness is predicted by up to 1 - 1/ρ wrong, ρ being what the engines could do. R also holds tokens
 that no batch gets: of evaluations and of groups that are lost on the way.
 """
 

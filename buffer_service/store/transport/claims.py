@@ -41,8 +41,9 @@ class Claims:
         parts: Sequence[Parts],
         command: Command[Any],
     ) -> Awaitable[list[Any]]:
-        """Replies to the parts, which end in the call of the command, after the claim where one is due; or the refusal
-        of the claim alone.
+        """Send the parts, which end in the call of the command, after the claim where one is due.
+
+        Returns the replies to the parts, or the refusal of the claim alone.
         """
         if command.run_id in self._claimed[connection.tenure] or command.script == "view":
             return connection.request(parts)

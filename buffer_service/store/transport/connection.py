@@ -1,7 +1,7 @@
 """StoreConnection: calls of scripts, payloads and single commands on one store.
 
 Invariants: payloads and the script that indexes them go out in one transaction, so near maxmemory either both happen or
-neither; every wait ends in StoreUnavailable, StoreOutOfMemory, StoreOutOfDisk, StoreUnsuitable, LayoutChanged or
+neither. Every wait ends in StoreUnavailable, StoreOutOfMemory, StoreOutOfDisk, StoreUnsuitable, LayoutChanged or
 NotReplicated. Each other mechanism has its module: deadlines and repeats (exchange.py), what a server is told first
 (claims.py), and what an answer waits for (confirmation.py).
 """

@@ -38,8 +38,8 @@ class Exchange:
     async def request(self, link: Link, request: Request, longer_s: float = 0.0) -> tuple[list[Any], RespConnection]:
         """The replies, and the connection that they came over. Raises StoreUnavailable.
 
-        What certainly did not run is sent again, for LOADING_TIMEOUT_S: the store loads its data, or it has become a
-        replica and there are Sentinels that know the primary.
+        Commands that certainly did not run are sent again, for LOADING_TIMEOUT_S. Either the store loads its data, or
+        it has become a replica and there are Sentinels that know the primary.
         """
         loop = asyncio.get_running_loop()
         timeout_s = self._timeout_s + longer_s

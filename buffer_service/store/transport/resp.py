@@ -1,8 +1,8 @@
 """Connection to a store: the RESP2 protocol with requests pipelined and bodies that are never copied needlessly.
 
 Bodies are handed to the transport as they are, and large ones are received straight into their own memory. Invariants:
-replies come in the order of requests, so each belongs to the oldest unanswered request; a request is written whole, so
-requests of several callers never mix; when the connection is lost every unanswered request ends in ConnectionLost.
+replies come in the order of requests, so each belongs to the oldest unanswered request. A request is written whole, so
+requests of several callers never mix. When the connection is lost every unanswered request ends in ConnectionLost.
 """
 
 import asyncio
