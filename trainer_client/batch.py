@@ -1,8 +1,8 @@
 """Shard that one rank gets of a step, or of one of its rounds, as numpy arrays over the received messages.
 
 Invariants: every array is a read-only view, nothing is copied. So a received message stays in memory exactly as long as
-something refers to one of its arrays. Arrays may be unaligned, which numpy handles. A per-token array of a sample has T
-= tokens of prompt and response as its first axis.
+something refers to one of its arrays. Arrays may be unaligned, which numpy handles. The first axis of a sample's
+per-token array is T, the tokens of prompt and response.
 """
 
 import json
@@ -88,7 +88,7 @@ class Sample:
     """Loss mask, uint8 [T]: 1 where the token counts in the loss."""
     prompt_len: int
     loss_tokens: int
-    """Number of ones in loss_mask."""
+    """Number of loss tokens: ones in loss_mask."""
     reward: float
     finish_reason: str
     """Reason for the sample's end: "stop" or "length"."""
@@ -165,7 +165,7 @@ class Group:
         return cls(header, payload, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
 
     def __getstate__(self) -> dict[str, object]:
-        """Copy header and payload out of the message for pickling; what was parsed is left out."""
+        """Copy header and payload out of the message for pickling; parsed values are left out."""
         kept = {name: self.__dict__[name] for name in self.__dataclass_fields__}
         return {**kept, "header": self.header.SerializeToString(), "payload": bytes(self.payload)}
 

@@ -13,7 +13,7 @@ tells that session of each step that the training loop gets, and learns from it 
 Invariants: items are steps, in order, each once; after a restart they go on at the first one that the loop did not get.
 One worker of a loader pulls; the others give nothing. A pull states the version that will train on its step by the rule
 of `TrainClock`. That rule uses the service's own record of publishes and commits here, so it holds in any process. An
-iteration begins where `seek` said, and any other is refused: no step comes again unasked.
+iteration begins where `seek` said, and any other is refused, so no step comes again by accident.
 
 Needs torch: pip install 'rollout-buffer[torch]'.
 """

@@ -3,7 +3,7 @@
     Policy(batch_groups=256, max_staleness=2, order="priority", environments={"easy": 1, "hard": Environment(share=3)})
 
 Invariant: a field that is None is not sent, so that the service's default, or the preset's, applies. `run().policy` has
-every field filled in with what is in force.
+every field filled in with the value in force.
 """
 
 from collections.abc import Mapping
@@ -43,14 +43,14 @@ class Policy(NamedFields):
 
     # ── batches ──────────────────────────────────────────────────────────────
     batch_groups: int | None = None
-    """N, groups of a batch, 1 to 65,536; default 32."""
+    """Number of groups of a batch, N, 1 to 65,536; default 32."""
     batch_tokens: int | None = None
     """Token budget: a batch ends before the group that would exceed it. Default 0, none."""
     equal_shards: bool | None = None
-    """Every rank gets the same number of groups; default False."""
+    """True gives every rank the same number of groups; default False."""
     micro_batch_groups: int | None = None
-    """n: batches are assembled in rounds of world_size · n groups as soon as these are there. Default 0: in whole
-    batches."""
+    """Number of groups n per rank and round. Batches are assembled in rounds of world_size · n groups as soon as these
+    are there. Default 0: in whole batches."""
     order: Order | None = None
     """Order in which queued groups enter batches; default fifo."""
     environments: Mapping[str, Environment | int] = field(default_factory=dict)
@@ -68,19 +68,19 @@ class Policy(NamedFields):
     quota_groups: int | None = None
     """Cap on groups that are queued, forming or delivered; default 0, none."""
     quota_tokens: int | None = None
-    """Cap on their tokens; default 0, none."""
+    """Cap on tokens of groups that are queued, forming or delivered; default 0, none."""
     quota_bytes: int | None = None
-    """Cap on their bytes; default 0, none."""
+    """Cap on bytes of groups that are queued, forming or delivered; default 0, none."""
 
     # ── staleness ────────────────────────────────────────────────────────────
     max_staleness: int | None = None
-    """η in versions: staler groups never reach a batch. Default: no gate."""
+    """Largest staleness η, in versions: staler groups never reach a batch. Default: no gate."""
     staleness_measure: StalenessMeasure | None = None
     """Version of a group that max_staleness is compared with; default head."""
     stale_action: StaleAction | None = None
     """Action on a group that is too stale; default drop."""
     max_generations: int | None = None
-    """Generations of a task that recycling may start; default 0, no cap."""
+    """Cap on generations of a task that recycling may start; default 0, no cap."""
     cancel_stale_leases: bool | None = None
     """Take back leases whose group could no longer be fresh; default False."""
     max_version_spread: int | None = None
@@ -110,13 +110,13 @@ class Policy(NamedFields):
     """AReaL's cap: at most (this + 1) · batches_per_publish batches may exist that no publish covers. Default: no cap.
     """
     lease_ttl_ms: int | None = None
-    """Lifetime of a lease without a heartbeat; default 60,000."""
+    """Lifetime of a lease without a heartbeat, in ms; default 60,000."""
     max_attempts: int | None = None
-    """Attempts of a task that may fail before the task does; default 5."""
+    """Largest number of failed attempts of one generation; with the last of them the task fails. Default 5."""
     retry_backoff_ms: int | None = None
-    """First back-off of a failed task; default 500."""
+    """Back-off after a task's first failed attempt, in ms; default 500."""
     failure_budget: int | None = None
-    """Failed tasks that the run survives. Default: no limit."""
+    """Largest number of failed tasks that the run survives. Default: no limit."""
     max_pending_tasks: int | None = None
     """Cap on pending tasks; default 10,000."""
 
@@ -134,9 +134,9 @@ class Policy(NamedFields):
     record_groups: bool | None = None
     """Keep an event of everything that happens to groups; default False."""
     wait_replicas: int | None = None
-    """Replicas of the store that must hold a write before it is acknowledged, 0 (default) to 16."""
+    """Number of the store's replicas that must hold a write before it is acknowledged, 0 (default) to 16."""
     wait_timeout_ms: int | None = None
-    """Longest wait for those replicas; default 1,000."""
+    """Longest wait for those replicas, in ms; default 1,000."""
 
     # ── weights ──────────────────────────────────────────────────────────────
     max_unavailable_engines: int | None = None

@@ -1,4 +1,4 @@
-"""Progress line on the terminal while the trainer waits: what it does, how far it is, how long, and on whom it waits.
+"""Progress line on the terminal while the trainer waits: activity, progress, duration, and on whom it waits.
 
     pulling step 12 [###########-------] 20/32 groups, 0:41, about 0:24 left, on generation: 14 tasks being generated
 

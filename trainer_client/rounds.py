@@ -35,7 +35,7 @@ class Rounds:
         return len(self._come)
 
     def add(self, batch: "Batch") -> None:
-        """Add the next round."""
+        """Add the next round of the step."""
         self._come.append(batch)
 
     def next(self) -> "Batch | None":

@@ -161,9 +161,9 @@ class TrainerTime:
     """Time that a trainer spent since its epoch began, by its own clock."""
 
     busy_ms: int
-    """Time spent on everything but waiting for batches."""
+    """Time spent on everything but waiting for batches, in ms."""
     wait_ms: int
-    """Time spent waiting for batches."""
+    """Time spent waiting for batches, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Resumed:
     epoch: int
     """Epoch of the trainer from now on; every older one is refused."""
     next_step: int
-    """First step to pull."""
+    """First step to pull after the resume."""
     next_unassembled_step: int
     """Step up to which, from next_step, batches are exact replays."""
     version: int

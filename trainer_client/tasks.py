@@ -22,7 +22,7 @@ TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(NamedFields):
-    """Sampling parameters for the engine."""
+    """Sampling parameters of a task, for the engine."""
 
     max_new_tokens: int
     """Largest number of tokens to generate for one sample, 1 to 1,048,576."""

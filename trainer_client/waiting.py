@@ -1,4 +1,4 @@
-"""Notices of waits: what the client is doing, on whom it waits and for how long.
+"""Notices of waits: the client's activity, on whom it waits and for how long.
 
 Invariant: a wait that lasts is logged at INFO soon after it began, and every `LOG_EVERY_S` from then on. This does not
 depend on whether the caller asked for notices.
@@ -47,7 +47,7 @@ class Drawn(Protocol):
 
 
 def waits_on(error: RolloutBufferError, service: str) -> str:
-    """Name the party that a caller waits on who met `error`; `service` is the service's address."""
+    """Name the party that a caller waits on after `error`; `service` is the service's address."""
     if named := error.attributes.get("waits_on"):
         return named
     if isinstance(error, PendingFull):

@@ -188,7 +188,7 @@ class BufferClient(EvaluationCalls):
         streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None: the
         policy's.
 
-        Raises BatchNotReady after `timeout_s` with what is short and on whom the step waits, ServiceUnreachable after
+        Raises BatchNotReady after `timeout_s`, naming the shortage and on whom the step waits, ServiceUnreachable after
         as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
         """
         spec = PullSpec(

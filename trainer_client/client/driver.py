@@ -63,5 +63,5 @@ class Deadline:
         return cls(now, now + timeout_s)
 
     def left_s(self) -> float:
-        """Seconds left, at least 0."""
+        """Seconds left until the deadline, at least 0."""
         return max(0.0, self.at - time.monotonic())

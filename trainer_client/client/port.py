@@ -41,7 +41,7 @@ class SessionClient(Protocol):
     def resume(
         self, run_id: str, *, next_step: int | None = None, mode: ResumeMode = "replay", allow_regenerate: bool = False
     ) -> Resumed:
-        """Take the run over."""
+        """Take the run over: begin a new epoch, in which every older trainer is refused."""
 
     def submit_tasks(
         self, run_id: str, submission: Submission, *, timeout_s: float | None = None, on_wait: OnWait | None = None
@@ -55,10 +55,10 @@ class SessionClient(Protocol):
         """Try a pull once, for that loop."""
 
     def commit(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Mark steps as trained."""
+        """Mark every step up to and including `through_step` as trained."""
 
     def checkpoint(self, run_id: str, *, epoch: int, through_step: int) -> int:
-        """Free replay data."""
+        """Free replay data up to and including `through_step`."""
 
     def publish(
         self,

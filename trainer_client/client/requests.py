@@ -114,12 +114,12 @@ def _run_alone(
 
 
 def pause_run(run_id: str) -> Call[runs_pb2.PauseRunResponse, None]:
-    """Hold a run until `continue_run`: no leases, no submits, no new batches; what is in flight may still arrive."""
+    """Hold a run until `continue_run`: no leases, no submits, no new batches; groups in flight may still arrive."""
     return _run_alone(run_id, "PauseRun", "pausing", runs_pb2.PauseRunRequest, runs_pb2.PauseRunResponse)
 
 
 def drain_run(run_id: str) -> Call[runs_pb2.DrainRunResponse, None]:
-    """Let a run end: no leases and no submits any more; what is queued or being generated is still trained."""
+    """Let a run end: no leases and no submits any more; groups that are queued or being generated are still trained."""
     return _run_alone(run_id, "DrainRun", "draining", runs_pb2.DrainRunRequest, runs_pb2.DrainRunResponse)
 
 

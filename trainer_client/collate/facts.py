@@ -94,7 +94,7 @@ class Chosen:
     token_advantages: Sequence[npt.NDArray[np.float32]] | None = None
 
     def part(self, indices: Sequence[int]) -> "Chosen":
-        """Select some of the samples."""
+        """Select some of the samples, with everything chosen for them."""
 
         def of(values: Sequence[object] | None) -> list[object] | None:
             return None if values is None else [values[i] for i in indices]

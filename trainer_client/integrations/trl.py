@@ -115,8 +115,7 @@ class BufferGRPOTrainer(GRPOTrainer):
 
     `buffer`: the run. `reward_funcs`: None: the workers' rewards; else functions of TRL, among which `worker_reward`
     stands for the workers'. The other arguments are GRPOTrainer's. Raises InvalidField for options that the buffer does
-    not serve. `train` also raises what a session does, and ImportError for a TRL that does something else with a
-    rollout.
+    not serve. `train` also raises a session's errors, and ImportError for a TRL that treats a rollout differently.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class BufferGRPOTrainer(GRPOTrainer):
     # ── what TRL calls ───────────────────────────────────────────────────────
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace the rows by those of the next step's groups, and let TRL score and correct what they hold."""
+        """Replace the rows by those of the next step's groups, and let TRL score and correct their samples."""
         if not self.model.training:
             raise InvalidField("evaluate()", "called", "not called: use TrainerSession.evaluate, beside the training")
         batch = self._run.pull()

@@ -70,7 +70,7 @@ class AsyncBatchGenerator:
         self._complete: dict[int, BatchResult] = {}
 
     def start(self) -> None:
-        """Take the run over and drop what an earlier generator left; more calls do nothing. Raises as a session."""
+        """Take the run over and drop the groups of an earlier generator; more calls do nothing. Raises as a session."""
         if self._session is None:
             plan: dict[str, Any] = {"policy": self._policy, "publisher": self._publisher, "options": _OPTIONS}
             self._session = self._stack.enter_context(self._client.session(self._run_id, **plan))

@@ -19,8 +19,8 @@ def grpo_advantages(
 ) -> Tensor:
     """Compute GRPO's advantages: Â_i = (r_i − mean(r)) / (std(r) + eps), mean and std over the sample's group.
 
-    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2, which leaves the kind of std open. `unbiased` divides by G −
-    1 as the common implementations do (`torch.std`); otherwise by G.
+    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2, which leaves the kind of std open. With `unbiased` it
+    divides by G − 1 as the common implementations do (`torch.std`); otherwise by G.
 
     Raises `InvalidField` for another shape or dtype, or groups of no sample.
     """

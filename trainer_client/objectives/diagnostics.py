@@ -67,9 +67,9 @@ class RatioSums:
 
     tokens: int = 0
     log_ratio_sum: float = -math.inf
-    """Logarithm log Σρ."""
+    """Logarithm of the sum of ratios, log Σρ."""
     log_square_sum: float = -math.inf
-    """Logarithm log Σρ²."""
+    """Logarithm of the sum of squared ratios, log Σρ²."""
     log_ratio_min: float = math.inf
     log_ratio_max: float = -math.inf
     kl_sum: float = 0.0
@@ -101,7 +101,7 @@ class RatioSums:
         )
 
     def summary(self) -> RatioDiagnostics:
-        """Compute the figures."""
+        """Compute the figures from the sums."""
         if self.tokens == 0:
             return RatioDiagnostics(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         nothing_left = self.log_ratio_sum == -math.inf

@@ -8,9 +8,9 @@ policy, and the weights w_t = π_old / π_behaviour correct for that. Special ca
 
 - PPO (Schulman et al., arXiv:1707.06347, equation 7; the two bounds apart as in DAPO, arXiv:2503.14476): no weights;
 - PPO with TIS or MIS: `weights=tis_weights(old_logprobs, behaviour_logprobs, ...)` or `mis_weights(...)`;
-- decoupled PPO (Hilton et al., arXiv:2110.00641, L^CLIP with π_prox and π_behav apart; AReaL, arXiv:2505.24298, section
-  5.2): the same, with `cap=math.inf`; AReaL's code also bounds the weight (by 5): its `token_mask` is `mis_weights(...,
-  low=0, high=5)`, its `token_truncate` is `tis_weights(..., cap=5)`.
+- decoupled PPO (Hilton et al., arXiv:2110.00641, L^CLIP with π_prox and π_behav apart; AReaL, arXiv:2505.24298,
+  section 5.2): the same, with `cap=math.inf`; AReaL's code also bounds the weight (by 5): its `token_mask` is
+  `mis_weights(..., low=0, high=5)`, its `token_truncate` is `tis_weights(..., cap=5)`.
 
 π_old costs one more forward pass over the batch. `interpolated_logprobs` saves it.
 """

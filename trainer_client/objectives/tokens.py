@@ -16,7 +16,7 @@ _MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, t
 
 
 def check_logprobs(name: str, logprobs: Tensor) -> None:
-    """Refuse what is not a float32 or float64 tensor of shape [B, T] or [ΣT].
+    """Refuse anything but a float32 or float64 tensor of shape [B, T] or [ΣT].
 
     Half precision is refused: at |log π| ≈ 10 bfloat16 is off by up to 0.03, an error of 3 % in every ratio.
     """

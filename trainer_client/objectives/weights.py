@@ -1,4 +1,4 @@
-"""Importance weights: detached factors on a loss that correct for who generated the tokens.
+"""Importance weights: detached factors on a loss that correct for the policy that generated the tokens.
 
     ρ = π_train(y) / π_behaviour(y)        TIS: min(ρ, cap)        MIS: ρ where low ≤ ρ ≤ high, else 0
 

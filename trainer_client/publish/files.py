@@ -81,7 +81,7 @@ class FilesPublisher:
         self._keep = keep
         self._checkpointed_steps = 0
         self._much = max(_MUCH_KEPT, keep)
-        """Number of versions on disk above which a warning is logged; each warning doubles it."""
+        """Number of versions on disk above which a warning is logged; after a warning, twice the number on disk."""
         for left_behind in self.root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(left_behind)
         self._records = _read_records(self.root)

@@ -59,7 +59,7 @@ class WeightPublisher(Protocol):
     """
 
     def offer(self, source: WeightSource, publication: Publication) -> Manifest:
-        """Make the weights available and return their manifest; what it names stays unchanged."""
+        """Make the weights available and return their manifest; the weights that it names stay unchanged."""
 
     def offer_again(self, version: int, publication: Publication) -> Manifest:
         """Make the weights of an older version available as the publication's. Raises InvalidField if they are gone."""

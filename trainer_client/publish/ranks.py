@@ -70,7 +70,7 @@ class Ranks:
         self._broadcast(what, "telling the other ranks what to gather")
 
     def told(self) -> int:
-        """Receive the leader's number."""
+        """Receive, from the leader, the number of the tensor to gather next, or DONE or FAILED."""
         return self._broadcast(0, f"waiting for rank {self.leader}, which publishes")
 
     def tell_failure(self, error: BaseException) -> None:
@@ -85,7 +85,7 @@ class Ranks:
             self._dist.broadcast_object_list([detail], self._root, group=self._group, device=self._device)
 
     def told_failure(self) -> Exception:
-        """Receive the leader's error."""
+        """Receive, from the leader, the error that ended the publish, as an exception."""
         box: list[Any] = [None]
         with self._as_failure(f"hearing why rank {self.leader} failed"):
             self._dist.broadcast_object_list(box, self._root, group=self._group, device=self._device)

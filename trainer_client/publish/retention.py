@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Version that is on disk."""
+    """Published version that is on disk."""
 
     name: str
-    """Name of its directory."""
+    """Name of the version's directory."""
     order: int
-    """Order of its publish, rising."""
+    """Order of the version's publish, rising with each."""
     committed_steps: int | None
     """Number of steps in the weights when they were published; None: of a timeline that a resume abandoned."""
 

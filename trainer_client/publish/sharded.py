@@ -131,7 +131,7 @@ class ShardedWeights:
         return self._ranks
 
     def _agree(self, ranks: "Ranks") -> None:
-        """Read the source, and raise on all ranks what is wrong on any."""
+        """Read the source, and raise an error on any rank as an error on all ranks."""
         error: Exception | None = None
         try:
             self._parts = _parts_of(self._source)

@@ -67,7 +67,7 @@ class TensorsPublisher:
         self._files.resumed(next_step)
 
     def close(self) -> None:
-        """Close `files`."""
+        """Close the files publisher `files`."""
         self._files.close()
 
     def __enter__(self) -> Self:

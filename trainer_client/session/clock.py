@@ -4,7 +4,7 @@
 
 One publish follows every `batches_per_publish` steps, counted from the last one, as the service estimates it. There are
 never more publishes to come than steps still to be trained before s. So a step pulled at the moment it is trained is
-trained by what is published.
+trained by the published version.
 
 Weights that are offered again under a new version do not count as a publish after a step. The version rises by one, and
 the publishes still to come stay as many.

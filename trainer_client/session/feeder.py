@@ -1,9 +1,9 @@
 """Feeder of tasks: submits them from any iterable to the service in the background.
 
 Invariants: the cursor (tasks drawn from the iterable so far) is committed together with the tasks. So after a crash
-each task of a deterministic iterable has been submitted exactly once. No more than one chunk is drawn ahead of what is
-submitted. An error of the iterable ends the feeding, and is raised in the trainer's thread at every check. An error of
-the service is raised there once, and the chunk is submitted again when the trainer goes on.
+each task of a deterministic iterable has been submitted exactly once. No more than one chunk of tasks is drawn before
+it is submitted. An error of the iterable ends the feeding, and is raised in the trainer's thread at every check. An
+error of the service is raised there once, and the chunk is submitted again when the trainer goes on.
 
 An iterable can offer `state() -> bytes` (at most 64 KiB) and `load_state(state)`, to be put back to its place after a
 restart. Any other iterable is skipped forward by the cursor.
@@ -89,7 +89,7 @@ class TaskFeeder:
         self._moved = threading.Event()
         self._exhausted = threading.Event()
         self._failure: BaseException | None = None
-        """Error that ended the feeding."""
+        """Error that ended the feeding; None while it goes on."""
         self._refusal: RolloutBufferError | None = None
         """Error of the service. The feeding stands still until the trainer has met it and goes on."""
         self._refusal_met = False
@@ -121,7 +121,7 @@ class TaskFeeder:
 
     @property
     def failed(self) -> bool:
-        """True when `raise_if_failed` would raise."""
+        """True when the feeding has an error that `raise_if_failed` would raise."""
         return self._failure is not None or (self._refusal is not None and not self._refusal_met)
 
     def raise_if_failed(self) -> None:
@@ -140,7 +140,7 @@ class TaskFeeder:
         self._go_on.set()
 
     def stop(self) -> None:
-        """End the feeding; what is submitted stays. Waits a little for the thread, not for a stuck iterable."""
+        """End the feeding; submitted tasks stay. Waits a little for the thread, not for a stuck iterable."""
         self._stopped.set()
         self._moved.set()
         self._go_on.set()

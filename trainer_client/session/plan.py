@@ -34,7 +34,7 @@ class SessionOptions(NamedFields):
     max_prefetch_bytes: int = 8 << 30
     """Limit on bytes of batches held ahead of the training loop."""
     on_wait: OnWait | None = None
-    """Callback that hears on whom the trainer waits while it pulls or publishes; what it raises ends the wait."""
+    """Callback for every wait of the trainer while it pulls or publishes; an error that it raises ends the wait."""
     progress: bool = False
     """Show such waits in a line on the terminal, if standard error is one."""
     on_step: OnStep | None = None

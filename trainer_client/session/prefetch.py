@@ -51,7 +51,7 @@ class Prefetcher:
         self._ended = False
         self._stopped = False
         self._failure: BaseException | None = None
-        """Error that ended the thread."""
+        """Error that ended the thread; None while it goes on."""
         self._refusal: RolloutBufferError | None = None
         """Error of the service. The thread stands still until the trainer asks again."""
         self._not_yet: RolloutBufferError | None = None

@@ -31,7 +31,8 @@ _RETAINED_STEPS = 64
 
 
 def manifest_for(source: WeightSource, publisher: WeightPublisher | None, publication: Publication) -> Manifest | None:
-    """Make the manifest to publish for a source: a manifest, or None, as it is; else the publisher's, if there is one.
+    """Make the manifest to publish for a source: a manifest or None as it is, else the publisher's manifest, if there
+    is one.
 
     Raises InvalidField for a source that needs a publisher, and the publisher's errors.
     """

@@ -39,7 +39,7 @@ class PullSource:
     check: Callable[[], None]
     """Callable that raises errors of the background work."""
     loop: PullLoop
-    """Loop in which pulls wait."""
+    """Loop in which pulls wait, shared by all tries."""
     on_wait: OnWait | None = None
     """Callback for every wait of the trainer itself."""
     while_waiting: Callable[[RolloutBufferError], None] | None = None

@@ -59,7 +59,7 @@ class DataSource(Protocol):
     """Source of prompts."""
 
     def get_samples(self, num_samples: int) -> Sequence[Sequence[object]]:
-        """Return the next groups of the framework's samples; those of one group have the same prompt, each its own
+        """Return the next groups of the framework's samples. Samples of one group have the same prompt, each its own
         index.
         """
 

@@ -40,7 +40,7 @@ class Withdrawal:
 
     @property
     def asked(self) -> bool:
-        """True once `ask` was called."""
+        """True once the push was withdrawn by `ask`."""
         return self._asked
 
     def ask(self) -> None:

@@ -34,8 +34,8 @@ def others(run: RunState, members: Iterable[Engine]) -> tuple[str, ...]:
 
 
 _MOST_GROUPS = 1 << 40
-"""Limit on plausible membership numbers, above the number of groups of any run. A larger one from an engine is ignored:
-1 more may be too large for a plan."""
+"""Limit on plausible membership numbers, above the number of process groups of any run. A larger one from an engine is
+ignored: 1 more may be too large for a plan."""
 
 
 def next_membership(present: int, engines: Iterable[Engine]) -> int:

@@ -195,7 +195,7 @@ class Update:
                 pause_between_looks(deadline)
 
     def _end(self, survivors: Sequence[str]) -> tuple[str, ...]:
-        """End the attempt, and wait until the survivors have reported what that did to them. Returns those that report
+        """End the attempt, and wait until the survivors have reported their state after it. Returns those that report
         nothing.
 
         Errors that they report of this attempt must not be taken for a failure of the next one.
