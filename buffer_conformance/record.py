@@ -73,7 +73,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that the kit did or saw: `kind` with its `data`."""
+    """Mark of an event that the kit caused or saw: `kind` with its `data`."""
 
     at_s: float
     kind: str
@@ -81,7 +81,7 @@ class Mark:
 
 
 class Record:
-    """Everything that passed, in order."""
+    """Record of all calls and marks, in order."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -28,7 +28,7 @@ class SuiteOptions:
     folder: Path
     """Folder for the candidate's output."""
     service: str | None = None
-    """host:port; None: a service of the kit's own."""
+    """Address (host:port) of the service; None: a service of the kit's own."""
     patience_s: float = 60.0
     """Longest time for one scenario."""
     lease_ttl_s: float = 6.0

@@ -66,9 +66,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RB_", frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     listen: AddressText = "127.0.0.1:50051"
-    """host:port of gRPC; port 0 picks a free one."""
+    """Address of gRPC, host:port; port 0 picks a free one."""
     admin: AddressText = "127.0.0.1:8080"
-    """host:port of the admin page, metrics and probes; port 0 picks a free one."""
+    """Address of the admin page, metrics and probes, host:port; port 0 picks a free one."""
     insecure: bool = False
     """Allow addresses that are not loopback although nobody is asked for a token, or tokens come in plain text."""
     tokens_file: Path | None = None
@@ -99,8 +99,10 @@ class Settings(BaseSettings):
     durability: Durability = Durability.PROCESS
     """Durability of acknowledged writes in the embedded store: memory, process or host."""
     rpc_processes: int = Field(default_factory=lambda: max(1, min(4, (os.cpu_count() or 1) // 2)), ge=1, le=64)
-    """Processes that serve gRPC on the same port; default: one for every two cores, at most 4: the store and whoever
-    else runs there need the others."""
+    """Processes that serve gRPC on the same port; default: one for every two cores, at most 4.
+
+    The store and whoever else runs there need the other cores.
+    """
     max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
     """Largest payload of a group, and largest message less 2 MiB."""
     max_streams: int = Field(default=256, ge=1, le=65_536)
@@ -130,9 +132,9 @@ class Settings(BaseSettings):
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
     """Time in seconds for which RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO
-    """debug, info, warning or error."""
+    """Least severe level that is logged: debug, info, warning or error."""
     log_format: LogFormat = LogFormat.CONSOLE
-    """console or json, on standard error."""
+    """Format of log lines on standard error: console or json."""
 
     @model_validator(mode="after")
     def _refuse_open_doors(self) -> Self:

@@ -47,7 +47,7 @@ class Access:
     """
 
     token: str = field(default="", repr=False)
-    """Sent with every call; empty: that of `token_file`."""
+    """Token that is sent with every call; empty: that of `token_file`."""
     token_file: str | Path = ""
     """File whose only line is the token; read again when it changes, and once when the service refuses the token."""
     tls_ca: str | Path = ""
@@ -55,7 +55,7 @@ class Access:
     tls_cert: str | Path = ""
     """PEM file with the client's own certificate chain, where the service asks for one."""
     tls_key: str | Path = ""
-    """PEM file with its private key."""
+    """PEM file with the private key of the client's certificate."""
     tls_server_name: str = ""
     """Name that the service's certificate must bear, where it is not the host of the address."""
     insecure: bool = False

@@ -121,7 +121,7 @@ class Comparison:
     sampled: float
     trained: float
     ratio: float | None = None
-    """Trained over sampled; None where that says nothing: sampled is 0 or below."""
+    """Ratio of the trained to the sampled mean; None where that says nothing: the sampled one is 0 or below."""
     chance: float | None = None
     """The largest difference that is left to chance; None where it is not tested."""
     biased: bool = False

@@ -21,10 +21,10 @@ from buffer_wire.status import error_of
 T = TypeVar("T")
 
 OnRetry = Callable[[RolloutBufferError, int, float], None]
-"""Called before each wait with the error, the attempts so far and the coming wait in seconds."""
+"""Callback before each wait, with the error, the attempts so far and the coming wait in seconds."""
 
 Mend = Callable[[RolloutBufferError], bool]
-"""Called with each error; True when it has done away with the cause (revisions.Revisions.met)."""
+"""Callback with each error; True when it has done away with the cause (revisions.Revisions.met)."""
 
 
 def _no_pause(_: RolloutBufferError) -> None:

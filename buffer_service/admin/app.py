@@ -47,7 +47,7 @@ class Facts:
     store: str
     metrics: SharedMetrics
     not_ready_because: Callable[[], str]
-    """Empty when the rpc processes serve."""
+    """Function for the reason why the service is not ready; empty when the rpc processes serve."""
     collectors: Sequence[Collector] = ()
     """Metrics of the process itself."""
 

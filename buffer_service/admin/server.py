@@ -1,4 +1,4 @@
-"""uvicorn inside the supervisor: it must leave signals to its owner and end when told to."""
+"""Server of the admin page: uvicorn inside the supervisor, which leaves signals to its owner and ends when told to."""
 
 import asyncio
 import socket

@@ -11,7 +11,7 @@ from typing import Self
 from buffer_service.rpc_settings import RpcSettings
 
 READY = b"ready\n"
-"""Written to standard output once RPCs are served."""
+"""Word that an rpc process writes to standard output once it serves RPCs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Assignment:
 
     supervisor_pid: int
     address: str
-    """host:port; the port is never 0."""
+    """Address to serve, host:port; the port is never 0."""
     store: str
     """URL of the store; on standard input and not on the command line, since it may hold a password."""
     settings: RpcSettings
     embedded: bool = False
-    """The store is the supervisor's child."""
+    """True when the store is the supervisor's child."""
     metrics: int = -1
     """Descriptor of the memory for the values of its metrics (observability/shared_values.py); -1 for its own."""
 

@@ -61,9 +61,9 @@ def required_version(
 ) -> int:
     """The oldest weights with which another group may be started, where its engine's lag is all that forbids it.
 
-    train_version of the group's turn - max_staleness, at least 0 and at most the published version: engines that have
-    that get work as far as the policy allows, also where max_lookahead is above max_staleness. Where turns are not
-    judged, that of the next step.
+    The result is train_version of the group's turn - max_staleness, at least 0 and at most the published version.
+    Engines that have it get work as far as the policy allows, also where max_lookahead is above max_staleness. Where
+    turns are not judged, the train_version is that of the next step.
     """
     steps = unpublished_steps
     if _judges_turns(policy):

@@ -27,15 +27,14 @@ class Command(Generic[T_co]):
     unpack: Callable[[str, Fields], T_co]
     """The result, of the reply's tag and fields."""
     payloads: Sequence[tuple[str, Buffer]] = ()
-    """Stored in the same transaction: keys and bodies."""
+    """Payloads to store in the same transaction: keys and bodies."""
     again: bytes | None = None
     """Arguments of the calls that follow while the reply's tag is `more`; None: such a reply is one like others."""
     rest: "Command[Any] | None" = None
-    """Called until its last field is 0, where that of this reply is not."""
+    """Command to call until the last field of its reply is 0, unless that of this command's reply is 0 already."""
     trash: bool = False
-    """Deletes the run's trash at last, not left to the sweep: memory that is freed now is used again by the next
-    payloads."""
+    """True to delete the run's trash at last, not leave it to the sweep: the next payloads use that memory again."""
     reads: bool = False
-    """Writes nothing, and so is answered where the store has no room."""
+    """True when the script writes nothing, and so is answered where the store has no room."""
     acknowledges: bool = True
     """False for a reply that promises nothing: it waits for no replicas, and its revision is not remembered."""

@@ -78,7 +78,7 @@ class TaskFacts:
     continuation_head: int
     """Head version of the continuation; -1 where that has no tokens."""
     accepted_attempt: int
-    """-1 without a result, 0 for one that was pushed without a lease."""
+    """Attempt whose group was accepted; -1 without a result, 0 for a group that was pushed without a lease."""
     filtered: bool
     place: Place
     body_key: str
@@ -137,7 +137,7 @@ class BlockedPush:
 
     size_bytes: int
     since_ms: int
-    """0 where a service of before tickets were times gave it its place."""
+    """Time since which the push has its place; 0 where a service gave it that did not keep times yet."""
     tried_ms: int
     head: bytes
 

@@ -13,7 +13,7 @@ from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_wire.errors import InvalidField
 
 UNSET = -1
-"""Stands for "no bound" in the integer fields that may be unset."""
+"""Value for "no bound" in the integer fields that may be unset."""
 
 GIB = 1 << 30
 

@@ -41,7 +41,7 @@ class Standing:
     portion: str = "batch"
     """Unit that the needed groups make: a batch, or a round of one."""
     ready: bool = False
-    """Fewer groups than needed are enough, for their tokens."""
+    """True when fewer groups than needed are enough, for their tokens."""
     filter: str = ""
     """Reason why the filter starves the run; empty where it does not."""
     room: str = ""

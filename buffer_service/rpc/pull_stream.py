@@ -1,7 +1,7 @@
 """Pull: waits for the batch, then streams the shard in messages of about 1 MiB.
 
 It reads ahead of the sending while there is room. A body that is gone is reported lost, which makes the stored batch
-smaller. Before the first message the pull is then simply repeated; after it the batch's facts are on their way, so the
+smaller. Before the first message the pull is then simply repeated. After it the batch's facts are on their way, so the
 client is told to repeat it.
 """
 

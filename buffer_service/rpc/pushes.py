@@ -1,10 +1,10 @@
 """Pushes into a run's queue, first come, first served while it is full.
 
 Invariants: a push is tried at once, which gives its blocked groups a place in the run's line. The store keeps the line
-over all replicas. The bodies of a blocked push lie in the store under their payload keys, and keys that did not become
+over all replicas. The bodies of a blocked push lie in the store under their payload keys. Keys that did not become
 groups are abandoned, whatever ends the wait. Of those who wait on a replica one tries for all, in the order in which
 they came. Each try also keeps leases alive and tells the store that the bodies are still wanted. The store gives up
-bodies that no replica came for; should one come after all, the caller is told to push again, for the body is gone.
+bodies that no replica came for. Should one come after all, the caller is told to push again, for the body is gone.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Waits for the state of a run to change: first come, first served, and only the head of a line asks the store.
 
 Notifications are hints. Whoever is at the head takes a ticket, tries, waits for a newer ticket or at most 2 s, and
-tries again: a lost hint costs time, never an answer. The 2 s are jittered, so that replicas do not fall into step.
+tries again. So a lost hint costs time, never an answer. The 2 s are jittered, so that replicas do not fall into step.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Totals of a run, which only grow: their names, in the order in which the store keeps them, and their bounds."""
 
 WINDOW_VERSIONS = 32
-"""Intervals between publishes that are kept."""
+"""Number of intervals between publishes that are kept."""
 
 LENGTH_BUCKETS = 23
 """Number of buckets of response lengths, in tokens of a sample.

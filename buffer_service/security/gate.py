@@ -1,7 +1,7 @@
 """Gate that every call passes: whose token it carries, and what that token allows.
 
-Invariants: with no tokens file everybody may do everything; with one, nothing is allowed but by an entry that is in
-the file and has not expired. A stream that lasts asks `check_live` with every message, so that a revoked token ends it.
+Invariants: with no tokens file everybody may do everything. With one, nothing is allowed but by an entry that is in the
+file and has not expired. A stream that lasts asks `check_live` with every message, so that a revoked token ends it.
 """
 
 import time

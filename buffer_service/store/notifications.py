@@ -89,12 +89,12 @@ class StoreNotifications:
                 self.raise_ticket(run_id, topic)
 
     def raise_ticket(self, run_id: str, topic: str) -> None:
-        """Something of that topic changed."""
+        """Raise the ticket of a topic that changed, and wake its waiters."""
         self._tickets[run_id, topic] += 1
         self._wake((run_id, topic))
 
     def raise_all(self) -> None:
-        """Anything may have changed."""
+        """Raise all tickets, since anything may have changed, and wake all waiters."""
         self._missed += 1
         for waited in list(self._waiters):
             self._wake(waited)

@@ -28,5 +28,5 @@ class RolloutBufferError(Exception):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled as it travels: constructors take other arguments than the message."""
+        """Pickle the error as it travels: constructors take other arguments than the message."""
         return type(self).from_wire, (self.message, dict(self.attributes)), self.__dict__

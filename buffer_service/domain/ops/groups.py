@@ -93,7 +93,7 @@ class PushKind(StrEnum):
     FORGOTTEN = "forgotten"
     """Pushed without a lease, and first tried before what the run remembers: perhaps it was accepted then."""
     INVALID = "invalid"
-    """Could never be accepted: above a cap on its own, or a generation that does not exist yet."""
+    """Refused for good: above a cap on its own, or of a generation that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class RunView:
     engines: Sequence[EngineReport]
     failures: Sequence[TaskFailure]
     window: Window | None = None
-    """Between the oldest and the newest publish that are kept; None before the second one."""
+    """Window between the oldest and the newest publish that are kept; None before the second one."""
     response_lengths: Sequence[int] = ()
     """Accepted samples by response length, LENGTH_BUCKETS counts."""
     staleness_counts: Mapping[str, Sequence[int]] = field(default_factory=no_staleness)

@@ -98,7 +98,10 @@ class EngineReport:
     Like `wants_load`, said with a report, not part of a view.
     """
     wants_load: bool = False
-    """Asks for a place among the engines that are out of service for a load; said with a report, not part of a view."""
+    """True to ask for a place among the engines that are out of service for a load.
+
+    Said with a report, not part of a view.
+    """
     silent_ms: int = 0
     """Time since the last report, in ms; set in a view."""
 

@@ -22,7 +22,7 @@ __all__ = ["Estimate", "estimate"]
 
 
 def estimate(view: RunView) -> Estimate:
-    """Everything that can be told of a run's staleness."""
+    """Estimate of a run's staleness, with all that can be told of it."""
     known, unknown = quantities(view)
     window, seen, compared = view.window, measured(view), bias(view)
     setting = _setting(view, known)

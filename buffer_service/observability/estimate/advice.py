@@ -61,7 +61,7 @@ def _advised(
 
 
 def _split(setting: Setting, _known: Quantities, _: RunView) -> Iterator[Advice]:
-    """Between engines and training. Fewer or more engines change C as they change R."""
+    """Lever `split`: GPUs between engines and training. Fewer or more engines change C as they change R."""
     now, rho = predict(setting), setting.rho
     if setting.lookahead is not None:
         return

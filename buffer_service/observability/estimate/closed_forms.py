@@ -19,7 +19,10 @@ from buffer_wire.errors import InvalidField
 
 ROUGH_ABOVE = 0.8
 ROUGH_BELOW = 1.2
-"""Between these utilizations the closed forms are rough: there IQS jumps from 1 to q while the queue really wanders."""
+"""Largest utilization at which the closed forms are rough, as they are from ROUGH_ABOVE on.
+
+Between the two, IQS jumps from 1 to q while the queue really wanders.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ NEVER_WAITS = 0.05
 """A trainer that waits a smaller share of its time is the bottleneck."""
 
 HIDDEN_BELOW = 1.1
-"""Utilizations that waiting engines may hide."""
+"""Largest measured utilization that may be too low because engines wait."""
 
 TOLERANCE = 0.3
 """Versions that a live mean may differ from the closed form, and less than that share of it."""

@@ -13,7 +13,7 @@ from buffer_service.observability.filters import filters, recent_acceptance
 from buffer_wire.estimate import Quantities, Unknown
 
 MIN_PUBLISHES = 4
-"""Fewer are no steady state: no prediction, no verdict."""
+"""Smallest number of publishes that is a steady state; with fewer there is no prediction and no verdict."""
 
 EDGE = 0.2
 """Tolerance, in batches, when testing whether batches per publish is a whole number.

@@ -25,7 +25,7 @@ _STATES = numbers(pb.TaskState, TaskState)
 _PLACES = {ins.Place.UNKNOWN: pb.GROUP_PLACE_UNSPECIFIED}
 _PLACES |= numbers(pb.GroupPlace, [place for place in ins.Place if place])
 _TASK_ID, _LEASE_ID, _ENVIRONMENT, _WORKER_ID = 1, 3, 4, 8
-"""Fields of GroupHeader."""
+"""Numbers of fields of GroupHeader."""
 _RULES = {
     "max_inflight_groups": {"reserve_queue_space": False, "max_lookahead": UNSET},
     "reserve_queue_space": {"max_inflight_groups": 0, "max_lookahead": UNSET},
