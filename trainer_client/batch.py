@@ -154,8 +154,9 @@ class Group:
 
     @classmethod
     def of(cls, delivered: Delivered, train_version: int) -> "Group":
-        """Split a delivered group into header and payload. Raises MalformedMessage when the payload's size contradicts
-        the header.
+        """Split a delivered group into header and payload.
+
+        Raises MalformedMessage when the payload's size contradicts the header.
         """
         head, payload = split_group(memoryview(delivered.body))
         header = pb.GroupHeader.FromString(bytes(head))

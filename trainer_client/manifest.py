@@ -87,8 +87,9 @@ def checksum(path: Path) -> WeightFile:
 
 
 def files_of(directory: Path) -> tuple[WeightFile, ...]:
-    """List every regular file below `directory`, with checksums, sorted by name. Raises InvalidField when there is
-    none.
+    """List every regular file below `directory`, with checksums, sorted by name.
+
+    Raises InvalidField when there is none.
     """
     files = []
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):

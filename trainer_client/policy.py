@@ -152,8 +152,9 @@ class Policy(NamedFields):
         object.__setattr__(self, "environments", rules)
 
     def to_wire(self) -> pb.RunPolicy:
-        """Convert the set fields to the wire's RunPolicy. Raises InvalidField for a value that does not fit the
-        message.
+        """Convert the set fields to the wire's RunPolicy.
+
+        Raises InvalidField for a value that does not fit the message.
         """
         wire = pb.RunPolicy(environments=[_rule(name, rule) for name, rule in self.environments.items()])
         for each in fields(self):
@@ -188,8 +189,9 @@ _UNSET: Mapping[str, object] = {"environments": {}}
 
 
 def changed(policy: Policy, changes: Mapping[str, object]) -> Policy:
-    """Copy `policy` with some fields replaced; None: not set. Raises InvalidField for a name that is none of its
-    fields.
+    """Copy `policy` with some fields replaced; None: not set.
+
+    Raises InvalidField for a name that is none of its fields.
     """
     check_names("policy", Policy.__dataclass_fields__, changes)
     return replace(policy, **{name: _UNSET.get(name) if value is None else value for name, value in changes.items()})  # type: ignore[arg-type]

@@ -25,8 +25,9 @@ _LEAST_COLUMNS = 20
 
 
 class ProgressBar:
-    """Callable for `on_wait` that draws a progress line. `then`: called with every wait as well. `stream`: standard
-    error by default.
+    """Callable for `on_wait` that draws a progress line.
+
+    `then`: called with every wait as well. `stream`: standard error by default.
     """
 
     def __init__(self, then: OnWait | None = None, *, stream: TextIO | None = None) -> None:

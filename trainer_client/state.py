@@ -116,8 +116,9 @@ class TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of a whole run. Steps below `next_step` are assembled, below `committed_steps` trained, below
-    `checkpointed_steps` freed.
+    """State of a whole run.
+
+    Steps below `next_step` are assembled, below `committed_steps` trained, below `checkpointed_steps` freed.
     """
 
     run_id: str

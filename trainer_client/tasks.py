@@ -115,8 +115,9 @@ def _json(metadata: Mapping[str, object]) -> str:
 
 
 def tasks_to_wire(tasks: Sequence[Task]) -> list[pb.Task]:
-    """Convert tasks to the wire's messages. Raises InvalidField for a task that cannot be a message; it names the task
-    and why.
+    """Convert tasks to the wire's messages.
+
+    Raises InvalidField for a task that cannot be a message; it names the task and why.
     """
     wire = []
     for i, task in enumerate(tasks):

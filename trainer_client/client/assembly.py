@@ -35,8 +35,9 @@ class PullAssembly:
         self._received_bytes += len(message)
 
     def finish(self) -> Batch:
-        """Build the batch, after the stream's regular end. Raises ServiceUnreachable (retryable) if the stream was
-        cut.
+        """Build the batch, after the stream's regular end.
+
+        Raises ServiceUnreachable (retryable) if the stream was cut.
         """
         info = self._info
         if info is None or len(self._groups) != info.shard_groups:

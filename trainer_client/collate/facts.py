@@ -127,8 +127,9 @@ class Chosen:
 
 
 def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages | None) -> Chosen:
-    """Choose the samples of `groups` (None: all of the batch), group after group. Raises InvalidField for
-    `advantages`.
+    """Choose the samples of `groups` (None: all of the batch), group after group.
+
+    Raises InvalidField for `advantages`.
     """
     taken = batch.groups if groups is None else groups
     samples = [sample for group in taken for sample in group.samples]

@@ -89,8 +89,9 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
 
 
 def packed_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) -> Parts:
-    """Cut samples into parts whose lengths, summed and rounded up, do not exceed `max_tokens`. Returns their
-    indices.
+    """Cut samples into parts whose lengths, summed and rounded up, do not exceed `max_tokens`.
+
+    Returns their indices.
     """
 
     def first_fit(bound: int) -> Parts:
@@ -112,8 +113,9 @@ def packed_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) 
 
 
 def padded_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) -> Parts:
-    """Cut samples into parts of neighbours by length whose rectangle does not exceed `max_tokens`. Returns their
-    indices.
+    """Cut samples into parts of neighbours by length whose rectangle does not exceed `max_tokens`.
+
+    Returns their indices.
     """
 
     def neighbours(bound: int) -> Parts:

@@ -115,8 +115,9 @@ class RowTasks:
 
 
 def sampling_of(config: SamplingConfig) -> SamplingParams:
-    """Convert a GRPOConfig to the workers' sampling parameters. Raises InvalidField for options that engines do not
-    get.
+    """Convert a GRPOConfig to the workers' sampling parameters.
+
+    Raises InvalidField for options that engines do not get.
     """
     extra = dict(config.generation_kwargs or {})
     if not extra.keys() <= _GENERATION_KWARGS:

@@ -4,9 +4,9 @@
     total_samples=S   sample mean:  Σ_i (1 / |y_i| · Σ_{t in i} ℓ_t) / S     every sample weighs the same
     neither           the mean over this call's own tokens (of `gspo_loss`: over its samples)
 
-|y_i| are the sample's tokens in the loss mask. Every rank and every round of a batch has the totals of the whole batch
-(`total_loss_tokens`, `total_samples`). Given these, values and gradients of its parts add up to those of one call,
-however it is cut. For a sample mean it is cut between samples. Tokens whose weight is 0 stay in the denominator.
+|y_i| are the sample's tokens in the loss mask. The totals of the whole batch (`total_loss_tokens`, `total_samples`) are
+equal on every rank. Given these, values and gradients of its parts add up to those of one call, however it is cut. For
+a sample mean it is cut between samples. Tokens whose weight is 0 stay in the denominator.
 
 Dr. GRPO's constant (arXiv:2503.20783, section 3.2: each sample's sum divided by a fixed length L, not by its own) is
 `loss_tokens=total_samples * L`.

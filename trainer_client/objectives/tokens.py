@@ -99,8 +99,9 @@ def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Te
 
 
 def log_bound(bound: float) -> float:
-    """Compute the logarithm of a bound on a ratio, −∞ for 0. Clipping logarithms before exp leaves no inf or NaN
-    behind.
+    """Compute the logarithm of a bound on a ratio, −∞ for 0.
+
+    Clipping logarithms before exp leaves no inf or NaN behind.
     """
     return math.log(bound) if bound > 0 else -math.inf
 

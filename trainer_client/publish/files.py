@@ -128,8 +128,9 @@ class FilesPublisher:
         self.close()
 
     def offer(self, source: WeightSource, publication: Publication) -> FilesManifest:
-        """Write weights for a publication, as `write` does. Raises InvalidField for a source other than a directory,
-        function or ShardedWeights.
+        """Write weights for a publication, as `write` does.
+
+        Raises InvalidField for a source other than a directory, function or ShardedWeights.
         """
         if isinstance(source, ShardedWeights):
             save: Path | str | Save = partial(save_tensors, source)

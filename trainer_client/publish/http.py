@@ -38,8 +38,9 @@ Lookup = Callable[[str], ServedFile | None]
 
 
 class FileServer:
-    """Server of the files that `lookup` finds, in threads of its own, until it is closed. Raises OSError if the port is
-    taken.
+    """Server of the files that `lookup` finds, in threads of its own, until it is closed.
+
+    Raises OSError if the port is taken.
     """
 
     def __init__(self, lookup: Lookup, *, host: str, port: int) -> None:

@@ -50,8 +50,9 @@ def _unwrapped(source: object) -> object:
 
 
 def spec_of(name: object, tensor: object) -> TensorSpec:
-    """Make the spec that a receiver of a tensor needs. Raises InvalidField for anything but a plain tensor under a
-    name.
+    """Make the spec that a receiver of a tensor needs.
+
+    Raises InvalidField for anything but a plain tensor under a name.
     """
     import torch
 

@@ -82,6 +82,7 @@ class RepeatingPublisher(WeightPublisher, Protocol):
         """True when an engine that has missed `version` can get it by `repeat` only, and `repeat` can send it."""
 
     def repeat(self, publication: Publication) -> Manifest:
-        """Make the last version's weights available once more, as the publication's version. Raises what `offer`
-        raises.
+        """Make the last version's weights available once more, as the publication's version.
+
+        Raises what `offer` raises.
         """

@@ -55,8 +55,9 @@ class TrainClock:
             self._trained = self._published_steps = self._handed_out
 
     def correct(self, version: int) -> None:
-        """Record `version` as published by somebody else, or as the new number of older weights. A lower version
-        changes nothing.
+        """Record `version` as published by somebody else, or as the new number of older weights.
+
+        A lower version changes nothing.
         """
         with self._lock:
             self._version = max(self._version, version)

@@ -46,8 +46,9 @@ def feeder_of(client: SessionClient, plan: SessionPlan, policy: Policy, start: R
 
 @dataclass(frozen=True, slots=True)
 class _ServiceTarget:
-    """Target of the feeder at the service. Its calls end at once when the feeder is stopped or the run's cap is
-    reached.
+    """Target of the feeder at the service.
+
+    Its calls end at once when the feeder is stopped or the run's cap is reached.
     """
 
     client: SessionClient

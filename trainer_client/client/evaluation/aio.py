@@ -134,8 +134,9 @@ class AsyncEvaluationCalls:
     async def read_evaluation(
         self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None
     ) -> AsyncIterator[Group]:
-        """Yield the groups that a reading has not had yet, as they come. Raises EvaluationNotReady after
-        `timeout_s`.
+        """Yield the groups that a reading has not had yet, as they come.
+
+        Raises EvaluationNotReady after `timeout_s`.
         """
         self._holder.check()
         read = self._bulk.unary_stream(

@@ -138,8 +138,9 @@ class EvaluationCalls:
         return Evaluation(self, run_id, self._call(evaluations.evaluation_state(run_id, eval_id)))
 
     def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]":
-        """Yield the groups that a reading has not had yet, as they come. Raises EvaluationNotReady after
-        `timeout_s`.
+        """Yield the groups that a reading has not had yet, as they come.
+
+        Raises EvaluationNotReady after `timeout_s`.
         """
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,

@@ -59,8 +59,9 @@ class DataSource(Protocol):
     """Source of prompts."""
 
     def get_samples(self, num_samples: int) -> Sequence[Sequence[object]]:
-        """Return the next groups of the framework's samples. Samples of one group have the same prompt, each its own
-        index.
+        """Return the next groups of the framework's samples.
+
+        Samples of one group have the same prompt, each its own index.
         """
 
 

@@ -49,8 +49,9 @@ def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
 
 
 def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
-    """Convert an evaluation dataset's own values, else the training's. Raises InvalidField for a setting without
-    meaning here.
+    """Convert an evaluation dataset's own values, else the training's.
+
+    Raises InvalidField for a setting without meaning here.
     """
     for name in UNSERVED:
         if (value := getattr(config, name, None)) is not None:

@@ -117,8 +117,9 @@ class AsyncRolloutWorker:
         return self.framework.train_output(data, self._metrics(batch))
 
     def evaluate(self, rollout_id: int) -> object:
-        """Run the evaluation at `rollout_id`, and return it as the framework's output. Raises EvaluationNotReady after
-        the timeout.
+        """Run the evaluation at `rollout_id`, and return it as the framework's output.
+
+        Raises EvaluationNotReady after the timeout.
         """
         evaluator = Evaluator(self.client, self.converter, self.settings, epoch=self._epoch, datasets=self._datasets)
         return evaluator.evaluate(rollout_id)

@@ -60,8 +60,9 @@ class BridgeOptions:
 
 
 class Bridge:
-    """Bridge. `tasks`: gives the run's tasks from the first one on, anew at each call. `publisher`: closed by the
-    caller.
+    """Bridge.
+
+    `tasks`: gives the run's tasks from the first one on, anew at each call. `publisher`: closed by the caller.
     """
 
     def __init__(

@@ -87,8 +87,9 @@ class Packing:
 
 
 def pack(groups: Sequence[Group], packing: Packing) -> list[list[MicroBatch]]:
-    """Pack groups into micro-batches for every data rank, equally many. Raises InvalidField for advantages of a wrong
-    shape.
+    """Pack groups into micro-batches for every data rank, equally many.
+
+    Raises InvalidField for advantages of a wrong shape.
     """
     rollouts = [rollout for group in groups for rollout in _rollouts(group, packing)]
     trained = [each for each in (_without_zero_advantages(rollout) for rollout in rollouts) if each is not None]

@@ -19,8 +19,9 @@ _ADAPTER = "adapter_config.json"
 
 
 class OutputDir:
-    """Output directory. `root`: the trainer's output_dir. `checkpoints`: the folder of its checkpoints; None: below
-    `root`.
+    """Output directory.
+
+    `root`: the trainer's output_dir. `checkpoints`: the folder of its checkpoints; None: below `root`.
     """
 
     def __init__(self, root: Path, checkpoints: Path | None = None) -> None:

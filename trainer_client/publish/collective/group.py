@@ -35,8 +35,9 @@ class GroupBroken(Exception):
 
 
 class TrainerGroup:
-    """Process group of `world_size` ranks under `name`; opens the meeting point at once. Raises OSError if it
-    cannot.
+    """Process group of `world_size` ranks under `name`; opens the meeting point at once.
+
+    Raises OSError if it cannot.
     """
 
     def __init__(self, *, name: str, backend: Backend, world_size: int, port: int, timeout_s: float) -> None:
@@ -72,8 +73,9 @@ class TrainerGroup:
         return TCPStore("127.0.0.1", port, is_master=server, timeout=limit, wait_for_workers=False)
 
     def join(self) -> Future[None]:
-        """Join the group; done when everyone has (nccl: when everyone can). Fails with GroupBroken after the
-        timeout.
+        """Join the group; done when everyone has (nccl: when everyone can).
+
+        Fails with GroupBroken after the timeout.
         """
         store, self._store = self._store, None
         if store is None:

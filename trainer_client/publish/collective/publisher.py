@@ -182,8 +182,9 @@ class CollectivePublisher:
         return fallback
 
     def manifest_of(self, version: int) -> FilesManifest:
-        """Make the manifest of the files of a version that was published with some. Raises InvalidField that names such
-        versions.
+        """Make the manifest of the files of a version that was published with some.
+
+        Raises InvalidField that names such versions.
         """
         if self._files is None:
             raise InvalidField("version", version, "one with files, and this publisher was given no `files`")
