@@ -29,9 +29,7 @@ _DISABLED = frozenset({"0", "f", "false", "n", "no", "off"})
 
 
 class UsedAfterFork(RuntimeError):
-    """Error: something that belongs to another process was used, or the child was forked while gRPC could not survive
-    it.
-    """
+    """Error: something of another process was used, or the child was forked while gRPC could not survive it."""
 
 
 class CallUnderWay:
@@ -44,9 +42,7 @@ class CallUnderWay:
 
 
 class Calls:
-    """Register of the calls into gRPC, and of imports, that are under way in this process; `CALLS` is its only
-    instance.
-    """
+    """Register of this process's calls into gRPC, and imports, under way; `CALLS` is its only instance."""
 
     def __init__(self) -> None:
         self._asyncio_clients: weakref.WeakSet[object] = weakref.WeakSet()
@@ -78,10 +74,10 @@ class Calls:
                 self._changed.notify_all()
 
     def messages(self, stream: Iterator[T]) -> Iterator[T]:
-        """Yield the stream's messages. Each is waited for as a call of its own, so the consumer may be slow between
-        them.
+        """Yield the stream's messages.
 
-        A fork cancels a stream whose next message is being waited for.
+        Each is waited for as a call of its own, so the consumer may be slow between them. A fork cancels a stream whose
+        next message is being waited for.
         """
         while True:
             with self.under_way() as call:

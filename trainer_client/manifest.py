@@ -25,9 +25,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesManifest:
-    """Manifest of files by address: `base_url` is an absolute directory path, or http(s)://… under which each name is
-    served.
-    """
+    """Manifest of files: each name is found under `base_url`, an absolute directory path or http(s)://…"""
 
     base_url: str
     files: tuple[WeightFile, ...]

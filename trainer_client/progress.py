@@ -71,7 +71,7 @@ class ProgressBar:
         return f"{waiting.doing} [{bar}] {have}/{need} groups, {', '.join(parts)}"
 
     def _left_s(self, waited_s: float, have: int, need: int) -> float | None:
-        """Estimate the seconds left at the rate at which groups came since the wait was first reported; None until one
+        """Estimate the seconds left from the groups that came since the wait was first reported; None until one
         came.
         """
         since_s, came = waited_s - self._began[0], have - self._began[1]

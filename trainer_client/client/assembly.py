@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 class PullAssembly:
-    """Assembly of one pull attempt: takes the stream's messages as bytes and keeps them, undivided, behind the
-    batch.
-    """
+    """Assembly of one pull attempt; keeps the stream's messages as bytes, undivided, behind the batch."""
 
     def __init__(self, run_id: str, revisions: Revisions, started: float) -> None:
         self._run_id = run_id

@@ -94,9 +94,7 @@ def kinds_of(groups: "Sequence[Group]", wanted: "Extras") -> dict[str, Kind]:
 def named_tensors(
     of: "Chosen", kinds: Mapping[str, Kind], shape: tuple[int, ...], rows: "Sequence[Row]", *, fill: Fill, pin: bool
 ) -> "dict[str, Tensor | Ragged]":
-    """Make tensors of the columns: per token of `shape` + item shape, per sample [B] + item shape, ragged as
-    `Ragged`.
-    """
+    """Make tensors of the columns: per token `shape` + item shape, per sample [B] + item shape, ragged as `Ragged`."""
     fills = fill if isinstance(fill, Mapping) else dict.fromkeys(kinds, fill)
     made: dict[str, Tensor | Ragged] = {}
     for name, kind in kinds.items():

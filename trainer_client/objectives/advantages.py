@@ -48,12 +48,12 @@ def dr_grpo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Te
 
 
 def rloo_advantages(rewards: Tensor, group_sizes: Tensor | None = None) -> Tensor:
-    """Compute RLOO's advantages: Â_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j. The baseline is the mean over the group's other
-    samples.
+    """Compute RLOO's advantages: Â_i = r_i − 1/(G − 1) · Σ_{j≠i} r_j.
 
-    Source: RLOO, "Back to Basics" (arXiv:2402.14740), which takes the estimator from Kool et al., "Buy 4 REINFORCE
-    Samples, Get a Baseline for Free!" (2019). It is Dr. GRPO's advantage times G / (G − 1): the baseline does not
-    depend on the sample itself. Some trainers normalise the result over the batch as well; the paper does not.
+    The baseline is the mean over the group's other samples. Source: RLOO, "Back to Basics" (arXiv:2402.14740), which
+    takes the estimator from Kool et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019). It is Dr. GRPO's
+    advantage times G / (G − 1): the baseline does not depend on the sample itself. Some trainers normalise the result
+    over the batch as well; the paper does not.
 
     Raises `InvalidField` for another shape or dtype, and for groups of one sample, which leave no sample for the
     baseline.

@@ -81,9 +81,7 @@ def token_advantages(advantages: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def token_staleness(staleness: Tensor, logprobs: Tensor) -> Tensor:
-    """Expand `staleness` to the shape of `logprobs`: integer, either of that shape or [B] where `logprobs` is
-    [B, T].
-    """
+    """Expand `staleness`, integer, to the shape of `logprobs`; it has that shape, or [B] where `logprobs` is [B, T]."""
     if staleness.dtype.is_floating_point or staleness.dtype == torch.bool:
         raise InvalidField("staleness.dtype", staleness.dtype, "an integer dtype")
     if staleness.shape == logprobs.shape:

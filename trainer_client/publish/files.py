@@ -227,9 +227,7 @@ class FilesPublisher:
         self._remove_expendable()
 
     def checkpointed(self, steps: int) -> None:
-        """Record that no resume goes back before step `steps` any more, and remove versions that only that could
-        need.
-        """
+        """Record that no resume goes back before step `steps`, and remove versions that only such a resume needs."""
         self._checkpointed_steps = max(self._checkpointed_steps, steps)
         self._remove_expendable()
 

@@ -54,9 +54,7 @@ class Publication:
 
 
 class WeightPublisher(Protocol):
-    """Publisher of weights: puts them in place for the engines and removes old ones; `trainer_client.publish` has
-    several.
-    """
+    """Publisher of weights for the engines, which also removes old ones; `trainer_client.publish` has several."""
 
     def offer(self, source: WeightSource, publication: Publication) -> Manifest:
         """Make the weights available and return their manifest; the weights that it names stay unchanged."""

@@ -327,9 +327,7 @@ class BufferServiceDataBuffer:
         self._unused(prompts)
 
     def _task_id(self, prompts: list[Sample]) -> str:
-        """Name the task: equally after a restart, so that a prompt drawn again is recognised, and differently for each
-        retry.
-        """
+        """Name the task: equally after a restart, to recognise a prompt drawn again; differently for each retry."""
         name = _name(prompts)
         return f"{name}.{self._retries[name]}"
 

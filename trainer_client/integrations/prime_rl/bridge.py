@@ -60,7 +60,7 @@ class BridgeOptions:
 
 
 class Bridge:
-    """Bridge.
+    """Bridge between a run and PRIME-RL's trainer.
 
     `tasks`: gives the run's tasks from the first one on, anew at each call. `publisher`: closed by the caller.
     """

@@ -19,7 +19,7 @@ _ADAPTER = "adapter_config.json"
 
 
 class OutputDir:
-    """Output directory.
+    """Output directory of the trainer, shared with the bridge.
 
     `root`: the trainer's output_dir. `checkpoints`: the folder of its checkpoints; None: below `root`.
     """

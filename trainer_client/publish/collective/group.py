@@ -136,9 +136,7 @@ class TrainerGroup:
         return self._lane.call(_as_broken(send))
 
     def close(self) -> None:
-        """Leave the group, without waiting: at once when no call is under way, else when that call's limit is
-        reached.
-        """
+        """Leave the group, without waiting: at once with no call under way, else when that call's limit is reached."""
         if self._server is None:
             return
         abort = self._group if self.backend == "nccl" else None

@@ -234,9 +234,7 @@ class CollectivePublisher:
     # ── inside ───────────────────────────────────────────────────────────────
 
     def _candidates(self, publication: Publication, failed: dict[str, str]) -> tuple[RunState, tuple[Engine, ...]]:
-        """Read the run and select the engines that can take part; waits for the first one where there is no other
-        way.
-        """
+        """Read the run and select the engines that can take part; waits for the first where there is no other way."""
         deadline, notices = Deadline.after(self._timeout_s), publication.notices("finding engines")
         while True:
             run = publication.state(timeout_s=self._timeout_s)

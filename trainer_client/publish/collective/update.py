@@ -195,10 +195,10 @@ class Update:
                 pause_between_looks(deadline)
 
     def _end(self, survivors: Sequence[str]) -> tuple[str, ...]:
-        """End the attempt, and wait until the survivors have reported their state after it. Returns those that report
-        nothing.
+        """End the attempt, and wait until the survivors have reported their state after it.
 
-        Errors that they report of this attempt must not be taken for a failure of the next one.
+        Returns those that report nothing. Errors that they report of this attempt must not be taken for a failure of
+        the next one.
         """
         # First, for it frees the engines also when the service cannot be reached.
         self._group.close()
