@@ -25,7 +25,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesManifest:
-    """Manifest of files: each name is found under `base_url`, an absolute directory path or http(s)://…"""
+    """Manifest of files: each name is found under `base_url`, an absolute directory path or an http(s)://… address."""
 
     base_url: str
     files: tuple[WeightFile, ...]
