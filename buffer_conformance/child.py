@@ -66,13 +66,13 @@ class Child:
             return None
 
     async def kill(self) -> None:
-        """End it and what it started."""
+        """End the process and the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     def tail(self) -> str:
-        """The end of what it printed."""
+        """The end of the output of the process."""
         return self.log.read_text(errors="replace")[-_TAIL:]
 
 

@@ -76,7 +76,7 @@ class Faults:
         self._released.clear()
 
     def release(self) -> None:
-        """Let go what is held back."""
+        """Let the requests that are held back go on."""
         self._held = frozenset()
         self._released.set()
 

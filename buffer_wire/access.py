@@ -76,7 +76,7 @@ class Access:
 
     @property
     def over_tls(self) -> bool:
-        """True when connections are encrypted."""
+        """True when connections use TLS."""
         return bool(self.tls_ca)
 
     def read(self, name: str) -> bytes | None:
@@ -98,7 +98,7 @@ class Access:
             )
 
     def check(self) -> None:
-        """Raises InvalidField for what contradicts itself."""
+        """Check the fields. Raises InvalidField where they contradict each other."""
         if self.token and self.token_file:
             raise InvalidField("token_file", str(self.token_file), "unset where a token is given (RB_TOKEN)")
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -111,7 +111,7 @@ class Access:
 
 
 def check_address(target: str) -> None:
-    """Raises InvalidField for what is neither host:port nor another target of gRPC's."""
+    """Check the target. Raises InvalidField for what is neither host:port nor another target of gRPC's."""
     if not _TARGET.fullmatch(target):
         raise InvalidField("address", target, "host:port of the service's gRPC, such as 127.0.0.1:50051")
 

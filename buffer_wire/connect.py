@@ -1,4 +1,4 @@
-"""Channels to the service, blocking and asyncio, with what a client needs to get in."""
+"""Channels to the service, blocking and asyncio, with the token and certificates of the client."""
 
 from collections.abc import Callable
 from typing import Any, cast

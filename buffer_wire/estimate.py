@@ -78,7 +78,7 @@ class Predicted:
     period_ratio: float | None = None
     """Train period over the ideal one; under admission a lower bound."""
     rough: bool = False
-    """True where no closed form is exact and only the simulator predicts."""
+    """True near balance, where the closed forms are rough and only the simulator predicts."""
     tolerance: float | None = None
     """Largest difference between predicted and measured mean that needs no explanation."""
     notes: tuple[str, ...] = ()

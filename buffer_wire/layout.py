@@ -31,7 +31,7 @@ ENGINE_COLUMNS = (SAMPLING_MASK,)
 
 
 def counts_of(name: str) -> str:
-    """The column beside an engine's ragged one: how many of its rows belong to each token."""
+    """The column beside an engine's ragged one: the number of its rows that belong to each token."""
     return f"{name}_counts"
 
 

@@ -2,7 +2,7 @@
 
 gRPC reads a client's certificate once, when a channel is made. So there is a channel behind this one, and another one
 as soon as the certificate has changed. Invariants: a call ends on the channel that it began on. A replaced channel is
-closed by the first call that begins after all of its own have ended, so no call is lost by a replacement. Nothing is
+closed by the first call that begins after all of its own have ended. So no call is lost by a replacement. Nothing is
 kept of a call that has ended.
 
 The token is added to the metadata of every call here. gRPC's call credentials exist on TLS connections alone, and its
@@ -26,7 +26,7 @@ Make = Callable[[TlsMaterial | None], Any]
 
 
 class _Line:
-    """A channel, and how many calls are on it."""
+    """A channel, and the number of calls on it."""
 
     __slots__ = ("calls", "channel", "material")
 

@@ -101,7 +101,7 @@ class _Attempts:
         self._attempts = 0
 
     def begin(self) -> None:
-        """An attempt begins."""
+        """Begin an attempt: note the token that it carries."""
         if self._tokens is not None:
             self._token = self._tokens.current
 

@@ -1,4 +1,4 @@
-"""A record seen as what the rules speak of: leases with their renewals and ends, pushed groups with their answers."""
+"""Views of a record in the rules' terms: leases with their renewals and ends, pushed groups with their answers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Scenarios of the suites: what the kit does to a candidate."""
+"""Scenarios of the suites: the sequences of events and faults that the kit puts a candidate through."""

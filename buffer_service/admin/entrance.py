@@ -60,7 +60,7 @@ class Entrance:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    """The first of that name, empty where there is none."""
+    """The first header of that name, empty where there is none."""
     return next((bytes(value) for each, value in scope["headers"] if each == name), b"")
 
 

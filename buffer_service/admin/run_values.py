@@ -36,7 +36,7 @@ def in_short(view: RunView) -> dict[str, Any]:
 
 
 def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any]:
-    """The view, and what is derived from it."""
+    """The view of a run as JSON values, with values derived from it."""
     return {
         **asdict(view),
         "policy_changed": policy_changed(view.policy),

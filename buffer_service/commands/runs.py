@@ -71,7 +71,7 @@ def free(run_id: str) -> Command[None]:
 
 
 def sweep_portion(run_id: str, staging_age_ms: int) -> Command[tuple[int, int]]:
-    """Expire leases and whatever else has its time: how many things were done, and whether to go on."""
+    """Expire leases and other things whose time is over: how many things were done, and whether to go on."""
     return Command(run_id, "sweep", pack(staging_age_ms), _swept, acknowledges=False)
 
 

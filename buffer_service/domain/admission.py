@@ -4,9 +4,11 @@ Computed from what exists (cardinalities), never from running totals, so groups 
 by being gone.
 
 Invariant: an engine that is behind the published version is given a lease only if its group would pass the gate. That
-group starts with the weights that the engine has and is trained at its turn, which is after all groups that exist. This
-binds under max_lookahead, which alone says how far off a turn may be, and under a gate by the head, the only version
-that is known in advance. It does not bind in the order lifo, where the newest group's turn is the next batch.
+group starts with the weights that the engine has and is trained at its turn, which is after all groups that exist.
+
+This binds where both hold: max_lookahead is set, which alone says how far off a turn may be, and the gate is by the
+head, the only version that is known in advance. It does not bind in the order lifo, where the newest group's turn is
+the next batch.
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ def capacity(
     for batches of N groups and b batches per publish. `unpublished_steps`: complete steps that the last publish did not
     cover. `behind`: versions by which the engine's weights are older than the published ones.
 
-    The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), as long as every step has N groups and
+    The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), where every step has N groups and
     every version b steps. Counted in steps, it also holds when batches differ in size, versions leave gaps, or a resume
     starts between two publishes. An open step larger than N is a batch of its own size.
     """

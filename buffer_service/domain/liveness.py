@@ -1,12 +1,12 @@
 """Liveness: policies are refused under which a run could not progress, with the reason.
 
 The argument for all other policies: let d be prefetch_batches and b batches_per_publish. When a trainer waits for a
-batch, at most d + b - 1 assembled ones are not covered by a publish, and at most d + b are not committed.
+batch, at most d + b - 1 assembled ones are not covered by a publish. At most d + b are not committed.
 
 - So the version that will train on the batch is at most floor((d + b - 1) / b) ahead of the published one.
 - Groups made with the newest weights therefore pass every gate that is not refused.
-- The caps of admission, the queue and the quotas leave room for at least one batch beside what the trainer holds (one
-  round, where batches are streamed).
+- The caps of admission, the queue and the quotas leave room for at least one batch beside what the trainer holds.
+  Where batches are streamed it is one round.
 - Hence while the batch is short, something is queued, leased, pending or still to be submitted.
 - Each lease ends as a group or as freed capacity.
 
@@ -47,7 +47,7 @@ def _refuse_empty_filters(policy: "RunPolicy") -> None:
 
 
 def _refuse_small_queues(policy: "RunPolicy") -> None:
-    """The queue must be able to hold what one assembly takes: a batch, or a round of micro-batches."""
+    """Raise InvalidPolicy unless the queue can hold what one assembly takes: a batch, or a round of micro-batches."""
     n = policy.micro_batch_groups or policy.batch_groups
     taken = f"a round of {n} groups a rank" if policy.micro_batch_groups else f"a batch of {n} groups"
     if policy.micro_batch_groups > policy.batch_groups:

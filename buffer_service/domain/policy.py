@@ -165,7 +165,7 @@ class RunPolicy:
 
     @property
     def rounds_of_batch(self) -> int:
-        """Rounds of a batch of N groups, at most: for one rank; 1 where batches are whole."""
+        """Largest number of rounds of a batch of N groups: that for one rank; 1 where batches are whole."""
         return -(-self.batch_groups // self.micro_batch_groups) if self.micro_batch_groups else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Diagnosis of on whom a run waits, in words, for a pull that ran out of time and for `rollout-buffer status`."""
+"""Diagnosis of a run, in words: on whom it waits, for a pull that ran out of time and for `rollout-buffer status`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

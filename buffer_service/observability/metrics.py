@@ -119,13 +119,13 @@ class RpcMetrics:
             gauge.dec()
 
     def ended(self, method: str, code: str, seconds: float) -> None:
-        """An RPC ended."""
+        """Count an RPC that ended, and its duration."""
         self._tally.flush()
         self._rpcs.labels(method, code).inc()
         self._latency.labels(method).observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A call was refused for who made it."""
+        """Count a call that was refused because of its caller."""
         self._refused[reason].inc()
 
     def received(self, method: str, size: int) -> None:

@@ -93,7 +93,7 @@ def _value_at(at: int, length: int) -> int:
 
 
 class _Room:
-    """A process's side: its blocks, mapped, and where in them each value is."""
+    """Side of a process: its blocks, mapped, and the place of each value in them."""
 
     def __init__(self, one: int) -> None:
         self._memory = one

@@ -67,7 +67,7 @@ class ByteBudget:
                 waiting.set_result(None)
 
     def refuse(self, size: int = 1) -> None:
-        """Raise NotReady when `size` bytes do not fit beside what others have."""
+        """Raise NotReady when `size` bytes do not fit beside the bytes that others hold."""
         if self.used_bytes and self.used_bytes + size > self.limit_bytes:
             raise NotReady(
                 f"pushes of {self.used_bytes} bytes wait to be acknowledged, and {size} more than this process lets "

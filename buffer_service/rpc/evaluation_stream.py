@@ -14,7 +14,7 @@ from buffer_service.rpc.waiting import Lines
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
 PORTION_RESULTS = 16
-"""Results that are read at once."""
+"""Number of results that are read at once."""
 MESSAGE_BYTES = 1 << 20
 
 

@@ -20,7 +20,7 @@ _WIDE = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The names of what to look at in messages of one type."""
+    """The names of the fields to look at in messages of one type."""
 
     integers: tuple[str, ...]
     messages: tuple[str, ...]

@@ -62,7 +62,10 @@ class Janitor:
             await self._closes_within(self._sweep_every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def give_memory_back(self, rooms: Sequence[Room]) -> None:
-        """Run until closed: malloc keeps what is freed (buffer_wire/malloc.py), for as long as it is used again."""
+        """Give memory back to the system; runs until closed.
+
+        malloc keeps what is freed (buffer_wire/malloc.py), for as long as it is used again.
+        """
         seen = given_back = times = 0
         while not await self._closes_within(MEMORY_EVERY_S):
             moved = sum(room.moved_bytes for room in rooms)
@@ -82,6 +85,6 @@ class Janitor:
             return False
 
     def close(self) -> None:
-        """End the loops after what is queued."""
+        """End the loops, once the payloads that were abandoned before are deleted."""
         self._closing.set()
         self._abandoned.put_nowait(None)

@@ -65,7 +65,7 @@ SERVICE_NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A server that is built but not started, and what it is drained with."""
+    """A server that is built but not started, and the parts that drain it."""
 
     server: grpc.aio.Server
     drain: Drain

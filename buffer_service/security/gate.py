@@ -39,11 +39,11 @@ class Caller(Protocol):
         ...
 
     def check_run(self, run_id: str) -> None:
-        """Raises PermissionDenied when the run is none of theirs."""
+        """Check that the caller may use the run. Raises PermissionDenied."""
         ...
 
     def check_live(self) -> None:
-        """Raises Unauthenticated when their token is good no more."""
+        """Check that the caller's token is still good. Raises Unauthenticated."""
         ...
 
     def visible(self, run_ids: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Token buckets: how often somebody may do something."""
+"""Token buckets: bounds on how often somebody may do something."""
 
 import time
 from collections import OrderedDict

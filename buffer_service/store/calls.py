@@ -43,11 +43,11 @@ class Calls:
         return result
 
     def note(self, run_id: str) -> None:
-        """The run exists."""
+        """Note that the run exists."""
         self._known.add(run_id)
 
     def forget(self, run_id: str) -> None:
-        """The run exists no more."""
+        """Forget the run: it exists no more."""
         self._known.discard(run_id)
 
     async def delete_trash(self, run_id: str, portion: int = 500) -> int:

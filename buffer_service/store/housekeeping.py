@@ -60,7 +60,7 @@ class Housekeeping:
         return done + await self._calls.delete_trash(run_id)
 
     async def _delete(self, run_id: str, *, begin: bool) -> int:
-        """Delete until nothing is left; returns how many payloads went."""
+        """Delete payloads until none is left; returns how many went."""
         deleted = 0
         more = await self._calls.call(runs.delete_portion(run_id, begin=begin))
         self._calls.forget(run_id)

@@ -42,7 +42,7 @@ class RpcProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Processes that serve."""
+        """Pids of the processes that serve."""
         return [process.pid for process in self._processes if process is not None and process.returncode is None]
 
     @property
@@ -64,13 +64,13 @@ class RpcProcesses:
             raise failures[0]
 
     async def keep_running(self) -> None:
-        """Restart what dies, until drained."""
+        """Restart processes that die, until drained."""
         async with asyncio.TaskGroup() as tasks:
             for slot in range(len(self._processes)):
                 tasks.create_task(self._keep(slot))
 
     async def drain(self, grace_s: float) -> None:
-        """SIGTERM to all; SIGKILL to those that outlive the grace."""
+        """Send SIGTERM to all processes, and SIGKILL to those that outlive the grace."""
         self._draining.set()
         living = [process for process in self._processes if process is not None and process.returncode is None]
         for process in living:

@@ -21,8 +21,8 @@
     └── StoreFault                         the store failed, or is not one we can use
         └── StoreUnavailable / StoreUnsuitable / LayoutChanged / NotReplicated / StoreOutOfMemory / StoreOutOfDisk
 
-Invariants: `reason` is stable and unique; every constructor takes the error's data as keywords and builds the
-message itself; `from_wire` of (`reason`, `message`, `attributes`) gives back an instance of the same class.
+Invariants: `reason` is stable and unique. Every constructor takes the error's data as keywords and builds the
+message itself. `from_wire` of (`reason`, `message`, `attributes`) gives back an instance of the same class.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Weight versions, their publishes, collective plans, and what engines report."""
+"""Operations on weight versions: publishes, collective plans, and reports of engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -79,7 +79,7 @@ def queue_drop(concurrency_ratio: float, queue_factor: float, rho: float, tailne
     """Staleness of whole batches from a queue that drops its oldest groups.
 
     For ρ > 1 the sum holds as long as the ages of groups spread over a period. Groups that survive the queue were
-    completed late in a period, so up to (1 - 1/ρ)/2 of that sum is seen as IQS, not as PQS.
+    completed late in a period, so up to (1 - 1/ρ)/2 of it is seen as IQS, not PQS.
     """
     return Prediction(pre_queue(concurrency_ratio, rho, tailness), in_queue(queue_factor, rho))
 

@@ -143,7 +143,7 @@ def _of_groups(view: RunView, window: Window, known: Quantities) -> Quantities:
 
 
 def _combined(known: Quantities) -> Quantities:
-    """Quotients of what both sides tell."""
+    """Quantities with those added that combine the trainer's, the engines' and the groups'."""
     rollout, passing, concurrency = known.rollout_tokens_per_s, known.pass_share, known.concurrency
     if rollout and concurrency:
         known = replace(known, slot_tokens_per_s=rollout / concurrency)

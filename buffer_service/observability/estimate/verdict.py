@@ -19,7 +19,7 @@ HARDLY_STALE = 0.25
 MUCH_LOST = 0.1
 """Share of the groups so far from which a loss is named."""
 SLOW_GENERATION = 1.5
-"""Generation over what decoding explains from which something else takes the time."""
+"""Ratio of the generation time to the decoding time from which something else takes the time."""
 UNPUBLISHED = 2
 """Publishes that a trainer owes by the steps that it has committed, beyond which it is taken to publish nothing."""
 PULLED_AHEAD = 16

@@ -31,7 +31,7 @@ _RULES = {
     "reserve_queue_space": {"max_inflight_groups": 0, "max_lookahead": UNSET},
     "max_lookahead": {"max_inflight_groups": 0, "reserve_queue_space": False},
 }
-"""The rules of admission, each by what leaves the others out."""
+"""The rules of admission, each with the values of policy fields that leave the others out."""
 
 
 # ── requests ─────────────────────────────────────────────────────────────────
@@ -182,7 +182,7 @@ def to_step(step: ins.StepView) -> pb.StepInfo:
 
 
 def to_waits(waits: ins.Waits) -> pb.GetWaitsResponse:
-    """Message of who waits on whom."""
+    """Message of the waits of a run: who waits on whom."""
     return pb.GetWaitsResponse(
         revision=waits.revision,
         now_ms=waits.now_ms,

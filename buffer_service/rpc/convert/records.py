@@ -12,7 +12,7 @@ from rollout_buffer.v1 import runs_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A record, and where the body of its group is stored if it has one."""
+    """A record, with the payload key and size of its group's body if that is stored."""
 
     message: pb.Record
     payload_key: str = ""

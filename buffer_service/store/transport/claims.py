@@ -1,4 +1,4 @@
-"""Claims: what this process has acknowledged of a run, told to every server before anything is done to the run there.
+"""Claims of acknowledged revisions of a run, made to every server before anything is done to the run there.
 
 A server that has less has lost acknowledged writes; the claim pauses the run there. Invariant: a claim is made once in
 each tenure of a primary.
@@ -23,16 +23,16 @@ class Claims:
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
-        """Runs by the primary's tenure in which it was told what was acknowledged of them."""
+        """Runs whose acknowledged revisions the primary was told, by the tenure in which it was told them."""
         self._acknowledged: dict[str, int] = {}
         """Highest revision by run."""
 
     def note(self, run_id: str, revision: int) -> None:
-        """A revision was acknowledged."""
+        """Note a revision that was acknowledged."""
         self._acknowledged[run_id] = max(revision, self._acknowledged.get(run_id, 0))
 
     def forget(self, run_id: str) -> None:
-        """The run is gone, or a new one of its name begins."""
+        """Forget a run that is gone, or whose name a new run takes."""
         self._acknowledged.pop(run_id, None)
 
     def request(

@@ -68,7 +68,7 @@ class Replication:
         return wanted
 
     def forget(self, run_id: str) -> None:
-        """The run's policy has changed."""
+        """Forget what is known of the run's policy: it has changed."""
         self._policies.pop(run_id, None)
 
     async def wait(self, wanted: Wanted, server: str) -> None:
