@@ -22,7 +22,7 @@ WAIT_S = 30.0
 STALLED_S = 5.0
 """Silence of a client, in the middle of something, after which others may have its room."""
 LOOK_S = 0.5
-"""Time, in seconds, after which those who wait look again for such clients."""
+"""Period, in seconds, at which those who wait for room look for clients that have stalled."""
 
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
