@@ -1,8 +1,8 @@
 """Policies beside each other on one workload, at equal throughput.
 
 A policy that throws groups away, or lets engines wait, is slower than another on the same engines; its staleness says
-little as long as that is left out. So the first policy sets the pace, on the engines given, and every other one gets
-as many more engines as it needs to keep it: slots and rollout throughput rise together, the trainer stays as it is.
+little as long as that is left out. So the first policy sets the pace, on the engines given. Every other one gets as
+many more engines as it needs to keep that pace: slots and rollout throughput rise together, the trainer stays as it is.
 """
 
 from collections.abc import Callable, Sequence

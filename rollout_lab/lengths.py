@@ -159,8 +159,8 @@ class Lognormal:
 class Empirical:
     """Lengths that were recorded, drawn again with replacement.
 
-    Whole recorded groups are drawn when they have the size that is asked for, so that responses to one prompt stay as
-    alike as they were; else single responses.
+    Whole recorded groups are drawn when they have the size that is asked for, else single responses. So responses to
+    one prompt stay as alike as they were.
     """
 
     groups: tuple[tuple[int, ...], ...]

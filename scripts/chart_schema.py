@@ -19,7 +19,8 @@ import yaml  # type: ignore[import-untyped]
 
 from buffer_service.settings import Settings
 from buffer_wire.errors import InvalidField
-from rollout_workers.options import DEVICES, EVALUATIONS, PAUSE_MODES, LaunchOptions, SimulatedOptions, WorkerOptions
+from rollout_workers.engine.types import PauseMode
+from rollout_workers.options import DEVICES, EVALUATIONS, LaunchOptions, SimulatedOptions, WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "scripts/chart_schema.yaml"
@@ -38,7 +39,7 @@ CHART_OPTIONS = {
 }
 """Worker options that the chart gives itself."""
 
-CHOICES = {"pause_mode": PAUSE_MODES, "evaluations": EVALUATIONS, "device": DEVICES}
+CHOICES = {"pause_mode": tuple(PauseMode), "evaluations": EVALUATIONS, "device": DEVICES}
 
 LARGEST = 1 << 40
 """Values that are accepted beyond this have no bound."""

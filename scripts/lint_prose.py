@@ -1,4 +1,4 @@
-"""Finds the sentences of Markdown pages that are too long to be read at once.
+"""Finds the sentences of Markdown pages and of docstrings that are too long to be read at once, and riddles.
 
 A sentence has at most 25 words. A full stop, a question or exclamation mark, a colon or a semicolon ends it, and so
 does the end of its paragraph, list item, heading or table cell. A span of code counts as one word, and so do several
@@ -6,9 +6,14 @@ with nothing but commas between them; the target of a link and HTML tags count a
 Generated pages are read like the others: what is too long there is put right in the comment or the description that
 the page is written from.
 
-usage: lint_prose.py PAGE...
+A docstring, also one below an assignment, begins with a noun or a verb: one that begins with a word like "What" or "Of"
+says nothing without its neighbours.
+
+usage: lint_prose.py PAGE_OR_MODULE...
 """
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -25,6 +30,13 @@ _NOT_PROSE = (
     (re.compile(r"\]\([^()]*(\([^()]*\)[^()]*)*\)"), "]"),
     (re.compile(r"</?\w[^<>]*>|<!--.*?-->", re.DOTALL), ""),
 )
+_RIDDLES = frozenset(
+    [
+        *("Also", "As", "By", "For", "From", "How", "In", "Of", "Until", "What", "When", "Where", "Whether", "Which"),
+        *("Who", "Whose", "Why", "With", "Those who", "Those that", "One of", "All of", "Most of", "The same"),
+    ]
+)
+_INDENTED = re.compile(r"^(    | *[├│└]).*$", re.MULTILINE)
 _WORD = re.compile(r"\w[\w'’.,-]*")
 _END = re.compile(r"[.!?:;][)\]\"”*_]*\s+|\Z")
 
@@ -80,14 +92,31 @@ def _blocks(page: str) -> Iterator[tuple[int, str]]:
             block.append(line)
 
 
+def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines and texts of all docstrings of a module, without trees and formulas, which are indented."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, _INDENTED.sub("", inspect.cleandoc(node.value.value))
+
+
+def complaints(page: Path) -> Iterator[str]:
+    """What is wrong with a page's sentences, or with a module's docstrings."""
+    text = page.read_text()
+    parts = docstrings(ast.parse(text)) if page.suffix == ".py" else [(1, text)]
+    for line, part in parts:
+        for sentence in sentences(part):
+            if sentence.words > MAX_WORDS:
+                where = f"{page}:{line + sentence.line - 1}"
+                yield f"{where}: {sentence.words} words, {MAX_WORDS} at most: {sentence.text}"
+        words = part.split(maxsplit=2)
+        if page.suffix == ".py" and (words[0] in _RIDDLES or " ".join(words[:2]) in _RIDDLES):
+            yield f"{page}:{line}: a docstring begins with a noun or a verb: {part.splitlines()[0]}"
+
+
 def main(pages: list[Path]) -> int:
-    """Prints the sentences that are too long; returns how many there are."""
-    found = [
-        (page, sentence) for page in pages for sentence in sentences(page.read_text()) if sentence.words > MAX_WORDS
-    ]
-    for page, sentence in found:
-        print(f"{page}:{sentence.line}: {sentence.words} words, {MAX_WORDS} at most: {sentence.text}")
-    print(f"lint_prose: {len(found)} long sentences in {len(pages)} pages")
+    """Prints what is wrong; returns how much there is."""
+    found = [complaint for page in pages for complaint in complaints(page)]
+    print("\n".join([*found, f"lint_prose: {len(found)} findings in {len(pages)} files"]))
     return len(found)
 
 

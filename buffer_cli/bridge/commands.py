@@ -82,8 +82,9 @@ def prime_rl(
 ) -> None:
     """Feed PRIME-RL's own trainer (`uv run trainer`) from a run, in place of its orchestrator.
 
-    Writes the rollouts of step N to OUTPUT_DIR/rollouts/step_N, and publishes OUTPUT_DIR/broadcasts/step_N to the
-    run's workers as version N when the trainer has called it stable. Step N of the trainer is step N - 1 of the run.
+    Writes the rollouts of step N to OUTPUT_DIR/rollouts/step_N. When the trainer has called
+    OUTPUT_DIR/broadcasts/step_N stable, it is published to the run's workers as version N. Step N of the trainer is
+    step N - 1 of the run.
 
     The trainer's configuration needs rollout_transport.type and weight_broadcast.type "filesystem", and no LoRA.
 

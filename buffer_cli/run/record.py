@@ -1,7 +1,7 @@
 """`rollout-buffer run record`: writes a run's recording to Parquet, once or for as long as the run lives.
 
-Invariant: after each export that reached the end of what was there, the rows of groups are compared with the run's
-ledger, and what is missing or too much is said: the store keeps the newest million events and tells nobody which went.
+Invariant: an export that reached the end compares its rows of groups with the run's ledger, and says what is missing or
+too much. The store keeps the newest million events, and tells nobody which went.
 """
 
 import signal

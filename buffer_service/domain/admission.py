@@ -6,8 +6,8 @@ by being gone.
 Invariant: an engine that is behind the published version is given a lease only if its group would pass the gate. That
 group starts with the weights that the engine has and is trained at its turn, which is after all groups that exist.
 
-This binds where both hold: max_lookahead is set, which alone says how far off a turn may be, and the gate is by the
-head, the only version that is known in advance. It does not bind in the order lifo, where the newest group's turn is
+This binds where both hold: max_lookahead is set, and the gate is by the head. Only max_lookahead says how far off a
+turn may be, and only the head is known in advance. It does not bind in the order lifo, where the newest group's turn is
 the next batch.
 """
 

@@ -27,7 +27,7 @@ class StaleEpoch(Fenced):
 
 
 class NotReady(RolloutBufferError):
-    """The same request can succeed later."""
+    """Not yet: a repeat of the request can succeed."""
 
     reason = "not_ready"
     code = "UNAVAILABLE"

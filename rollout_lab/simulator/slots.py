@@ -1,8 +1,8 @@
 """Slots: which response each one decodes, and when it ends.
 
 Slot time stands still while engines reload, so it lags behind the wall clock by the pauses so far; ends are kept in
-slot time. Invariants: a slot is idle only when no group may be started, for want of a lease or because as many as may
-be are in flight; of a group that was started every response gets a slot before any of the next group's.
+slot time. Invariants: a slot is idle only when no group may be started: there is no lease, or as many as may be are
+in flight; of a group that was started every response gets a slot before any of the next group's.
 """
 
 import heapq

@@ -10,13 +10,13 @@ SHORT = "word " * (MAX_WORDS - 1) + "end."
 LONG = "word " * MAX_WORDS + "end."
 
 
-def found(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> list[str]:
+def found(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, name: str = "page.md") -> list[str]:
     """What the lint prints about a page, without its last line and the page's folder."""
-    page = tmp_path / "page.md"
+    page = tmp_path / name
     page.write_text(text)
     count = main([page])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"lint_prose: {count} long sentences in 1 pages"
+    assert lines[-1] == f"lint_prose: {count} findings in 1 files"
     assert len(lines) == count + 1
     return [line.removeprefix(f"{tmp_path}/") for line in lines[:-1]]
 
@@ -55,3 +55,15 @@ def test_what_is_not_one_long_sentence_passes(tmp_path: Path, capsys: pytest.Cap
 )
 def test_long_sentences_are_found_in_every_kind_of_block(text: str, line: int) -> None:
     assert [sentence.line for sentence in sentences(text) if sentence.words > MAX_WORDS] == [line]
+
+
+def test_docstrings_that_say_nothing_alone_or_go_on_too_long_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constant = 'LIMIT = 3\n"""Of a batch: at most so many."""'
+    function = f'def work():\n    """Work.\n\n    {LONG}\n    """'
+    module = f'"""Module."""\n\n{constant}\n\n\n{function}\n'
+    assert found(tmp_path, capsys, module, "module.py") == [
+        "module.py:4: a docstring begins with a noun or a verb: Of a batch: at most so many.",
+        f"module.py:10: 26 words, 25 at most: {LONG}",
+    ]

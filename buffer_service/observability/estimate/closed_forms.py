@@ -79,7 +79,7 @@ def queue_drop(concurrency_ratio: float, queue_factor: float, rho: float, tailne
     """Staleness of whole batches from a queue that drops its oldest groups.
 
     For ρ > 1 the sum holds as long as the ages of groups spread over a period. Groups that survive the queue were
-    completed late in a period, so up to (1 - 1/ρ)/2 of it is seen as IQS, not PQS.
+    completed late in a period. So up to (1 - 1/ρ)/2 of it is seen as IQS, not PQS.
     """
     return Prediction(pre_queue(concurrency_ratio, rho, tailness), in_queue(queue_factor, rho))
 
@@ -124,8 +124,8 @@ def in_queue_streaming(micro_share: float, queue_micro_batches: float, rho: floa
     Only groups that are queued at the moment of an update (when the last micro-batch of a step is trained) see it.
     ρ <= 1: that takes ρ·n/N of a period, in which ρ·n groups come in, at most k·n: min(ρ, k)·n/N.
     ρ > 1: the queue is full then, k·n groups. Of these the trainer takes n at once. While it trains n groups, ρ·n come
-    in and (ρ - 1)·n of the oldest are dropped. With k - 1 = a·ρ + b, a whole, 0 <= b < ρ, the number of micro-batches
-    of them that are trained is 1 + a + max(0, b - (ρ - 1)). For k = 2 that is (3 - ρ)·n/N up to ρ = 2.
+    in and (ρ - 1)·n of the oldest are dropped. Let k - 1 = a·ρ + b, a whole, 0 <= b < ρ. The number of micro-batches
+    of them that are trained is then 1 + a + max(0, b - (ρ - 1)). For k = 2 that is (3 - ρ)·n/N up to ρ = 2.
     """
     _positive(micro_share=micro_share, rho=rho)
     _at_least_one(queue_micro_batches=queue_micro_batches)
@@ -230,8 +230,11 @@ def token_staleness(
 def period_of_budget(batch_tokens: float, gpus: float, rollout_tps: float, train_tps: float, rho: float) -> float:
     """Train period in seconds when `gpus` GPUs are split so that the utilization is ρ; tokens/s per GPU of each kind.
 
-    With κ = t/r a share κρ/(1 + κρ) of them generates, so T = n·t/(1 + κρ) and the period is
-    B·L̄·(1 + κρ) / (n·t·min(1, ρ)). The period falls below ρ = 1, rises above, and is least at 1.
+    With κ = t/r a share κρ/(1 + κρ) of them generates, so T = n·t/(1 + κρ). The period is:
+
+        B·L̄·(1 + κρ) / (n·t·min(1, ρ))
+
+    It falls below ρ = 1, rises above, and is least at 1.
     """
     _positive(batch_tokens=batch_tokens, gpus=gpus, rollout_tps=rollout_tps, train_tps=train_tps, rho=rho)
     kappa = train_tps / rollout_tps
@@ -255,8 +258,12 @@ def kappa_threshold(queue_factor: float) -> float:
     """Value of κ from which on the train-bound side is the staler one at every period.
 
     It is [(3q - 2) - 2·√((q - 1)(2q - 1))] / (2q²), 1/2 at q = 1.
-    With x = ρ₋ the gain x - 1/2 - (q - 1/2)·κx/(1 - (1 - κ)x) has the sign of the quadratic
-    (x - 1/2)(1 - (1 - κ)x) - (q - 1/2)κx. The threshold is the κ at which its two roots meet.
+    With x = ρ₋ the gain has the sign of a quadratic:
+
+        x - 1/2 - (q - 1/2)·κx/(1 - (1 - κ)x)
+        (x - 1/2)(1 - (1 - κ)x) - (q - 1/2)κx
+
+    The threshold is the κ at which the two roots of the latter meet.
     """
     _at_least_one(queue_factor=queue_factor)
     q = queue_factor
