@@ -2,12 +2,12 @@
 
 Of n = n_r + n_t GPUs, a split gives n_r to rollouts and n_t to training, for good. The synchronous loop on such a split
 leaves each part idle while the other works. Its fair rival is the synchronous loop on shared GPUs: all n generate, then
-all n train. There R' = R·n/n_r, on C' = C·n/n_r slots of the same speed, with as many times the groups in flight.
-With T' = T·n/n_t the utilization is ρ' = ρ·n_t/n_r. A switch between the phases costs time.
+all n train. There R' = R·n/n_r, on C' = C·n/n_r slots of the same speed, with as many times the groups in flight. T' is
+T·n/n_t, so ρ' = ρ·n_t/n_r. A switch between the phases costs time.
 
 No arrangement of n GPUs has a shorter period than B·L̄·(1/R' + 1/T'): each of them busy all the time, nothing thrown
-away. A split with ρ = 1 whose parts never wait has just that period. So have shared GPUs without switches, if no response
-is longer than the others. What asynchrony gains over shared GPUs is the wait for the longest response and the
+away. A split with ρ = 1 whose parts never wait has just that period. So have shared GPUs without switches, if no
+response is longer than the others. What asynchrony gains over shared GPUs is the wait for the longest response and the
 switches; what it gains over a synchronous split is up to half of the period.
 """
 
