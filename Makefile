@@ -118,7 +118,7 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 	@echo "test-upstreams: what upstreams import into .venv-upstreams (2.8 GB, about 3 minutes)"; \
 	test -x .venv-upstreams/bin/python || $(PYTHON) -m venv .venv-upstreams; \
 	.venv-upstreams/bin/python $(PIP) -c constraints.txt -r constraints/upstreams.txt \
-		-e '.[torch,service,embedded,worker]' transformers pytest pytest-asyncio pytest-timeout; \
+		-e '.[torch,service,embedded,worker]' transformers pillow pytest pytest-asyncio pytest-timeout; \
 	.venv-upstreams/bin/python $(PIP) --no-deps sglang==0.5.22 sglang-router==0.3.2 torchvision==0.28.0; \
 	cp deploy/sglang-cpu/shims/torchvision_schemas.* \
 		"$$(.venv-upstreams/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
