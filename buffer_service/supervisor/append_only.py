@@ -8,6 +8,7 @@ O_APPEND every write goes to the file's end, so this sets the flag on the server
 
 import asyncio
 import ctypes
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -23,6 +24,9 @@ FOLDER = "appendonlydir"
 PIDFD_GETFD = 438
 """Number of the system call pidfd_getfd (Linux 5.6), the same on every architecture."""
 
+_GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.EBADF})
+"""Errors of a folder, a process or a descriptor that is not there yet, or no longer."""
+
 
 async def watch(store: EmbeddedStore) -> None:
     """Set O_APPEND on each file that the store appends to, until cancelled; warns once where that is forbidden."""
@@ -36,15 +40,15 @@ async def watch(store: EmbeddedStore) -> None:
             if now != seen and now[0] is not None:
                 append_always(now[0])
             seen = now
-        except PermissionError as error:
-            log.warning(
-                "the store's append-only file may be damaged if its disk fills up after a rewrite of the file; "
-                "--durability host is safe",
-                why=f"O_APPEND cannot be set on its descriptor ({error}): a container's seccomp profile may forbid it",
-            )
-            return
-        except (FileNotFoundError, ProcessLookupError):
-            # It is not there yet, or no longer.
+        except OSError as error:
+            if error.errno not in _GONE:
+                log.warning(
+                    "the store's append-only file may be damaged if its disk fills up after a rewrite of the file; "
+                    "--durability host is safe",
+                    why=f"O_APPEND cannot be set on its descriptor ({error}): a container's seccomp profile may forbid "
+                    "it, or the kernel is older than 5.6",
+                )
+                return
             seen = (None, 0)
         await asyncio.sleep(LOOK_S)
 
@@ -52,7 +56,7 @@ async def watch(store: EmbeddedStore) -> None:
 def append_always(pid: int) -> None:
     """Set O_APPEND on the append-only files that a process has open.
 
-    Raises PermissionError, ProcessLookupError, FileNotFoundError.
+    Raises OSError: it is not allowed, the kernel cannot, or something went away meanwhile.
     """
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         if entry.readlink().suffix == ".aof":

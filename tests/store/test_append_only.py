@@ -1,6 +1,7 @@
 """A store's append-only file on a disk that fills up twice after the file was rewritten."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -111,13 +112,18 @@ async def test_the_file_of_every_rewrite_and_of_every_life_is_appended_to(
     await store.close()
 
 
-async def test_who_may_not_set_the_flag_is_told_once(
-    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("why", [errno.EPERM, errno.ENOSYS])
+async def test_who_cannot_set_the_flag_is_told_once_and_goes_on(
+    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: int
 ) -> None:
-    def forbidden(_: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
+    # What vanishes while it is looked at is looked at again; what is refused stays refused.
+    answers = iter([errno.EBADF, errno.ESRCH, why])
 
-    monkeypatch.setattr(append_only, "append_always", forbidden)
+    def refused(_: int) -> None:
+        raise OSError(next(answers), "")
+
+    monkeypatch.setattr(append_only, "append_always", refused)
+    monkeypatch.setattr(append_only, "LOOK_S", 0.01)
     async with asyncio.timeout(SOON_S):
         await append_only.watch(embedded)
     assert capsys.readouterr().out.count("--durability host") == 1
