@@ -145,13 +145,14 @@ def test_a_unary_push_waits_until_its_deadline(run: RunRpc) -> None:
 
 
 def test_the_lease_of_a_blocked_push_stays_live(rpc: Rpc) -> None:
-    run = rpc.create(batch_groups=1, overflow_action=BLOCK, lease_ttl_ms=1_000)
+    # Several tries fit into its time even on a slow machine.
+    run = rpc.create(batch_groups=1, overflow_action=BLOCK, lease_ttl_ms=3_000)
     run.submit([make_task("leased")])
     lease_id = run.lease().leases[0].lease_id
     run.fill(1)
     pusher = Pusher(run)
     pusher.send("leased", lease_id=lease_id)
-    time.sleep(2.5)
+    time.sleep(4.5)
     state = run.get()
     assert (state.tasks.leased, state.statistics.leases_expired) == (1, 0)
     assert pulled(run, 0) == ["x0"]
