@@ -300,7 +300,7 @@ format: $(TOOLS) ## rewrite Python and proto files in the house format
 
 # --- wire contract ------------------------------------------------------------------------------------------
 
-.PHONY: proto proto-check proto-breaking
+.PHONY: proto proto-check proto-breaking proto-release
 proto: .venv-proto/.installed ## regenerate the Python code of proto/ and its reference in docs
 	@scripts/generate_proto.sh .venv-proto/bin/python proto
 	@.venv-proto/bin/python -m scripts.protocol_reference
@@ -311,6 +311,9 @@ proto-check: .venv-proto/.installed ## fail if the committed generated code is o
 
 proto-breaking: $(TOOLS) ## fail on changes that break clients of the last release
 	@scripts/check_proto_breaking.sh $(BIN)/buf
+
+proto-release: proto-breaking ## keep the contract as it is now as that of a release; proto-breaking compares with it
+	@$(BIN)/buf build proto --exclude-source-info -o proto/released.binpb
 
 # --- measurements -------------------------------------------------------------------------------------------
 

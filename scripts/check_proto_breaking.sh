@@ -1,27 +1,15 @@
 #!/usr/bin/env bash
-# Compares the proto files with the last release (the newest tag that holds them), or with the last commit on main
-# while nothing is released, by buf's rules for wire and source compatibility.
+# Compares the proto files with those of the last release (proto/released.binpb, which `make proto-release` writes), by
+# buf's rules for wire and source compatibility.
 # usage: check_proto_breaking.sh BUF
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 buf=${1:?usage: check_proto_breaking.sh BUF}
+released=proto/released.binpb
 
-has_proto() { git cat-file -e "$1:proto/rollout_buffer/v1" 2>/dev/null; }
-
-base=
-for ref in $(git tag --list 'v*' --sort=-version:refname 2>/dev/null) origin/main main; do
-    if has_proto "$ref"; then
-        base=$ref
-        break
-    fi
-done
-if [ -z "$base" ]; then
-    echo "proto-breaking: skipped, no earlier commit holds proto files to compare with"
+if [ ! -e "$released" ]; then
+    echo "proto-breaking: skipped, nothing has been released to compare with ($released)"
     exit 0
 fi
-
-earlier=$(mktemp -d)
-trap 'rm -rf "$earlier"' EXIT
-git archive "$base" proto | tar -x -C "$earlier"
-"$buf" breaking --against "$earlier/proto"
-echo "proto-breaking: compatible with $base ($(git rev-parse --short "$base"))"
+"$buf" breaking proto --against "$released"
+echo "proto-breaking: compatible with the last release"
