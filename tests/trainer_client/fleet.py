@@ -76,20 +76,34 @@ class FleetEngine:
         self.engine = EngineProcess()
         self.on_phase: Callable[[str], None] = lambda _: None
         self.state = "ready"
-        self.received: list[dict[str, float]] = []
-        """Sums of the tensors of each update."""
+        self._received: list[dict[str, float]] = []
         self.mute = False
         """True for a worker that is gone."""
         self.report: dict[str, Any] = {"membership": 0, "prepared": None, "errors": 0, "last_error": ""}
         self.loaded = WeightVersion(1, 0)
         self.reported_at = time.monotonic()
-        self._plans: queue.SimpleQueue[CollectivePlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[CollectivePlan | threading.Event | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
     def see(self, plan: CollectivePlan) -> None:
         """A plan from the watch."""
         self._plans.put(plan)
+
+    @property
+    def received(self) -> list[dict[str, float]]:
+        """Sums of the tensors of each update, once the worker has followed every plan that it was shown.
+
+        The publisher is done when everything is sent, which is a moment before the worker has it.
+        """
+        self.settle()
+        return self._received
+
+    def settle(self) -> None:
+        """Waits until the worker has followed every plan that it was shown."""
+        followed = threading.Event()
+        self._plans.put(followed)
+        assert followed.wait(START_S), f"the worker of {self.engine_id} does not come to an end"
 
     def view(self) -> Engine:
         """As the run shows it."""
@@ -116,6 +130,9 @@ class FleetEngine:
 
     def _work(self) -> None:
         while (plan := self._plans.get()) is not None:
+            if isinstance(plan, threading.Event):
+                plan.set()
+                continue
             if self.mute:
                 continue
             rank = next((m.rank for m in plan.members if m.engine_id == self.engine_id), None)
@@ -145,7 +162,7 @@ class FleetEngine:
             self._say(membership=plan.membership, prepared=plan.version)
             return
         specs = [(spec.name, spec.dtype, spec.shape) for spec in plan.tensors]
-        self.received.append(self.engine.call("receive", tensors=specs))
+        self._received.append(self.engine.call("receive", tensors=specs))
         self.loaded = plan.version
         self._say(prepared=None)
 

@@ -42,6 +42,7 @@ def started() -> Iterator[Fleet]:
 def fleet(started: Fleet) -> Fleet:
     """Two engines that live; whatever befell them in an earlier test is undone."""
     for engine in started.engines:
+        engine.settle()
         if engine.engine.process.poll() is not None:
             engine.restart()
         engine.mute, engine.state, engine.on_phase = False, "ready", lambda _: None
