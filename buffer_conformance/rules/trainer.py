@@ -11,8 +11,11 @@ from buffer_conformance.rules.shared import asked_again, goes_on, grouped, paced
 from buffer_conformance.rules.views import process_ends, without_run
 
 EXIT_WITHIN_S = 30.0
-GIVES_WAY_S = 2.0
+GIVES_WAY_S = 5.0
 """Calls of other threads may be on their way when the trainer learns that it was replaced."""
+
+_ENDING_S = 2.0
+"""A candidate that ends so soon after a call that got no answer need not ask again."""
 
 _OF_AN_EPOCH = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
 _PULL_MAY_DIFFER = ("train_version", "wait_ms")
@@ -267,7 +270,7 @@ def _is_last(record: Record, call: Exchange) -> bool:
     """True when the candidate ended, or was replaced, soon after."""
     ends = process_ends(record)
     last = record.exchanges[-1].began_s
-    return any(0 <= end - call.ended_s < GIVES_WAY_S for end in ends) or last - call.began_s < GIVES_WAY_S
+    return any(0 <= end - call.ended_s < _ENDING_S for end in ends) or last - call.began_s < _ENDING_S
 
 
 def trainer_pace(record: Record) -> Finding:
