@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-from buffer_conformance.child import Child
+from buffer_conformance.child import Child, service_at
+from buffer_conformance.direct import Direct
 from buffer_conformance.faults import Fault
 from buffer_conformance.proxy import Proxy
-from buffer_wire.errors import InvalidField
+from buffer_conformance.record import Record
+from buffer_wire.errors import InvalidField, RolloutBufferError
 
 _POLL_S = 0.05
 
@@ -79,9 +83,9 @@ class Stage:
             raise Stuck("the candidate was not started")
         return self.child
 
-    async def until(self, holds: Callable[[], bool], what: str, *, within_s: float | None = None) -> None:
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until it holds. Raises Stuck when it does not in time, or the candidate ends."""
-        deadline = self.record.now_s() + (self.options.patience_s if within_s is None else within_s)
+        deadline = self.record.now_s() + self.options.patience_s
         while not holds():
             child = self.child
             if child is not None and child.exit_code is not None:
@@ -91,6 +95,11 @@ class Stage:
             if self.record.now_s() > deadline:
                 raise Stuck(f"waited in vain for {what}")
             await asyncio.sleep(_POLL_S)
+
+    async def at_most(self, limit_s: float, holds: Callable[[], bool], what: str) -> None:
+        """Wait until it holds, or until the time is over. Raises Stuck when the candidate ends."""
+        by = self.record.now_s() + limit_s
+        await self.until(lambda: holds() or self.record.now_s() > by, what)
 
     async def until_fired(self, fault: Fault, what: str) -> None:
         """Wait until a fault has struck. Raises Stuck."""
@@ -116,3 +125,41 @@ class Stage:
     def candidate_runs(self) -> bool:
         """True while the candidate's process runs."""
         return self.child is not None and self.child.exit_code is None
+
+
+@contextlib.asynccontextmanager
+async def staged(options: SuiteOptions) -> AsyncIterator[tuple[Stage, Direct]]:
+    """A stage before a service, and the kit's own calls to that. Its run is new, and is deleted at the end.
+
+    Raises DidNotStart, RolloutBufferError.
+    """
+    run_id = f"conformance-{uuid4().hex[:8]}"
+    async with (
+        service_at(options.service) as service,
+        Proxy(service, Record()) as proxy,
+        Direct(service, run_id) as direct,
+    ):
+        stage = Stage(options, proxy, run_id)
+        try:
+            yield stage, direct
+        finally:
+            stage.record.mark("end")
+            if stage.child is not None:
+                await stage.child.kill()
+            with contextlib.suppress(RolloutBufferError):
+                await direct.call("DeleteRun", trying_s=5.0)
+
+
+@contextlib.asynccontextmanager
+async def beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do the work beside the block, and cancel it at the end. Raises its error after a block that raised none."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from buffer_conformance.record import Record
-from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.rule import Finding, rule
 from buffer_conformance.rules.views import HeldLease, Push, ends_within, leases, pushes, reports, stamp
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
@@ -32,13 +32,12 @@ def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldL
                 yield where, back.continuation, True, held.get(back.lease_id)
 
 
-def form(record: Record) -> Finding:
-    """Rule W5: pushed groups have the form that the contract states."""
-    finding = Finding()
+@rule("W5", "Pushed groups have the form that the contract states.", "Groups and payloads")
+def has_form(record: Record, finding: Finding) -> None:
+    """Check header, columns, spans and values of every pushed group and continuation."""
     for where, group, partial, _ in _bodies(record):
         wrong = _form_fault(group, continuation=partial)
         finding.expect(not wrong, f"{where}: {wrong}")
-    return finding
 
 
 def _form_fault(group: groups_pb2.Group, *, continuation: bool) -> str:
@@ -69,16 +68,15 @@ def _column_faults(header: groups_pb2.GroupHeader, mask: Any, logprobs: Any) -> 
         start += sample.tokens
 
 
-def of_its_task(record: Record) -> Finding:
-    """Rule W11: a group is that of its task: prompt, metadata, environment, size."""
-    finding = Finding()
+@rule("W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads")
+def is_of_its_task(record: Record, finding: Finding) -> None:
+    """Compare every pushed group and continuation with the task of its lease."""
     for where, group, partial, held in _bodies(record):
         if held is None:
             finding.expect(not group.header.lease_id, f"{where}: it was never leased to this worker")
             continue
         wrong = _task_fault(group, held, partial=partial)
         finding.expect(not wrong, f"{where}: {wrong}")
-    return finding
 
 
 def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> str:
@@ -111,9 +109,9 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
     return ""
 
 
-def versions(record: Record) -> Finding:
-    """Rule W12: tokens state versions that the worker's engines had loaded."""
-    finding = Finding()
+@rule("W12", "Tokens state versions that the worker's engines had loaded.", "Numbering")
+def states_loaded_versions(record: Record, finding: Finding) -> None:
+    """Compare the versions of spans with those that the worker's engines were reported with."""
     said = [
         (exchange.began_s, stamp(report.loaded)) for found in reports(record).values() for exchange, report in found
     ]
@@ -130,7 +128,6 @@ def versions(record: Record) -> Finding:
             not strange,
             f"{push}: tokens of version {strange[:1]}, which none of its engines was reported with ({sorted(known)})",
         )
-    return finding
 
 
 def _inherited(held: HeldLease | None) -> set[tuple[int, int]]:
@@ -139,9 +136,9 @@ def _inherited(held: HeldLease | None) -> set[tuple[int, int]]:
     return {stamp(span.version) for sample in samples for span in sample.spans}
 
 
-def pushed_again(record: Record) -> Finding:
-    """Rule W6: a group that got no answer is pushed again, byte for byte."""
-    finding = Finding()
+@rule("W6", "A group that got no answer is pushed again, byte for byte.", "What is promised")
+def is_pushed_again(record: Record, finding: Finding) -> None:
+    """Compare each push that got no answer with the next push of its group."""
     by_lease: dict[str, list[Push]] = {}
     for push in pushes(record):
         by_lease.setdefault(push.lease_id or push.group.header.task_id, []).append(push)
@@ -159,19 +156,7 @@ def pushed_again(record: Record) -> Finding:
                     finding.violations.append(f"{before} got no answer ({_why(before)}) and was not pushed again")
             elif after.body != before.body:
                 finding.violations.append(f"{after} is not byte for byte what {before} was, which got no answer")
-    return finding
 
 
 def _why(push: Push) -> str:
     return push.exchange.fault or push.exchange.status or "the stream is still open"
-
-
-GROUP_RULES = (
-    Rule("W5", "Pushed groups have the form that the contract states.", "Groups and payloads", form),
-    Rule("W6", "A group that got no answer is pushed again, byte for byte.", "What is promised", pushed_again),
-    Rule(
-        "W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads", of_its_task
-    ),
-    Rule("W12", "Tokens state versions that the worker's engines had loaded.", "Numbering", versions),
-)
-"""Rules over groups."""

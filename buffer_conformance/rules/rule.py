@@ -1,12 +1,14 @@
 """Rules over a record, and verdicts.
 
-A rule is a pure function: it counts how often the record gave it something to judge, and says in words what broke it.
-A rule that had nothing to judge is "not exercised", never passed.
+A rule's check reads the record: it counts how often there was something to judge, and says in words what broke the
+rule. A rule that had nothing to judge is "not exercised", never passed.
 """
 
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 from buffer_conformance.record import Record
 
@@ -25,6 +27,10 @@ class Finding:
             self.violations.append(otherwise)
 
 
+Check: TypeAlias = Callable[[Record, Finding], None]
+"""Check of a record, whose result goes into the finding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule of the protocol: a sentence, its reference, and a check of the record."""
@@ -33,7 +39,12 @@ class Rule:
     sentence: str
     reference: str
     """Origin of the rule: a heading of docs/protocol.md, or a message of the proto files."""
-    check: Callable[[Record], Finding]
+    check: Check
+
+
+def rule(id_: str, sentence: str, reference: str) -> Callable[[Check], Rule]:
+    """Make the rule of the check that this decorates."""
+    return partial(Rule, id_, sentence, reference)
 
 
 class Outcome(enum.StrEnum):
@@ -57,10 +68,11 @@ class Verdict:
 def judged(rules: Sequence[Rule], record: Record) -> list[Verdict]:
     """Verdicts of the rules, in the rules' order."""
     verdicts = []
-    for rule in rules:
-        finding = rule.check(record)
+    for each in rules:
+        finding = Finding()
+        each.check(record, finding)
         outcome = Outcome.PASSED if finding.exercised else Outcome.NOT_EXERCISED
         if finding.violations:
             outcome = Outcome.FAILED
-        verdicts.append(Verdict(rule, outcome, finding.exercised, tuple(finding.violations)))
+        verdicts.append(Verdict(each, outcome, finding.exercised, tuple(finding.violations)))
     return verdicts

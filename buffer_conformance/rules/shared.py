@@ -18,9 +18,8 @@ MOST_IN_A_SECOND = 20
 _MALFORMED = frozenset({"invalid_request", "invalid_field", "invalid_policy"})
 
 
-def seen_revision(record: Record) -> Finding:
+def seen_revision(record: Record, finding: Finding) -> None:
     """`seen_revision` is the highest revision received, and `seen_proof` its proof. One without a proof is a view's."""
-    finding = Finding()
     replies = [
         (exchange, entry)
         for exchange in record.exchanges
@@ -48,7 +47,6 @@ def seen_revision(record: Record) -> Finding:
                 run.seen_proof == proof or not least <= seen <= most,
                 f"{exchange} names seen_revision {seen} with the proof {run.seen_proof!r}; it came with {proof!r}",
             )
-    return finding
 
 
 def _is_binding(exchange: Exchange, entry: Entry) -> bool:
@@ -58,43 +56,39 @@ def _is_binding(exchange: Exchange, entry: Entry) -> bool:
     return exchange.status == "OK"
 
 
-def well_formed(record: Record) -> Finding:
+def well_formed(record: Record, finding: Finding) -> None:
     """Rule: no request is refused for its form."""
-    finding = Finding()
     for exchange in record.exchanges:
         error = exchange.error
         bad = error is not None and error.reason in _MALFORMED
         unknown = exchange.status == "UNIMPLEMENTED" and exchange.method.startswith("/rollout_buffer.")
         said = error.message if error is not None else "there is no such method"
         finding.expect(not (bad or unknown), f"{exchange} was refused: {said}")
-    return finding
 
 
-def goes_on(record: Record) -> Finding:
+def goes_on(record: Record, finding: Finding) -> None:
     """Rule: every scenario came to its end in time."""
-    finding = Finding()
     stuck = {mark.data["name"]: mark.data["why"] for mark in record.marked("stuck")}
     for mark in record.marked("scenario"):
         name = mark.data["name"]
         finding.expect(name not in stuck, f"scenario {name!r}: {stuck.get(name)}")
-    return finding
 
 
 def asked_again(
     record: Record,
+    finding: Finding,
     exchanges: Iterable[Exchange],
     identity: Callable[[Exchange], Hashable],
     content: Callable[[Exchange], bytes],
     *,
     of_one_kind: Callable[[Exchange], Hashable],
     said: str,
-) -> Finding:
+) -> None:
     """Calls that got no answer are asked again under their identity, with the same content, before the next one.
 
     Judged are identities of which a call got no answer. `of_one_kind`: what is called one after the other, never at
     once. `said`: what a repeat has to be, for the violation.
     """
-    finding = Finding()
     calls = list(exchanges)
     for same in grouped(calls, identity):
         if not any(call.unanswered for call in same):
@@ -112,7 +106,6 @@ def asked_again(
             finding.violations.append(f"{why}; {then} came next")
         elif then is None and _went_on(record, last):
             finding.violations.append(why)
-    return finding
 
 
 def _went_on(record: Record, call: Exchange) -> bool:
@@ -125,9 +118,8 @@ def _restarted(record: Record, before: Exchange, after: Exchange) -> bool:
     return any(before.began_s < mark.at_s <= after.began_s for mark in record.marked("start"))
 
 
-def paced(streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> Finding:
+def paced(finding: Finding, streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], bool]) -> None:
     """Rule of pace: after calls that brought nothing, no more than MOST_IN_A_SECOND follow within a second."""
-    finding = Finding()
     for calls in streams:
         after = [b for a, b in pairwise(calls) if fruitless(a)]
         finding.exercised += len(after)
@@ -139,7 +131,6 @@ def paced(streams: Iterable[list[Exchange]], fruitless: Callable[[Exchange], boo
                     "brought nothing"
                 )
                 break
-    return finding
 
 
 def grouped(exchanges: Iterable[Exchange], key: Callable[[Exchange], Hashable]) -> list[list[Exchange]]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.rule import Finding, Rule, rule
 from buffer_conformance.rules.shared import asked_again, goes_on, grouped, paced, seen_revision, well_formed
 from buffer_conformance.rules.views import process_ends, without_run
 
@@ -52,9 +52,13 @@ def epochs(record: Record) -> list[Epoch]:
     return list(found.values())
 
 
-def resumes_first(record: Record) -> Finding:
-    """Rule T1: a trainer resumes before it names an epoch."""
-    finding = Finding()
+def _begun(record: Record) -> list[Epoch]:
+    """Epochs whose resume is known."""
+    return [epoch for epoch in epochs(record) if epoch.start is not None]
+
+
+@rule("T1", "A trainer resumes before it names an epoch.", "Commit, checkpoint, resume")
+def _resumes_first(record: Record, finding: Finding) -> None:
     for epoch in epochs(record):
         for call in epoch.calls[:1]:
             resumed = epoch.resumed
@@ -62,22 +66,24 @@ def resumes_first(record: Record) -> Finding:
                 resumed is not None and resumed.replied_s <= call.began_s,
                 f"{call} names epoch {epoch.number}, which no resume had been given",
             )
-    return finding
 
 
-def feeds_by_cursor(record: Record) -> Finding:
-    """Rule T2: submits move the cursor from where it was; one that got no answer is repeated as it was."""
-    finding = asked_again(
+@rule(
+    "T2",
+    "Submits move the cursor from where it was; one that got no answer is repeated as it was.",
+    "Commit, checkpoint, resume",
+)
+def _feeds_by_cursor(record: Record, finding: Finding) -> None:
+    asked_again(
         record,
+        finding,
         record.of("SubmitTasks"),
         lambda call: (call.request.epoch, call.request.request_id),
         without_run,
         of_one_kind=lambda call: call.request.epoch,
         said="the same submit",
     )
-    for epoch in epochs(record):
-        if epoch.start is None:
-            continue
+    for epoch in _begun(record):
         cursor, judged = epoch.start.cursor, set[str]()
         for call in epoch.of("SubmitTasks"):
             request = call.request
@@ -89,7 +95,6 @@ def feeds_by_cursor(record: Record) -> Finding:
                 )
             if call.reply is not None:
                 cursor = max(cursor, call.reply.cursor)
-    return finding
 
 
 def _is_whole(call: Exchange) -> bool:
@@ -107,12 +112,9 @@ def _place(call: Exchange) -> tuple[int, int]:
     return call.request.step, call.request.round
 
 
-def pulls_in_order(record: Record) -> Finding:
-    """Rule T3: steps and rounds are pulled in order; what was not received is pulled again."""
-    finding = Finding()
-    for epoch in epochs(record):
-        if epoch.start is None:
-            continue
+@rule("T3", "Steps and rounds are pulled in order; what was not received is pulled again.", "Numbering")
+def _pulls_in_order(record: Record, finding: Finding) -> None:
+    for epoch in _begun(record):
         for calls in grouped(epoch.of("PullBatch"), lambda call: call.request.rank):
             due = (epoch.start.next_step, 0)
             for call in calls:
@@ -130,7 +132,6 @@ def pulls_in_order(record: Record) -> Finding:
                     without_run(after, *_PULL_MAY_DIFFER) == without_run(before, *_PULL_MAY_DIFFER),
                     f"{after} does not repeat {before}, which was not received whole ({before.fault or before.status})",
                 )
-    return finding
 
 
 def _received(epoch: Epoch, before_s: float) -> int:
@@ -150,12 +151,9 @@ def _commits(call: Exchange) -> int | None:
     return int(request.commit_through_step) if request.HasField("commit_through_step") else None
 
 
-def commits_what_it_has(record: Record) -> Finding:
-    """Rule T4: versions rise, and only what was received is committed."""
-    finding = Finding()
-    for epoch in epochs(record):
-        if epoch.start is None:
-            continue
+@rule("T4", "Versions rise, and only what was received is committed.", "Numbering")
+def _commits_what_it_has(record: Record, finding: Finding) -> None:
+    for epoch in _begun(record):
         newest = (epoch.start.version, b"")
         for call in epoch.of("Commit", "Publish"):
             through, steps = _commits(call), _received(epoch, call.began_s)
@@ -171,15 +169,11 @@ def commits_what_it_has(record: Record) -> Finding:
                 )
                 if version >= newest[0]:
                     newest = (version, content)
-    return finding
 
 
-def checkpoints_what_is_committed(record: Record) -> Finding:
-    """Rule T5: only what is committed is checkpointed."""
-    finding = Finding()
-    for epoch in epochs(record):
-        if epoch.start is None:
-            continue
+@rule("T5", "Only what is committed is checkpointed.", "Commit, checkpoint, resume")
+def _checkpoints_what_is_committed(record: Record, finding: Finding) -> None:
+    for epoch in _begun(record):
         committed = epoch.start.next_step
         for call in epoch.of("Commit", "Publish", "Checkpoint"):
             if call.method == "Checkpoint":
@@ -190,12 +184,10 @@ def checkpoints_what_is_committed(record: Record) -> Finding:
                 )
             elif call.reply is not None:
                 committed = max(committed, call.reply.committed_steps)
-    return finding
 
 
-def gives_way(record: Record) -> Finding:
-    """Rule T6: a trainer that is told stale_epoch ends, and does not resume."""
-    finding = Finding()
+@rule("T6", "A trainer that is told stale_epoch ends, and does not resume.", "Commit, checkpoint, resume")
+def _gives_way(record: Record, finding: Finding) -> None:
     for taken in record.marked("taken_over"):
         ended = next((mark.at_s for mark in record.marked("exit") if mark.at_s >= taken.at_s), None)
         finding.expect(ended is not None, f"it still ran {EXIT_WITHIN_S:.0f} s after it was told stale_epoch")
@@ -211,13 +203,13 @@ def gives_way(record: Record) -> Finding:
                 continue
             late = call.began_s > since + GIVES_WAY_S or call.method == "Resume"
             finding.expect(not late, f"{call} came after it was told stale_epoch at {since:.1f} s")
-    return finding
 
 
-def publishes_again(record: Record) -> Finding:
-    """Rule T8: a publish that got no answer is repeated as it was."""
-    return asked_again(
+@rule("T8", "A publish that got no answer is repeated as it was.", "What is promised")
+def _publishes_again(record: Record, finding: Finding) -> None:
+    asked_again(
         record,
+        finding,
         record.of("Publish"),
         lambda call: (call.request.epoch, call.request.version),
         without_run,
@@ -226,13 +218,12 @@ def publishes_again(record: Record) -> Finding:
     )
 
 
-def resumes_again(record: Record) -> Finding:
-    """Rule T9: a resume that got no answer is repeated under its request id.
-
-    A new request would take the run from the trainer itself.
-    """
-    return asked_again(
+@rule("T9", "A resume that got no answer is repeated under its request id.", "Commit, checkpoint, resume")
+def _resumes_again(record: Record, finding: Finding) -> None:
+    """A new request would take the run from the trainer itself."""
+    asked_again(
         record,
+        finding,
         record.of("Resume"),
         lambda call: call.request.request_id,
         without_run,
@@ -241,12 +232,9 @@ def resumes_again(record: Record) -> Finding:
     )
 
 
-def commits_again(record: Record) -> Finding:
-    """Rule T10: a commit or checkpoint that got no answer is said again.
-
-    A commit of a later step says what the unanswered one said.
-    """
-    finding = Finding()
+@rule("T10", "A commit or checkpoint that got no answer is said again.", "Commit, checkpoint, resume")
+def _commits_again(record: Record, finding: Finding) -> None:
+    """A commit of a later step says what the unanswered one said."""
     calls = list(record.of("Commit", "Checkpoint", "Publish"))
     for call in calls:
         if call.method == "Publish" or not call.unanswered or _is_last(record, call):
@@ -263,7 +251,6 @@ def commits_again(record: Record) -> Finding:
             any(step is not None and step >= through for step in said),
             f"{call} got no answer ({call.fault or call.status}) and was not asked again",
         )
-    return finding
 
 
 def _is_last(record: Record, call: Exchange) -> bool:
@@ -273,47 +260,29 @@ def _is_last(record: Record, call: Exchange) -> bool:
     return any(0 <= end - call.ended_s < _ENDING_S for end in ends) or last - call.began_s < _ENDING_S
 
 
-def trainer_pace(record: Record) -> Finding:
-    """Rule T13: calls that fail are not repeated in a hurry."""
+@rule("T13", "Calls that fail are not repeated in a hurry.", "Errors")
+def _trainer_pace(record: Record, finding: Finding) -> None:
 
     def key(call: Exchange) -> Hashable:
         return call.method, call.request.rank if call.method == "PullBatch" else 0
 
-    return paced(grouped(record.of("Resume", *_OF_AN_EPOCH), key), lambda call: call.status not in ("OK", ""))
+    calls = grouped(record.of("Resume", *_OF_AN_EPOCH), key)
+    paced(finding, calls, lambda call: call.status not in ("OK", ""))
 
 
 TRAINER_RULES = (
-    Rule("T1", "A trainer resumes before it names an epoch.", "Commit, checkpoint, resume", resumes_first),
-    Rule(
-        "T2",
-        "Submits move the cursor from where it was; one that got no answer is repeated as it was.",
-        "Commit, checkpoint, resume",
-        feeds_by_cursor,
-    ),
-    Rule(
-        "T3",
-        "Steps and rounds are pulled in order; what was not received is pulled again.",
-        "Numbering",
-        pulls_in_order,
-    ),
-    Rule("T4", "Versions rise, and only what was received is committed.", "Numbering", commits_what_it_has),
-    Rule("T5", "Only what is committed is checkpointed.", "Commit, checkpoint, resume", checkpoints_what_is_committed),
-    Rule(
-        "T6", "A trainer that is told stale_epoch ends, and does not resume.", "Commit, checkpoint, resume", gives_way
-    ),
+    _resumes_first,
+    _feeds_by_cursor,
+    _pulls_in_order,
+    _commits_what_it_has,
+    _checkpoints_what_is_committed,
+    _gives_way,
     Rule("T7", "seen_revision is the highest revision received, with its proof.", "What is promised", seen_revision),
-    Rule("T8", "A publish that got no answer is repeated as it was.", "What is promised", publishes_again),
-    Rule(
-        "T9",
-        "A resume that got no answer is repeated under its request id.",
-        "Commit, checkpoint, resume",
-        resumes_again,
-    ),
-    Rule(
-        "T10", "A commit or checkpoint that got no answer is said again.", "Commit, checkpoint, resume", commits_again
-    ),
+    _publishes_again,
+    _resumes_again,
+    _commits_again,
     Rule("T11", "No request is refused for its form.", "What is promised", well_formed),
     Rule("T12", "Training goes on after every fault.", "What is promised", goes_on),
-    Rule("T13", "Calls that fail are not repeated in a hurry.", "Errors", trainer_pace),
+    _trainer_pace,
 )
 """Rules for trainers; docs/conformance.md lists them."""

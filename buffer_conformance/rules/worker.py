@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from buffer_conformance.record import Exchange, Record
-from buffer_conformance.rules.groups import GROUP_RULES
-from buffer_conformance.rules.rule import Finding, Rule
+from buffer_conformance.rules.groups import has_form, is_of_its_task, is_pushed_again, states_loaded_versions
+from buffer_conformance.rules.rule import Finding, Rule, rule
 from buffer_conformance.rules.shared import (
     SETTLING_S,
     asked_again,
@@ -30,12 +30,13 @@ def _identity(exchange: Exchange) -> tuple[str, str, str]:
     return request.worker_id, request.instance_id, request.request_id
 
 
-def lease_repeats(record: Record) -> Finding:
-    """Rule W1: a lease request that got no answer is asked again under its request id."""
+@rule("W1", "A lease request that got no answer is asked again under its request id.", "Leases")
+def _lease_repeats(record: Record, finding: Finding) -> None:
     calls = list(record.of("LeaseTasks"))
     # A worker that stops may ask for less: it only wants to know what it was granted.
-    return asked_again(
+    asked_again(
         record,
+        finding,
         calls,
         _identity,
         lambda call: without_run(call, "max_tasks", "wait_ms"),
@@ -44,12 +45,9 @@ def lease_repeats(record: Record) -> Finding:
     )
 
 
-def ends_once(record: Record) -> Finding:
-    """Rule W3: every lease ends exactly once: pushed, returned or lost.
-
-    What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6.
-    """
-    finding = Finding()
+@rule("W3", "Every lease ends exactly once: pushed, returned or lost.", "Leases")
+def _ends_once(record: Record, finding: Finding) -> None:
+    """What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6."""
     tried = {push.lease_id: push for push in pushes(record)}
     terms, now = [mark.at_s for mark in record.marked("sigterm")], record.ended_s
     for lease_id, held in leases(record).items():
@@ -68,12 +66,10 @@ def ends_once(record: Record) -> Finding:
                 finding.violations.append(
                     f"lease {lease_id} was {first[2]} in {first[3]}, and {second[2]} in {second[3]}"
                 )
-    return finding
 
 
-def heartbeats(record: Record) -> Finding:
-    """Rule W4: a lease that is held gets a heartbeat within its time to live."""
-    finding = Finding()
+@rule("W4", "A lease that is held gets a heartbeat within its time to live.", "Leases")
+def _heartbeats(record: Record, finding: Finding) -> None:
     for lease_id, held in leases(record).items():
         ttl_s = held.lease.ttl_ms / 1000
         times = [held.granted_s, *sorted(t for t in held.renewed if held.granted_s <= t < held.ended_s)]
@@ -87,12 +83,10 @@ def heartbeats(record: Record) -> Finding:
                     until - since <= ttl_s * _TTL_SLACK,
                     f"lease {lease_id} lives {ttl_s:.1f} s and had no heartbeat from {since:.1f} to {until:.1f} s",
                 )
-    return finding
 
 
-def loaded_as_reported(record: Record) -> Finding:
-    """Rule W7: lease requests name the version that the engine was last reported with."""
-    finding = Finding()
+@rule("W7", "Lease requests name the version that the engine was last reported with.", "Numbering")
+def _loaded_as_reported(record: Record, finding: Finding) -> None:
     reported = reports(record)
     seen: set[tuple[str, str, str]] = set()
     for call in record.of("LeaseTasks"):
@@ -111,12 +105,14 @@ def loaded_as_reported(record: Record) -> Finding:
             f"{call} says that engine {engine!r} has loaded {loaded}; it was last reported with "
             f"{[*old, *near][-1:] or 'nothing'}",
         )
-    return finding
 
 
-def loads_what_is_published(record: Record) -> Finding:
-    """Rule W8: after a publish every engine reports the version, or an error, within LOADED_WITHIN_S."""
-    finding = Finding()
+@rule(
+    "W8",
+    f"After a publish every engine reports the version, or an error, within {LOADED_WITHIN_S:.0f} s.",
+    "Weight updates",
+)
+def _loads_what_is_published(record: Record, finding: Finding) -> None:
     ends = [mark.at_s for mark in record.marks if mark.kind in ("sigterm", "exit")]
     over = min(ends, default=float("inf"))
     out = (weights_pb2.ENGINE_STATE_STOPPED, weights_pb2.ENGINE_STATE_QUARANTINED)
@@ -134,12 +130,10 @@ def loads_what_is_published(record: Record) -> Finding:
                 f"engine {engine!r} reported neither version {wanted}, published at {mark.at_s:.1f} s, nor an error "
                 f"by {in_time:.1f} s",
             )
-    return finding
 
 
-def nothing_for_a_lost_lease(record: Record) -> Finding:
-    """Rule W9: of a lost lease nothing is said any more; a finished group may be pushed."""
-    finding = Finding()
+@rule("W9", "Of a lost lease nothing is said any more; a finished group may be pushed.", "Leases")
+def _nothing_for_a_lost_lease(record: Record, finding: Finding) -> None:
     for lease_id, held in leases(record).items():
         lost = held.lost_s
         if lost == float("inf"):
@@ -152,12 +146,10 @@ def nothing_for_a_lost_lease(record: Record) -> Finding:
             named = request.lease_ids if call.method == "ExtendLeases" else [b.lease_id for b in request.returns]
             if lease_id in named:
                 finding.violations.append(f"{call} is about lease {lease_id}, known to be lost since {lost:.1f} s")
-    return finding
 
 
-def ends_in_order(record: Record) -> Finding:
-    """Rule W10: on SIGTERM leases end, engines are reported STOPPED, and the exit code is 0."""
-    finding = Finding()
+@rule("W10", "On SIGTERM leases end, engines are reported STOPPED, and the exit code is 0.", "Leases")
+def _ends_in_order(record: Record, finding: Finding) -> None:
     exits = record.marked("exit")
     for term in record.marked("sigterm"):
         ended = next((mark for mark in exits if mark.at_s >= term.at_s), None)
@@ -177,18 +169,16 @@ def ends_in_order(record: Record) -> Finding:
                 bool(last) and last[0].state == weights_pb2.ENGINE_STATE_STOPPED,
                 f"the last report of engine {engine!r} does not say STOPPED",
             )
-    return finding
 
 
-def lease_pace(record: Record) -> Finding:
-    """Rule W13: lease requests that bring nothing are not repeated in a hurry."""
+@rule("W13", "Lease requests that bring nothing are not repeated in a hurry.", "Fine print")
+def _lease_pace(record: Record, finding: Finding) -> None:
     calls = grouped(record.of("LeaseTasks"), lambda call: _identity(call)[:2])
-    return paced(calls, lambda call: call.reply is None or not call.reply.leases)
+    paced(finding, calls, lambda call: call.reply is None or not call.reply.leases)
 
 
-def identities(record: Record) -> Finding:
-    """Rule W14: one instance id for each process, one request id for each request, bundles numbered from 1."""
-    finding = Finding()
+@rule("W14", "One instance id a process, one request id a request, bundles numbered from 1.", "Leases")
+def _identities(record: Record, finding: Finding) -> None:
     answered: dict[tuple[str, str, str], Exchange] = {}
     terms = [mark.at_s for mark in record.marked("sigterm")]
     instances: dict[str, str] = {}
@@ -209,36 +199,24 @@ def identities(record: Record) -> Finding:
             numbers == list(range(1, len(numbers) + 1)),
             f"{call} numbers its bundles {numbers[:5]}, not 1, 2, 3 and so on",
         )
-    return finding
 
 
-_LEASES = "Leases"
-_RULES = (
-    Rule("W1", "A lease request that got no answer is asked again under its request id.", _LEASES, lease_repeats),
+WORKER_RULES = (
+    _lease_repeats,
     Rule("W2", "seen_revision is the highest revision received, with its proof.", "What is promised", seen_revision),
-    Rule("W3", "Every lease ends exactly once: pushed, returned or lost.", _LEASES, ends_once),
-    Rule("W4", "A lease that is held gets a heartbeat within its time to live.", _LEASES, heartbeats),
-    *GROUP_RULES,
-    Rule(
-        "W7", "Lease requests name the version that the engine was last reported with.", "Numbering", loaded_as_reported
-    ),
-    Rule(
-        "W8",
-        f"After a publish every engine reports the version, or an error, within {LOADED_WITHIN_S:.0f} s.",
-        "Weight updates",
-        loads_what_is_published,
-    ),
-    Rule(
-        "W9",
-        "Of a lost lease nothing is said any more; a finished group may be pushed.",
-        _LEASES,
-        nothing_for_a_lost_lease,
-    ),
-    Rule("W10", "On SIGTERM leases end, engines are reported STOPPED, and the exit code is 0.", _LEASES, ends_in_order),
-    Rule("W13", "Lease requests that bring nothing are not repeated in a hurry.", "Fine print", lease_pace),
-    Rule("W14", "One instance id a process, one request id a request, bundles numbered from 1.", _LEASES, identities),
+    _ends_once,
+    _heartbeats,
+    has_form,
+    is_pushed_again,
+    _loaded_as_reported,
+    _loads_what_is_published,
+    _nothing_for_a_lost_lease,
+    _ends_in_order,
+    is_of_its_task,
+    states_loaded_versions,
+    _lease_pace,
+    _identities,
     Rule("W15", "No request is refused for its form.", "What is promised", well_formed),
     Rule("W16", "Work goes on after every fault.", "What is promised", goes_on),
 )
-WORKER_RULES = tuple(sorted(_RULES, key=lambda rule: int(rule.id[1:])))
 """Rules for workers; docs/conformance.md lists them."""

@@ -1,19 +1,15 @@
 """The scenarios for a trainer. The kit is its workers, the trouble on its way to the service, and another trainer."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from uuid import uuid4
 
-from buffer_conformance.child import service_at
 from buffer_conformance.direct import Direct
 from buffer_conformance.faults import When, always
 from buffer_conformance.played.worker import KitWorker
-from buffer_conformance.proxy import Proxy
 from buffer_conformance.record import Record
 from buffer_conformance.rules.trainer import EXIT_WITHIN_S
-from buffer_conformance.stage import Stage, SuiteOptions
-from buffer_wire.errors import RolloutBufferError
+from buffer_conformance.stage import Stage, SuiteOptions, beside, staged
 
 _WORKERS = 2
 _PUBLISHES = 2
@@ -23,29 +19,11 @@ _OPTIONAL_S = 10.0
 
 async def run_trainer_suite(options: SuiteOptions) -> Record:
     """Run the candidate through all scenarios; the record of it. Raises DidNotStart, RolloutBufferError."""
-    record, run_id = Record(), f"conformance-{uuid4().hex[:8]}"
-    async with (
-        service_at(options.service) as service,
-        Proxy(service, record) as proxy,
-        Direct(service, run_id) as direct,
-    ):
-        stage = Stage(options, proxy, run_id)
-        workers = [asyncio.create_task(KitWorker(direct, f"conformance-{i}").run()) for i in range(_WORKERS)]
-        try:
+    async with staged(options) as (stage, direct):
+        workers = [KitWorker(direct, f"conformance-{i}").run() for i in range(_WORKERS)]
+        async with beside(*workers):
             await TrainerSuite(stage, direct).run()
-        finally:
-            for worker in workers:
-                worker.cancel()
-            ended = await asyncio.gather(*workers, return_exceptions=True)
-            record.mark("end")
-            if stage.child is not None:
-                await stage.child.kill()
-            with contextlib.suppress(RolloutBufferError):
-                await direct.call("DeleteRun", trying_s=5.0)
-        for error in ended:
-            if isinstance(error, Exception):
-                raise error
-    return record
+    return stage.record
 
 
 class TrainerSuite:
@@ -77,12 +55,12 @@ class TrainerSuite:
     async def lost(self, method: str, *, when: When = always, needed: bool = True) -> None:
         """Scenario: a reply of the method does not arrive; where not `needed`, the candidate may never call it."""
         stage = self._stage
-        fault, limit_s = stage.proxy.faults.lose_reply(method, when=when), stage.record.now_s() + _OPTIONAL_S
+        fault = stage.proxy.faults.lose_reply(method, when=when)
         if needed:
             await stage.until_fired(fault, f"a call of {method}")
         else:
             # Publishing commits too, and nobody has to checkpoint.
-            await stage.until(lambda: fault.fired.is_set() or stage.record.now_s() > limit_s, "a while")
+            await stage.at_most(_OPTIONAL_S, fault.fired.is_set, "a while")
             fault.disarm()
         await self.goes_on()
 
