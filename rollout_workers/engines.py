@@ -1,56 +1,18 @@
-"""Hosts of a worker's engines: of running servers, servers that the worker starts, or simulated ones.
-
-A host opens its engine, opens it again after a failure, and closes what it owns.
-"""
+"""Engines of a worker, opened: which hosts its options name, and the slot of each engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
-from rollout_workers.engine.sglang.hosts import LaunchedHost, RemoteHost
-from rollout_workers.engine.simulated.host import SimulatedHost
-from rollout_workers.engine.types import Engine
+from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.options import WorkerOptions
 from rollout_workers.slots.slot import EngineSlot
 
 
-class EngineHost(Protocol):
-    """Owner of one engine."""
-
-    base_model: str | None
-    """Model that holds version 0; None when only the engine can say."""
-
-    @property
-    def ended(self) -> bool:
-        """True when a process that the worker owns has ended."""
-        ...
-
-    @property
-    def why_ended(self) -> str:
-        """Account of the end of such a process, as far as it is known: its exit code, and the end of its log."""
-        ...
-
-    async def open(self) -> Engine:
-        """Start if need be, and connect. Raises EngineError."""
-        ...
-
-    async def revive(self) -> Engine:
-        """Make one attempt, after a failure, to have it running and connected again. Raises EngineError."""
-        ...
-
-    async def close(self) -> None:
-        """Disconnect; end what the worker started."""
-        ...
-
-
 def hosts_of(options: WorkerOptions) -> list[EngineHost]:
     """Hosts, one for each engine that the options name; engines that a router lists are not known here."""
-    if options.launch is not None:
-        return [LaunchedHost(i, options) for i in range(options.launch.engines)]
-    if options.simulated is not None:
-        return [SimulatedHost(i, options) for i in range(options.simulated.engines)]
-    return [RemoteHost(url, options) for url in options.engine_urls]
+    hosts = options.kind.hosts
+    return [hosts.host_at(url, options) for url in options.engine_urls] or list(hosts.own_hosts(options))
 
 
 @asynccontextmanager

@@ -1,30 +1,23 @@
 """Options of a rollout worker: one frozen value, checked when it is made, that every part reads and none changes.
 
-Invariant: exactly one source of engines is named (URLs, launch, or simulated).
+Invariant: exactly one source of engines is named (URLs, a router, launch, or simulated), and their kind has it.
 """
 
 import os
 import re
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
-from typing import TypeVar
 
 from buffer_wire import limits
 from buffer_wire.access import Access, check_address
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.sglang.versions import release_of
+from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
+from rollout_workers.engine.registry import KINDS, SERVERS, Kind
 from rollout_workers.engine.types import PauseMode
 
 EVALUATIONS = ("also", "never", "only")
 """Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
-
-DEVICES = ("cpu", "cuda")
-"""Devices on which launched servers can compute."""
-
-T = TypeVar("T")
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
@@ -36,77 +29,6 @@ def default_worker_id() -> str:
     """`hostname-pid`, reduced to the characters that a worker id may have."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return f"{host or 'worker'}-{os.getpid()}"
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """SGLang servers that the worker starts itself and ends with itself."""
-
-    model_path: Path
-    """Directory of the model, with its tokenizer unless tasks carry token ids."""
-
-    engines: int = 1
-    """Servers to start, 1 to 64, all with the same model."""
-
-    sglang_python: Path = Path(".venv-sglang/bin/python")
-    """Interpreter of the environment that SGLang is installed in."""
-
-    device: str = "cpu"
-    """cpu (SGLang is given bounds for a small model on few cores) or cuda (its own defaults, which plan for a whole
-    GPU)."""
-
-    gpus_per_engine: int = 0
-    """GPUs of each engine, 0 to 64: the first engine gets the first so many of those that this process sees
-    (CUDA_VISIBLE_DEVICES, or all), and so on. 0: one engine, which sees all."""
-
-    extra_flags: tuple[str, ...] = ()
-    """Arguments passed on to SGLang's launch_server, each flag and each value one entry."""
-
-    ready_timeout_s: float = 300.0
-    """Longest time from start to ready."""
-
-    log_dir: Path | None = None
-    """Directory of the servers' logs; default: weights_dir."""
-
-    def __post_init__(self) -> None:
-        _check("launch.engines", self.engines, lambda n: 1 <= n <= 64, "1 to 64")
-        _check("launch.device", self.device, lambda d: d in DEVICES, f"one of {', '.join(DEVICES)}")
-        _check("launch.gpus_per_engine", self.gpus_per_engine, lambda n: 0 <= n <= 64, "0 to 64")
-        if self.device == "cuda" and self.engines > 1 and not self.gpus_per_engine:
-            raise InvalidField("launch.gpus_per_engine", 0, "1 or more with several engines, which share the GPUs out")
-        if self.device != "cuda" and self.gpus_per_engine:
-            raise InvalidField("launch.gpus_per_engine", self.gpus_per_engine, "0 unless launch.device is cuda")
-        _check("launch.ready_timeout_s", self.ready_timeout_s, _positive, "a finite number of seconds above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedOptions:
-    """Engines that only keep SGLang's timing and bookkeeping: for load tests, without any model."""
-
-    engines: int = 1
-    """Simulated engines of the worker, 1 to 1,024."""
-
-    tokens_per_s: float = 200.0
-    """Decoding speed of one sample."""
-
-    slots: int = 256
-    """Samples decoded at once by one engine."""
-
-    length_median: float = 64.0
-    """Median length of a response in tokens, capped by the task's max_new_tokens."""
-
-    length_sigma: float = 0.5
-    """Spread of the logarithm of the lengths; 0 makes all equal."""
-
-    vocab_size: int = 1_024
-    """Size of the vocabulary: token ids are drawn from 0 to this, exclusive."""
-
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check("simulated.engines", self.engines, lambda n: 1 <= n <= 1_024, "1 to 1,024")
-        _check("simulated.tokens_per_s", self.tokens_per_s, _positive, "a finite number above 0")
-        _check("simulated.vocab_size", self.vocab_size, lambda n: 2 <= n <= 1 << 31, "2 to 2^31")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +57,11 @@ class WorkerOptions:
     environment_args: str = ""
     """Arguments of the environment, a JSON object."""
 
+    engine_kind: str = "sglang"
+    """Kind of the engines that are servers."""
+
     engine_urls: tuple[str, ...] = ()
-    """Base URLs (http://host:port) of running SGLang servers, one engine each."""
+    """Base URLs (http://host:port) of running servers, one engine each."""
 
     router: str = ""
     """Base URL of an sglang-router: the SGLang servers that it lists are the engines, followed as they come and go."""
@@ -243,25 +168,24 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        _check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
+        check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")
         self._check_functions()
-        _check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
-        _check("sglang_version", self.sglang_version, lambda v: not v or release_of(v) is not None, "as in 0.5.23")
-        _check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
-        _check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
-        _check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")
-        _check("reward_processes", self.reward_processes, lambda n: 0 <= n <= 256, "0 to 256")
-        _check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
-        _check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
-        _check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
-        _check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
-        _check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
-        _check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
-        _check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
-        _check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
-        _check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
-        _check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")
-        _check("bundle_wait_s", self.bundle_wait_s, lambda s: 0 <= s <= 10, "0 to 10 seconds")
+        check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
+        check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
+        check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")
+        check("reward_processes", self.reward_processes, lambda n: 0 <= n <= 256, "0 to 256")
+        check("reward_threads", self.reward_threads, lambda n: 1 <= n <= 256, "1 to 256")
+        check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
+        check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
+        check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
+        check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
+        check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
+        check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
+        check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
+        check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
+        check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")
+        check("bundle_wait_s", self.bundle_wait_s, lambda s: 0 <= s <= 10, "0 to 10 seconds")
         for name in (
             "reward_timeout_s",
             "reload_timeout_s",
@@ -271,9 +195,9 @@ class WorkerOptions:
             "engine_timeout_s",
             "evaluation_hold_s",
         ):
-            _check(name, getattr(self, name), _positive, "a finite number of seconds above 0")
+            check(name, getattr(self, name), is_positive, "a finite number of seconds above 0")
         for url in (*self.engine_urls, *([self.router] if self.router else [])):
-            _check("engine_urls", url, lambda u: u.startswith(("http://", "https://")), "http://host:port")
+            check("engine_urls", url, lambda u: u.startswith(("http://", "https://")), "http://host:port")
         sources = [bool(self.engine_urls), bool(self.router), self.launch is not None, self.simulated is not None]
         if sum(sources) != 1:
             raise InvalidField(
@@ -281,6 +205,8 @@ class WorkerOptions:
                 f"{sum(sources)} sources",
                 "one of engine_urls (--engine), router, launch and simulated (--simulate)",
             )
+        check("engine_kind", self.engine_kind, lambda k: k in SERVERS, f"one of {', '.join(SERVERS)}")
+        self.kind.check(self)
 
     def _check_functions(self) -> None:
         if self.rollout and self.environment:
@@ -288,13 +214,27 @@ class WorkerOptions:
         if self.environment_args and not self.environment:
             raise InvalidField("environment_args", self.environment_args, "given together with environment")
         if self.reward or not (self.rollout or self.environment):
-            _check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+            check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
         elif self.reward_processes:
             raise InvalidField("reward_processes", self.reward_processes, "0 without a reward function")
         if self.rollout:
-            _check("rollout", self.rollout, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
+            check("rollout", self.rollout, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
         if self.environment:
-            _check("environment", self.environment, lambda e: e.startswith("verifiers:"), "verifiers:NAME")
+            check("environment", self.environment, lambda e: e.startswith("verifiers:"), "verifiers:NAME")
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the worker's engines."""
+        return KINDS["simulated" if self.simulated is not None else self.engine_kind]
+
+    @property
+    def source(self) -> Source:
+        """Way in which the worker comes by its engines."""
+        if self.simulated is not None:
+            return "simulate"
+        if self.launch is not None:
+            return "launch"
+        return "router" if self.router else "url"
 
     @property
     def engine_count(self) -> int:
@@ -302,12 +242,3 @@ class WorkerOptions:
         if self.launch is not None:
             return self.launch.engines
         return self.simulated.engines if self.simulated is not None else len(self.engine_urls)
-
-
-def _positive(value: float) -> bool:
-    return isfinite(value) and value > 0
-
-
-def _check(name: str, value: T, holds: Callable[[T], bool], limit: str) -> None:
-    if not holds(value):
-        raise InvalidField(name, value, limit)

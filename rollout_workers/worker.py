@@ -18,9 +18,9 @@ import structlog
 
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from rollout_workers.counters import Counters
-from rollout_workers.engine.sglang.hosts import RemoteHost
+from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.engines import EngineHost, hosts_of, open_engines, open_slot
+from rollout_workers.engines import hosts_of, open_engines, open_slot
 from rollout_workers.fleet.fleet import Fleet, Seat
 from rollout_workers.fleet.guard import EngineGuard
 from rollout_workers.fleet.reporter import Reporter, report_all
@@ -298,7 +298,7 @@ class Worker:
 
         async def add(url: str) -> None:
             engine_id = self._engine_ids.setdefault(url, f"{self.options.worker_id}.e{len(self._engine_ids)}")
-            host = RemoteHost(url, self.options)
+            host = self.options.kind.hosts.host_at(url, self.options)
             try:
                 slot = await open_slot(engine_id, host)
             except BaseException:

@@ -19,8 +19,10 @@ import yaml  # type: ignore[import-untyped]
 
 from buffer_service.settings import Settings
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.options import DEVICES, LaunchOptions, SimulatedOptions
+from rollout_workers.engine.registry import SERVERS
 from rollout_workers.engine.types import PauseMode
-from rollout_workers.options import DEVICES, EVALUATIONS, LaunchOptions, SimulatedOptions, WorkerOptions
+from rollout_workers.options import EVALUATIONS, WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "scripts/chart_schema.yaml"
@@ -39,7 +41,7 @@ CHART_OPTIONS = {
 }
 """Worker options that the chart gives itself."""
 
-CHOICES = {"pause_mode": tuple(PauseMode), "evaluations": EVALUATIONS, "device": DEVICES}
+CHOICES = {"pause_mode": tuple(PauseMode), "evaluations": EVALUATIONS, "device": DEVICES, "engine_kind": SERVERS}
 
 LARGEST = 1 << 40
 """Values that are accepted beyond this have no bound."""

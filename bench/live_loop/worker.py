@@ -37,10 +37,11 @@ def main() -> None:
     import structlog
 
     from bench.worker import no_reward
+    from rollout_workers.engine.options import SimulatedOptions
     from rollout_workers.engine.simulated.answers import AnswerOptions
     from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
     from rollout_workers.engine.types import Engine
-    from rollout_workers.options import SimulatedOptions, WorkerOptions
+    from rollout_workers.options import WorkerOptions
     from rollout_workers.worker import Worker
 
     structlog.configure(

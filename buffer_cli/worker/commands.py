@@ -39,9 +39,10 @@ def worker(
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer's directory, for chat prompts.")] = None,
     engine_urls: Annotated[
         list[str] | None,
-        typer.Option(
-            "--engine", help="http://host:port of a running SGLang server; repeatable.", rich_help_panel=_ENGINES
-        ),
+        typer.Option("--engine", help="http://host:port of a running server; repeatable.", rich_help_panel=_ENGINES),
+    ] = None,
+    engine_kind: Annotated[
+        str | None, typer.Option(help="What the servers are. Default: sglang.", rich_help_panel=_ENGINES)
     ] = None,
     router: Annotated[
         str | None,

@@ -8,8 +8,9 @@ from typing import Any
 from buffer_cli.access import access
 from buffer_service.observability import logs
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
 from rollout_workers.main import EXIT_OPTIONS, run_worker
-from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
+from rollout_workers.options import WorkerOptions
 
 _LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log_dir")
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from buffer_wire.errors import RolloutBufferError
-from rollout_workers.engines import EngineHost
+from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.fleet.reporter import report_all
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.engine_state import Event

@@ -17,8 +17,8 @@ import structlog
 
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineError, EngineTimeout
+from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.engine.types import SampleRequest
-from rollout_workers.engines import EngineHost
 from rollout_workers.errors import EnginesLost
 from rollout_workers.service.client import WaitLog
 from rollout_workers.slots.engine_state import Event

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineUnavailable, EngineUnfit
+from rollout_workers.engine.hosts import RemoteHost
 from rollout_workers.engine.http import HttpConnection
-from rollout_workers.engine.sglang.hosts import RemoteHost
 from rollout_workers.options import WorkerOptions
 from rollout_workers.service.client import WaitLog
 
@@ -131,7 +131,7 @@ async def first_ready(router: RouterClient, options: WorkerOptions) -> RemoteHos
         try:
             urls, unfit = await router.servers(), list[EngineUnfit]()
             for url in urls:
-                host = RemoteHost(url, options)
+                host = options.kind.hosts.host_at(url, options)
                 try:
                     if await host.is_ready():
                         return host

@@ -16,7 +16,8 @@ from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_wire.access import Access
 from buffer_wire.errors import InvalidField
-from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions
+from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
+from rollout_workers.options import WorkerOptions
 from tests.support.commands import command
 from tests.support.rpc import connect, make_task
 from tests.support.service import ServiceProcess, running_service

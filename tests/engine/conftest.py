@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.calls import ServerOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from tests.engine.fake_sglang import FakeSglang
 from tests.support.sglang_python import sglang_python
@@ -55,7 +56,7 @@ async def launcher(models: Models, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest_asyncio.fixture
 async def engine(launcher: SglangLauncher) -> AsyncIterator[SglangEngine]:
     """An engine on the real server, left unpaused."""
-    engine = SglangEngine(launcher.base_url, options=SglangOptions(generate_timeout_s=100))
+    engine = SglangEngine(launcher.base_url, options=ServerOptions(generate_timeout_s=100))
     yield engine
     await engine.resume()
     await engine.close()

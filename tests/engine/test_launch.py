@@ -17,10 +17,11 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineNotStarted
+from rollout_workers.engine.options import LaunchOptions
 from rollout_workers.engine.sglang import launch
-from rollout_workers.engine.sglang.hosts import LaunchedHost
+from rollout_workers.engine.sglang.hosts import own_hosts
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions, free_port
-from rollout_workers.options import LaunchOptions, WorkerOptions
+from rollout_workers.options import WorkerOptions
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -145,7 +146,7 @@ def launched(**values: Any) -> list[SglangServerOptions]:
     """How the servers of a worker are started."""
     launch = LaunchOptions(Path("/models/tiny"), **values)
     worker = WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch)
-    return [LaunchedHost(index, worker)._launcher.options for index in range(launch.engines)]
+    return [host._launcher.options for host in own_hosts(worker)]
 
 
 def test_engines_of_one_worker_share_out_the_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ async def test_a_server_that_dies_is_noticed_and_can_be_started_again(python: Pa
 
 async def test_a_launched_engine_that_dies_is_explained_and_started_anew(python: Path, tmp_path: Path) -> None:
     launch = LaunchOptions(Path("/models/tiny"), sglang_python=python, log_dir=tmp_path, ready_timeout_s=20)
-    host = LaunchedHost(0, WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch))
+    (host,) = own_hosts(WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch))
     await host.open()
     assert host.why_ended == ""
     pid = host._launcher.pid

@@ -10,14 +10,15 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import EngineLoad, PauseMode, SampleRequest, VersionSpan
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, answer, event, hang_up, ok
 
 PROMPT = np.array([3, 4, 5], dtype=np.int32)
-QUICK = SglangOptions(
+QUICK = ServerOptions(
     control_timeout_s=2, generate_timeout_s=5, abort_grace_s=0.2, reconnect_s=0.5, full_queue_wait_s=2.0
 )
 DONE = b"data: [DONE]\n\n"

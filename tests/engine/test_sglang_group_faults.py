@@ -8,13 +8,14 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected, EngineTimeout
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import GroupPlace
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, refused
 
-QUICK = SglangOptions(control_timeout_s=1, load_timeout_s=1, reconnect_s=0.5)
+QUICK = ServerOptions(control_timeout_s=1, load_timeout_s=1, reconnect_s=0.5)
 
 
 @pytest_asyncio.fixture

@@ -10,9 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from buffer_wire.errors import InvalidField
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineError, EngineNotStarted, EngineUnfit
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
-from rollout_workers.engine.sglang.hosts import RemoteHost
+from rollout_workers.engine.hosts import RemoteHost
+from rollout_workers.engine.sglang.engine import SglangEngine
+from rollout_workers.engine.sglang.hosts import host_at
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.sglang.versions import HABITS, LEAST, release_of, text
 from rollout_workers.engine.types import PauseMode
@@ -27,7 +29,7 @@ OLDER = {habit.since: text((*habit.since[:2], habit.since[2] - 1)) for habit in 
 
 
 async def opened(server: FakeSglang, tmp_path: Path, **more: Any) -> RemoteHost:
-    host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,), **more))
+    host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,), **more))
     try:
         await open_slot("e0", host)
     finally:
@@ -92,7 +94,7 @@ async def test_what_a_release_lacks_without_being_unfit_is_said_when_it_is_conne
 
 async def test_server_that_is_exchanged_for_an_older_one_is_told_from_one_that_is_not_ready(tmp_path: Path) -> None:
     async with FakeSglang() as server:
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         await open_slot("e0", host)
         server.sglang = "0.5.19"
         with pytest.raises(EngineUnfit, match=r"SGLang 0\.5\.19"):
@@ -105,7 +107,7 @@ async def test_fork_that_is_taken_for_more_than_it_is_ends_as_upstream_said(tmp_
     weights = write_random_model(tmp_path / "model", seed=0)
     async with FakeSglang("0.5.20") as server:
         server.model_path = str(weights)
-        engine = SglangEngine(server.url, options=SglangOptions(counts_as="0.5.23", reconnect_s=0.2))
+        engine = SglangEngine(server.url, options=ServerOptions(counts_as="0.5.23", reconnect_s=0.2))
         await engine.pause(PauseMode.RETRACT)
         server.waiting = 1
         with pytest.raises(EngineError):

@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.sglang import weights as sglang_weights
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import PauseMode, TensorSpec
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.weights.swap import swap
@@ -23,7 +24,7 @@ from tests.engine.fake_sglang import FakeSglang, never_answer, ok, refused
 from tests.support.tiny_model import TinyModelShape, write_random_model
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
-QUICK = SglangOptions(control_timeout_s=1, load_timeout_s=1, reconnect_s=0.5)
+QUICK = ServerOptions(control_timeout_s=1, load_timeout_s=1, reconnect_s=0.5)
 TENSORS = (TensorSpec("a", "float32", (2, 3)), TensorSpec("b", "bfloat16", ()))
 TENSOR, DISTRIBUTED = "/update_weights_from_tensor", "/update_weights_from_distributed"
 BEGIN, END = "/begin_weight_update", "/end_weight_update"

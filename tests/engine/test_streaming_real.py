@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, Models
@@ -22,7 +23,7 @@ from tests.support.sglang_python import sglang_python
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = np.array([40, 41, 42, 43, 44], dtype=np.int32)
-STREAMED = SglangOptions(generate_timeout_s=60, stream_interval=8)
+STREAMED = ServerOptions(generate_timeout_s=60, stream_interval=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

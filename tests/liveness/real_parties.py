@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import get_args
 
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine
-from rollout_workers.engine.simulated.host import SimulatedHost
-from rollout_workers.options import SimulatedOptions, WorkerOptions
+from rollout_workers.engine.simulated.hosts import own_hosts
+from rollout_workers.options import WorkerOptions
 from rollout_workers.rewards import RewardInput
 from rollout_workers.worker import Worker
 from tests.liveness.simulation import Habits
@@ -86,7 +87,7 @@ class Crew:
             drain_grace_s=1.0,
             max_sample_attempts=1,
         )
-        host = SimulatedHost(0, options)
+        (host,) = own_hosts(options)
         return Worker(options, hosts=[host]), host.engine
 
     async def _trouble(self, engine: SimulatedEngine) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from rollout_buffer.v1 import tasks_pb2, weights_pb2
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.types import FinishReason, GeneratedSample, VersionSpan, new_rid
-from rollout_workers.options import SimulatedOptions, WorkerOptions
+from rollout_workers.options import WorkerOptions
 
 REWARD = "tests.workers.building:length_reward"
 

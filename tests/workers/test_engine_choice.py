@@ -14,10 +14,10 @@ import structlog
 from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.simulated.host import SimulatedHost
+from rollout_workers.engine.simulated.hosts import SimulatedHost
 from rollout_workers.engine.types import EngineLoad, GeneratedSample, SampleRequest
-from rollout_workers.options import SimulatedOptions
 from rollout_workers.slots import breaker, loads
 from rollout_workers.slots.loads import LoadView
 from rollout_workers.tasks import dispatcher

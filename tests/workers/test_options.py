@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.options import LaunchOptions, SimulatedOptions, WorkerOptions, default_worker_id
+from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
+from rollout_workers.options import WorkerOptions, default_worker_id
 
 NEEDED: dict[str, Any] = {"address": "127.0.0.1:50051", "run_id": "r", "reward": "m:f"}
 
@@ -64,3 +65,18 @@ def test_launched_servers_that_could_not_work_are_refused_by_name(field: str, gi
 
 def test_default_worker_id_is_a_legal_one() -> None:
     WorkerOptions(**NEEDED, simulated=SimulatedOptions(), worker_id=default_worker_id())
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("engine_kind", {"engine_urls": ("http://a:1",), "engine_kind": "an abacus"}),
+        ("engine_kind", {"engine_urls": ("http://a:1",), "engine_kind": "simulated"}),
+        ("sglang_version", {"engine_urls": ("http://a:1",), "sglang_version": "new"}),
+        ("sglang_version", {"simulated": SimulatedOptions(), "sglang_version": "0.5.23"}),
+    ],
+)
+def test_what_a_kind_of_engines_cannot_do_is_refused_by_name(field: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField) as caught:
+        WorkerOptions(**NEEDED, **given)
+    assert caught.value.attributes["field"] == field

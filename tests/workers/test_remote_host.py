@@ -10,7 +10,7 @@ from aiohttp import web
 
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.errors import EngineUnavailable
-from rollout_workers.engine.sglang.hosts import RemoteHost
+from rollout_workers.engine.sglang.hosts import host_at
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.engines import open_slot
 from rollout_workers.fleet import guard
@@ -51,7 +51,7 @@ async def test_server_that_comes_back_with_other_flags_is_read_by_them(tmp_path:
     async with FakeSglang() as server:
         streaming(server)
         server.incremental = incremental
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         first = await host.open()
         assert (await first.generate([six_tokens()]))[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6]
         assert await host.revive() is first, "the same server is not connected anew: its calls go on"
@@ -71,7 +71,7 @@ async def test_server_that_was_started_anew_unnoticed_is_found_out_by_its_first_
     async with FakeSglang() as server:
         streaming(server)
         server.version = "default"
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         slot = await open_slot("e0", host)
         slot.adopt(slot.loaded)
         running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=60.0).run())
@@ -102,7 +102,7 @@ async def test_server_that_does_not_tell_its_weights_is_unreachable_until_it_doe
         return ok({})
 
     async with FakeSglang() as server:
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         slot = await open_slot("e0", host)
         running = asyncio.create_task(EngineGuard(slot, host, [slot], timeout_s=60.0).run())
         tells, server.handlers["/model_info"] = server.handlers["/model_info"], says_nothing
@@ -125,7 +125,7 @@ async def test_server_that_a_killed_worker_left_paused_is_resumed(tmp_path: Path
             return ok() if resumed else refused("paused", 503)
 
         server.handlers["/ready"] = ready
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         engine = await host.open()
         assert await engine.ready()
         await host.close()
@@ -134,7 +134,7 @@ async def test_server_that_a_killed_worker_left_paused_is_resumed(tmp_path: Path
 async def test_update_that_a_killed_worker_left_open_is_closed(tmp_path: Path) -> None:
     async with FakeSglang() as server:
         server.session_open = True
-        host = RemoteHost(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
+        host = host_at(server.url, options("x:1", tmp_path, simulated=None, engine_urls=(server.url,)))
         await (await host.open()).info()
         assert not server.session_open
         await host.close()
@@ -148,7 +148,7 @@ async def test_server_that_does_not_become_ready_is_given_up_at_the_deadline(tmp
 
         server.handlers["/ready"] = never
         made = options("x:1", tmp_path, simulated=None, engine_urls=(server.url,), engine_timeout_s=0.3)
-        host = RemoteHost(server.url, made)
+        host = host_at(server.url, made)
         with pytest.raises(EngineUnavailable, match=r"not ready after 0\.3 s"):
             await host.open()
         await host.close()

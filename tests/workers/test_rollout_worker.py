@@ -10,9 +10,9 @@ import pytest
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.episode import Episode
 from rollout_workers.functions import Rollout
-from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
 from tests.workers.building import options, task
 from tests.workers.fake_service import FakeService

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineMalformed, EngineUnavailable, EngineUnfit
-from rollout_workers.engine.sglang.hosts import RemoteHost
+from rollout_workers.engine.sglang.hosts import host_at
 from rollout_workers.engines import open_slot
 from rollout_workers.fleet import router as router_module
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
@@ -127,7 +127,7 @@ async def test_servers_of_a_router_that_are_too_old_are_refused_by_name_and_said
 
         async def add(url: str) -> None:
             tried.append(url)
-            refused = RemoteHost(url, made)
+            refused = host_at(url, made)
             try:
                 await open_slot("e", refused)
             finally:

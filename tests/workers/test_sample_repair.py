@@ -13,6 +13,7 @@ import pytest
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
@@ -20,7 +21,6 @@ from rollout_workers.engine.types import GeneratedSample, SampleRequest
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.samples import GroupProgress
-from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.slots.slot import EngineSlot

@@ -17,11 +17,11 @@ pytest.importorskip("verifiers")
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import read_payload
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.simulated import engine as simulated
 from rollout_workers.engine.simulated.answers import Answer, AnswerOptions
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.functions import rollout_of
-from rollout_workers.options import SimulatedOptions
 from tests.support.sglang_python import sglang_python
 from tests.support.tiny_model import write_random_model
 from tests.workers.building import eventually, options, task, time_passes, weight_files

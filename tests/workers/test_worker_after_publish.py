@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_workers.engine.simulated.host import SimulatedHost
-from rollout_workers.options import SimulatedOptions
+from rollout_workers.engine.options import SimulatedOptions
+from rollout_workers.engine.simulated.hosts import own_hosts
 from rollout_workers.worker import Worker
 from tests.support.service import ServiceProcess
 from tests.workers.building import length_reward, options
@@ -44,7 +44,7 @@ async def test_what_a_publish_admits_is_begun_with_its_weights_as_soon_as_they_a
     given = options(
         service.address, tmp_path, run_id=run_id, simulated=simulated, groups_per_engine=2 * N, lease_wait_s=30.0
     )
-    worker = Worker(given, reward=length_reward, hosts=[SimulatedHost(0, given)])
+    worker = Worker(given, reward=length_reward, hosts=own_hosts(given))
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(200):

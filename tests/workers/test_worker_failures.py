@@ -10,7 +10,7 @@ import pytest
 from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
-from rollout_workers.engine.simulated.host import SimulatedHost
+from rollout_workers.engine.simulated.hosts import own_hosts
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.rewards import RewardInput, Scorer, Scores
 from rollout_workers.worker import Worker
@@ -149,7 +149,7 @@ async def test_engine_that_never_comes_ends_the_worker(fake: FakeService, tmp_pa
 
 async def test_lost_engines_end_the_worker_when_none_comes_back(fake: FakeService, tmp_path: Path) -> None:
     made = options(fake.address, tmp_path, engine_timeout_s=0.3)
-    host = SimulatedHost(0, made)
+    (host,) = own_hosts(made)
     worker = Worker(made, hosts=[host])
     running = asyncio.create_task(worker.run())
     await fake.until(lambda: bool(fake.lease_requests))

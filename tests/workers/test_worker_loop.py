@@ -10,7 +10,7 @@ import structlog
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import tasks_pb2, weights_pb2
-from rollout_workers.options import SimulatedOptions
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.rewards import RewardInput
 from tests.workers.building import task, time_passes, weight_files
 from tests.workers.fake_service import FakeService

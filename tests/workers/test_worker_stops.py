@@ -10,7 +10,7 @@ from aiohttp import web
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2
-from rollout_workers.options import SimulatedOptions
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.worker import Worker
 from tests.engine.fake_sglang import FakeSglang, answer, asks_vocabulary, event, refused
 from tests.workers.building import eventually, length_reward, options, task, time_passes, weight_files

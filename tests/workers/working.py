@@ -8,10 +8,10 @@ from typing import Any
 
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.counters import Counters
+from rollout_workers.engine.options import SimulatedOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine
-from rollout_workers.engine.simulated.host import SimulatedHost
+from rollout_workers.engine.simulated.hosts import SimulatedHost, own_hosts
 from rollout_workers.functions import Rollout
-from rollout_workers.options import SimulatedOptions
 from rollout_workers.rewards import RewardFunction
 from rollout_workers.worker import Worker
 from tests.workers.building import length_reward, options
@@ -55,7 +55,7 @@ async def working(
     if judge == "":
         more["rollout"] = "m:f"  # As `rollout` is injected, it is never imported.
     made = options(fake.address, tmp_path, **more)
-    hosts = [SimulatedHost(i, made) for i in range(made.engine_count)]
+    hosts = own_hosts(made)
     worker = Worker(made, reward=None if from_options or judge is not None else reward, rollout=rollout, hosts=hosts)
     running = asyncio.create_task(worker.run())
     try:

@@ -23,6 +23,7 @@ from typing import Any
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.retry import Backoff
+from rollout_workers.engine.calls import HttpCalls, ServerOptions
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
@@ -34,7 +35,6 @@ from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang import settings
-from rollout_workers.engine.sglang.calls import SglangCalls, SglangOptions
 from rollout_workers.engine.sglang.generate import SglangGenerate
 from rollout_workers.engine.sglang.weights import SglangWeights
 from rollout_workers.engine.sglang.wire import ODD
@@ -49,8 +49,6 @@ from rollout_workers.engine.types import (
     TensorSpec,
     nobody_counts,
 )
-
-__all__ = ["SglangEngine", "SglangOptions"]
 
 _FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
 _ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
@@ -69,14 +67,14 @@ class SglangEngine:
         self,
         base_url: str,
         *,
-        options: SglangOptions | None = None,
+        options: ServerOptions | None = None,
         vocab_size: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.options = options or SglangOptions()
+        self.options = options or ServerOptions()
         self.on_decoding: DecodingListener = nobody_counts
         self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
-        self._calls = SglangCalls(self._http, self.options)
+        self._calls = HttpCalls(self._http, self.options)
         self._weights = SglangWeights(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.sglang import wire
-from rollout_workers.engine.sglang.calls import SglangCalls
 from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
 from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
@@ -31,7 +31,7 @@ class SglangGenerate:
     """Calls to the server behind `calls`; `label` says which weights are in force there, `on_decoding` as in Engine."""
 
     def __init__(
-        self, calls: SglangCalls, settings: ServerSettings, label: Callable[[], str], on_decoding: DecodingListener
+        self, calls: HttpCalls, settings: ServerSettings, label: Callable[[], str], on_decoding: DecodingListener
     ) -> None:
         self._calls = calls
         self._settings = settings

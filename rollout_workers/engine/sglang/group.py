@@ -11,8 +11,8 @@ import asyncio
 import time
 from http import HTTPStatus
 
+from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected
-from rollout_workers.engine.sglang.calls import SglangCalls
 from rollout_workers.engine.types import GroupPlace
 
 _LOOK_AGAIN_S = 0.1
@@ -22,7 +22,7 @@ _NOT_A_MEMBER = "does not exist"
 class SglangGroup:
     """Membership of one server: joins and leaves process groups."""
 
-    def __init__(self, calls: SglangCalls) -> None:
+    def __init__(self, calls: HttpCalls) -> None:
         self._calls = calls
 
     async def join(self, place: GroupPlace, *, deadline_s: float) -> None:

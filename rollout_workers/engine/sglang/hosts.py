@@ -1,93 +1,40 @@
 """Hosts of SGLang servers: of servers that run already, and of servers that the worker starts."""
 
-import asyncio
-import contextlib
 import os
-import time
+from functools import partial
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.errors import EngineError, EngineUnavailable, EngineUnfit
-from rollout_workers.engine.sglang.engine import SglangEngine, SglangOptions
+from rollout_workers.engine import options as bounds
+from rollout_workers.engine.hosts import RemoteHost, server_options
+from rollout_workers.engine.options import HostOptions, LaunchOptions
+from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.versions import release_of
 from rollout_workers.engine.types import Engine
-from rollout_workers.options import LaunchOptions, WorkerOptions
-
-_POLL_S = 0.25
-_RESUME_S = 1.0
 
 
-class RemoteHost:
-    """Host of a server that somebody else runs."""
+def check(options: HostOptions) -> None:
+    """See KindHosts."""
+    bounds.check("sglang_version", options.sglang_version, lambda v: not v or release_of(v) is not None, "as in 0.5.23")
 
-    ended = False
-    why_ended = ""
 
-    def __init__(self, url: str, options: WorkerOptions) -> None:
-        self.base_model = options.base_model
-        self._sglang = _sglang_options(options)
-        self._engine = SglangEngine(url, options=self._sglang)
-        self.url = url
-        self._timeout_s = options.engine_timeout_s
+def host_at(url: str, options: HostOptions) -> RemoteHost:
+    """See KindHosts."""
+    return RemoteHost(url, options, partial(SglangEngine, options=server_options(options)))
 
-    async def is_ready(self) -> bool:
-        """True if the server could be opened at once. Raises EngineUnfit."""
-        return await self._is_fit() and await self._engine.ready()
 
-    async def open(self) -> Engine:
-        """Wait until the server is ready."""
-        deadline, checked = time.monotonic() + self._timeout_s, False
-        while True:
-            if not checked:
-                # First: a server that is too old has no /ready.
-                checked = await self._is_fit()
-            if await self._engine.ready():
-                break
-            if time.monotonic() > deadline:
-                raise EngineUnavailable(self.url, "starting", f"not ready after {self._timeout_s:g} s")
-            # A worker that was killed in the middle of a load leaves a server that is paused: there, but not ready.
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(_RESUME_S):
-                    await self._engine.resume()
-            await asyncio.sleep(_POLL_S)
-        return self._engine
-
-    async def revive(self) -> Engine:
-        """Look whether the server is there; one that was started anew is connected anew."""
-        await self._is_fit()
-        # A server that was left paused is there, but not ready: it is reached by going on.
-        await self._engine.resume()
-        if not await self._engine.ready():
-            raise EngineUnavailable(self.url, "reconnecting", "not ready")
-        if await self._engine.was_restarted():
-            # Nothing that is known of the old one holds, its way to stream included; its calls have ended with it.
-            old, self._engine = self._engine, SglangEngine(self.url, options=self._sglang)
-            await old.close()
-        return self._engine
-
-    async def _is_fit(self) -> bool:
-        """False while the server does not tell its version. Raises EngineUnfit when it is too old."""
-        try:
-            await self._engine.check_version()
-        except EngineUnfit:
-            raise
-        except EngineError:
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._engine.close()
+def own_hosts(options: HostOptions) -> "list[LaunchedHost]":
+    """See KindHosts."""
+    launch = options.launch
+    return [LaunchedHost(i, options, launch) for i in range(launch.engines)] if launch is not None else []
 
 
 class LaunchedHost:
     """Host of a server that the worker starts and ends."""
 
-    def __init__(self, index: int, options: WorkerOptions) -> None:
-        launch = options.launch
-        if launch is None:
-            raise TypeError("options.launch is not set")
+    def __init__(self, index: int, options: HostOptions, launch: LaunchOptions) -> None:
         self.base_model: str | None = options.base_model or str(launch.model_path.absolute())
-        self._sglang = _sglang_options(options)
+        self._options = server_options(options)
         self._launcher = SglangLauncher(
             SglangServerOptions(
                 python=launch.sglang_python,
@@ -119,7 +66,7 @@ class LaunchedHost:
     async def open(self) -> Engine:
         """Start the server."""
         url = await self._launcher.start()
-        self._engine = SglangEngine(url, options=self._sglang)
+        self._engine = SglangEngine(url, options=self._options)
         return self._engine
 
     async def revive(self) -> Engine:
@@ -149,13 +96,3 @@ def _gpus(index: int, launch: LaunchOptions) -> list[str] | None:
         limit = f"engines x gpus_per_engine, {launch.engines * each} GPUs"
         raise InvalidField("CUDA_VISIBLE_DEVICES", visible, limit)
     return share
-
-
-def _sglang_options(options: WorkerOptions) -> SglangOptions:
-    return SglangOptions(
-        generate_timeout_s=options.generate_timeout_s,
-        load_timeout_s=options.reload_timeout_s,
-        stream=options.stream,
-        stream_interval=options.stream_interval,
-        counts_as=options.sglang_version,
-    )

@@ -10,9 +10,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
 from rollout_workers.engine.sglang import versions, wire
-from rollout_workers.engine.sglang.calls import SglangCalls
 from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import EngineInfo
 
@@ -50,7 +50,7 @@ class Found:
     """Fields that tell this start of the server from the next, as far as the server has them."""
 
 
-async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
+async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
     """Ask the server that is not paused; `vocab_size` in place of what it says. Raises EngineError."""
     server = await calls.get("/server_info", _DOING)
     release, notices = versions.check(server.get("version"), calls.address, counts_as=calls.options.counts_as)
@@ -94,7 +94,7 @@ async def ask(calls: SglangCalls, *, vocab_size: int | None) -> Found:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
 
 
-async def check_version(calls: SglangCalls) -> None:
+async def check_version(calls: HttpCalls) -> None:
     """Ask the server for its version, once. Raises EngineUnfit, and other EngineErrors where it does not answer."""
     reply = await calls.http.call(
         "GET", "/server_info", doing=_DOING, deadline_s=calls.options.ready_timeout_s, repeatable=False
@@ -117,7 +117,7 @@ def _masks_under(speculative: str, release: versions.Release) -> Literal["all", 
     return "no min_p" if known and speculative.upper() in _WITH_MASKS else "none"
 
 
-async def was_restarted(calls: SglangCalls, start: dict[str, Any]) -> bool:
+async def was_restarted(calls: HttpCalls, start: dict[str, Any]) -> bool:
     """True if a field of `start` is another by now. Raises EngineError."""
     now = _start_of(await calls.get("/server_info", "asking if it was started anew"))
     return any(now.get(name, value) != value for name, value in start.items())
@@ -127,7 +127,7 @@ def _start_of(server: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name in _OF_ONE_START if (value := server.get(name)) is not None}
 
 
-async def _ask_vocab_size(calls: SglangCalls) -> int:
+async def _ask_vocab_size(calls: HttpCalls) -> int:
     doing = "asking for its vocabulary"
     body = {
         "input_ids": [0],

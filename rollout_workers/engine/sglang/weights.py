@@ -23,10 +23,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollout_workers.engine import weight_files
+from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineMalformed, EngineTimeout
 from rollout_workers.engine.http import Reply
 from rollout_workers.engine.sglang import tensor_pickle
-from rollout_workers.engine.sglang.calls import SglangCalls
 from rollout_workers.engine.sglang.group import SglangGroup
 from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
 
@@ -44,7 +44,7 @@ _SESSION_IS_OPEN = "already open"
 class SglangWeights:
     """Weights of one server: which ones it holds, and how it gets others. `paused` is set by whoever pauses it."""
 
-    def __init__(self, calls: SglangCalls) -> None:
+    def __init__(self, calls: HttpCalls) -> None:
         self._calls = calls
         self._group = SglangGroup(calls)
         self._layout: weight_files.Layout | None = None

@@ -1,4 +1,4 @@
-"""Control calls to one SGLang server, with their deadlines; what is not a success becomes an error of this package.
+"""Control calls to one server, with their deadlines; what is not a success becomes an error of this package.
 
 Invariant: every call made here may be made twice, because each sets a state and none steps it.
 """
@@ -11,13 +11,13 @@ from rollout_workers.engine.http import HttpConnection, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangOptions:
+class ServerOptions:
     """Deadlines of the calls to one server, in seconds, and its other settings."""
 
     control_timeout_s: float = 15.0
     """Deadline of questions, resume, abort, and pauses that keep their requests."""
     pause_abort_timeout_s: float = 60.0
-    """Deadline of a pause that ends every request: SGLang answers when all are gone."""
+    """Deadline of a pause that ends every request: a server answers when all are gone."""
     load_timeout_s: float = 120.0
     """Deadline of a load; without a pause it waits for running requests first."""
     generate_timeout_s: float = 600.0
@@ -32,15 +32,15 @@ class SglangOptions:
     full_queue_wait_s: float = 10.0
     """Time for which a request that finds the server's queue full is sent again, with growing pauses."""
     counts_as: str = ""
-    """Release of SGLang that the server is taken for; empty: the one that it says."""
+    """Release that the server is taken for; empty: the one that it says."""
     reconnect_s: float = 5.0
     """Time after which an engine that refuses connections is reported unavailable."""
 
 
-class SglangCalls:
+class HttpCalls:
     """Questions and commands to the server behind `http`. Raises EngineTimeout, EngineUnavailable."""
 
-    def __init__(self, http: HttpConnection, options: SglangOptions) -> None:
+    def __init__(self, http: HttpConnection, options: ServerOptions) -> None:
         self.http = http
         self.options = options
 

@@ -1,9 +1,21 @@
-"""Host of a simulated engine, which runs in the worker's own process."""
+"""Hosts of simulated engines, which run in the worker's own process."""
 
+from rollout_workers.engine import options as bounds
+from rollout_workers.engine.options import HostOptions, SimulatedOptions
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import Engine
-from rollout_workers.options import WorkerOptions
+
+
+def check(options: HostOptions) -> None:
+    """See KindHosts."""
+    bounds.check("sglang_version", options.sglang_version, lambda v: not v, "given together with SGLang servers")
+
+
+def own_hosts(options: HostOptions) -> "list[SimulatedHost]":
+    """See KindHosts."""
+    simulated = options.simulated
+    return [SimulatedHost(i, options, simulated) for i in range(simulated.engines)] if simulated is not None else []
 
 
 class SimulatedHost:
@@ -13,10 +25,7 @@ class SimulatedHost:
     why_ended = ""
     base_model: str | None = None
 
-    def __init__(self, index: int, options: WorkerOptions) -> None:
-        simulated = options.simulated
-        if simulated is None:
-            raise TypeError("options.simulated is not set")
+    def __init__(self, index: int, options: HostOptions, simulated: SimulatedOptions) -> None:
         self.engine = SimulatedEngine(
             SimulatedEngineOptions(
                 tokens_per_s=simulated.tokens_per_s,
