@@ -1,12 +1,13 @@
 """Protocol of a simulated buffer; one run, one trainer of one rank, tasks without end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_wire.errors import InvalidField
 from rollout_lab.simulator.groups import SimulatedGroup
+from rollout_lab.simulator.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,17 @@ class Buffer(Protocol):
         """Losses so far."""
 
 
+DROPS: Mapping[OverflowAction, Callable[[Queue], SimulatedGroup] | None] = {
+    OverflowAction.BLOCK: None,
+    OverflowAction.DROP_OLDEST: Queue.oldest,
+}
+"""Overflow actions that are simulated, and the group that each drops; None: the push waits in line."""
+
+
 def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
     """Raise InvalidField for what the simulation has no answer to."""
     only = {
-        "overflow_action": (
-            "block or drop_oldest",
-            policy.overflow_action in {OverflowAction.BLOCK, OverflowAction.DROP_OLDEST},
-        ),
+        "overflow_action": (" or ".join(DROPS), policy.overflow_action in DROPS),
         "cancel_stale_leases": ("false", not policy.cancel_stale_leases),
         "environments": ("none", not policy.environments),
         "batch_tokens": ("0", policy.batch_tokens == 0),

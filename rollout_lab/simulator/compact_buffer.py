@@ -13,10 +13,10 @@ from typing import assert_never, cast
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
 from buffer_service.domain.gate import aged_out, too_stale
 from buffer_service.domain.ops import Amount
-from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy, StaleAction
+from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from buffer_service.domain.quota import within_caps
 from buffer_service.domain.timeline import next_train_version
-from rollout_lab.simulator.buffer import Losses
+from rollout_lab.simulator.buffer import DROPS, Losses
 from rollout_lab.simulator.groups import SimulatedGroup
 from rollout_lab.simulator.queue import Queue
 
@@ -29,6 +29,7 @@ class CompactBuffer:
 
     def __init__(self, policy: RunPolicy) -> None:
         self._policy = policy
+        self._drops = DROPS[policy.overflow_action]
         self._queue = Queue(policy.order, policy.staleness_measure)
         self._line: deque[SimulatedGroup] = deque()
         self._tasks = 0
@@ -70,20 +71,16 @@ class CompactBuffer:
 
     def push(self, group: SimulatedGroup) -> bool:
         """Queue the complete group; False if it waits in line."""
-        action = self._policy.overflow_action
-        match action:
-            case OverflowAction.BLOCK:
-                if self._line or not self._has_room():
-                    self._line.append(group)
-                    return False
-            case OverflowAction.DROP_OLDEST:
-                while not self._has_room():
-                    oldest = self._queue.oldest()
-                    self._queue.remove(oldest)
-                    self._overflow += 1
-                    self._lost_tokens += oldest.tokens
-            case _:
-                raise NotImplementedError(f"overflow_action {action}")
+        if self._drops is None:
+            if self._line or not self._has_room():
+                self._line.append(group)
+                return False
+        else:
+            while not self._has_room():
+                dropped = self._drops(self._queue)
+                self._queue.remove(dropped)
+                self._overflow += 1
+                self._lost_tokens += dropped.tokens
         self._accept(group)
         return True
 
