@@ -1,56 +1,87 @@
-"""The simulated queue: groups by arrival, by staleness, and in the policy's order, over an index of them."""
+"""The simulated queue: groups by arrival, by staleness, and in the policy's order.
+
+A heap is made when its rank is first asked for and kept up from then on; entries of groups that left are skipped when
+met. Invariant: a heap has an entry for every group that is in.
+"""
+
+import heapq
+from collections.abc import Callable
 
 from buffer_service.domain.policy import Order, StalenessMeasure
 from rollout_lab.simulator.groups import SimulatedGroup
-from rollout_lab.simulator.index import First, GroupIndex
+
+_Rank = Callable[[SimulatedGroup], int]
+"""Rank of a group, the least one first; ties by arrival."""
+
+_SLACK = 64
+"""A heap may hold so many entries more than twice the groups before it is made anew."""
 
 
 class Queue:
     """Queued groups. There is one environment and one priority, so of the orders only the order of groups is left."""
 
     def __init__(self, order: Order, measure: StalenessMeasure) -> None:
-        self._index = GroupIndex[SimulatedGroup]()
-        self._stalest = First.stalest(measure)
-        self._first = {
-            Order.FIFO: First.OLDEST,
-            Order.PRIORITY: First.OLDEST,
-            Order.LIFO: First.NEWEST,
-            Order.STALEST_FIRST: self._stalest,
+        self._groups: dict[int, SimulatedGroup] = {}
+        self._heaps: dict[_Rank, list[tuple[int, int]]] = {}
+        self._by_age: _Rank = lambda group: group.age_milli(measure)
+        self._in_order = {
+            Order.FIFO: _arrival,
+            Order.PRIORITY: _arrival,
+            Order.LIFO: lambda group: -group.sequence,
+            Order.STALEST_FIRST: self._by_age,
         }[order]
         self._arrived = 0
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._groups)
 
     def add(self, group: SimulatedGroup) -> None:
         """A group arrives."""
         self._arrived += 1
         group.sequence = self._arrived
-        self._index.add(group)
+        self._groups[group.sequence] = group
+        for rank, heap in self._heaps.items():
+            heapq.heappush(heap, (rank(group), group.sequence))
+            if len(heap) > 2 * len(self._groups) + _SLACK:
+                self._heaps[rank] = self._heap(rank)
 
     def remove(self, group: SimulatedGroup) -> None:
         """A group leaves."""
-        self._index.remove(group)
+        del self._groups[group.sequence]
 
     def oldest(self) -> SimulatedGroup:
-        """The group that arrived first."""
-        return self._of(First.OLDEST)
+        """The group that arrived first. Raises LookupError when there is none."""
+        return self._first(_arrival)
 
     def stalest(self) -> SimulatedGroup:
-        """The group that is stalest by the policy's measure."""
-        return self._of(self._stalest)
+        """The group that is stalest by the policy's measure. Raises LookupError when there is none."""
+        return self._first(self._by_age)
 
     def take(self, count: int) -> list[SimulatedGroup]:
         """So many groups in the policy's order, out of the queue; there must be as many."""
         taken = []
         for _ in range(count):
-            group = self._of(self._first)
+            group = self._first(self._in_order)
             self.remove(group)
             taken.append(group)
         return taken
 
-    def _of(self, first: First) -> SimulatedGroup:
-        group = self._index.first(first)
-        if group is None:
-            raise LookupError("the queue is empty")
-        return group
+    def _first(self, rank: _Rank) -> SimulatedGroup:
+        if rank not in self._heaps:
+            self._heaps[rank] = self._heap(rank)
+        heap = self._heaps[rank]
+        while heap:
+            group = self._groups.get(heap[0][1])
+            if group is not None:
+                return group
+            heapq.heappop(heap)
+        raise LookupError("the queue is empty")
+
+    def _heap(self, rank: _Rank) -> list[tuple[int, int]]:
+        heap = [(rank(group), group.sequence) for group in self._groups.values()]
+        heapq.heapify(heap)
+        return heap
+
+
+def _arrival(group: SimulatedGroup) -> int:
+    return group.sequence
