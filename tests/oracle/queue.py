@@ -10,7 +10,7 @@ from typing import assert_never
 from buffer_service.domain.ops import Amount, GroupFacts
 from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.quota import within_caps
-from rollout_lab.simulator.index import First, GroupIndex
+from tests.oracle.index import First, GroupIndex
 from tests.oracle.records import Group
 from tests.oracle.rules.order import Mixture
 from tests.oracle.rules.stride import Stride
