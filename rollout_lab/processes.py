@@ -6,18 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
-from rollout_lab.simulator.loop import Simulation, simulate
-from rollout_lab.simulator.result import SimulationResult
-
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
-
-
-def simulate_all(
-    simulations: Sequence[Simulation], *, processes: int | None = None, done: Callable[[int], None] | None = None
-) -> list[SimulationResult]:
-    """Simulate all. `processes` and `done` as in `in_processes`. Raises what `simulate` raises."""
-    return in_processes(simulate, simulations, processes=processes, done=done)
 
 
 def in_processes(

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import InvalidField
-from rollout_lab.processes import simulate_all
-from rollout_lab.simulator import Simulation, SimulationResult, Workload
+from rollout_lab.processes import in_processes
+from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 MARGIN = 1.1
 """Asynchrony that is not so many times as fast is not called worth it: the simulation leaves more than that out."""
@@ -96,7 +96,7 @@ class Question:
 def outcomes(
     question: Question, *, processes: int | None = None, done: Callable[[int], None] | None = None
 ) -> list[Outcome]:
-    """Outcome of every contender, in their order. `processes` and `done` as of `simulate_all`.
+    """Outcome of every contender, in their order. `processes` and `done` as of `in_processes`.
 
     Raises InvalidField where no contender is synchronous, or one shares GPUs that are not given, and for what is not
     simulated.
@@ -115,8 +115,11 @@ def outcomes(
         )
         for one, workload in zip(contenders, workloads, strict=True)
     ]
-    results = simulate_all(simulations, processes=processes, done=done)
-    periods = [_period(*pair, question.seed) for pair in zip(simulations, results, strict=True)]
+    results = in_processes(simulate, simulations, processes=processes, done=done)
+    periods = [
+        result.train_period_ratio * simulation.workload.ideal_period(simulation.policy.batch_groups, question.seed)
+        for simulation, result in zip(simulations, results, strict=True)
+    ]
     reference = min(period for one, period in zip(contenders, periods, strict=True) if one.is_sync)
     return [
         Outcome(
@@ -157,18 +160,11 @@ def _workload(question: Question, contender: Contender) -> Workload:
     return question.workload
 
 
-def _period(simulation: Simulation, result: SimulationResult, seed: int) -> float:
-    workload = simulation.workload
-    responses = simulation.policy.batch_groups * workload.group_size
-    ideal = responses * workload.mean_duration(seed) / workload.concurrency * max(1.0, workload.rho)
-    return result.train_period_ratio * ideal
-
-
 def _least_period(question: Question, contender: Contender) -> float:
     """B·L̄·(1/R' + 1/T'), in token times."""
     if question.split is None:
         raise TypeError("there is no split")
     workload, split = question.workload, question.split
     gpus = split.rollout_gpus + split.train_gpus
-    tokens = contender.policy.batch_groups * workload.group_size * workload.mean_duration(question.seed)
-    return tokens / workload.concurrency * (split.rollout_gpus + workload.rho * split.train_gpus) / gpus
+    rollout_time = workload.rollout_time(contender.policy.batch_groups, question.seed)
+    return rollout_time * (split.rollout_gpus + workload.rho * split.train_gpus) / gpus

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from buffer_service.observability.estimate.closed_forms import is_rough, queue_drop, queue_drop_of_small_batches
 from rollout_lab.lengths import Lognormal
-from rollout_lab.processes import simulate_all
+from rollout_lab.processes import in_processes
 from rollout_lab.queue_policies import QUEUE_DROP, queue_policy
-from rollout_lab.simulator import Simulation, Workload
+from rollout_lab.simulator import Simulation, Workload, simulate
 
 RHO = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 QUEUE_FACTORS = (1, 2, 3)
@@ -78,7 +78,7 @@ def main() -> int:
     given = parser.parse_args()
     cells, started = grid(), time.perf_counter()
     show = (lambda n: print(f"\r{n}/{len(cells)}", end="", file=sys.stderr)) if sys.stderr.isatty() else None
-    results = simulate_all([c.simulation(given.steps) for c in cells], processes=given.processes, done=show)
+    results = in_processes(simulate, [c.simulation(given.steps) for c in cells], processes=given.processes, done=show)
     rows = []
     for cell, result in zip(cells, results, strict=True):
         predicted = cell.closed_form()

@@ -26,8 +26,8 @@ from bench.lab.figures import (
 )
 from bench.tables import put, table
 from buffer_service.observability.estimate.closed_forms import noise_adjusted
-from rollout_lab.processes import simulate_all
-from rollout_lab.simulator import SimulationResult
+from rollout_lab.processes import in_processes
+from rollout_lab.simulator import SimulationResult, simulate
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_published.json"
 
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=_RESULTS)
     given = parser.parse_args()
     simulations = [run.simulation(given.steps) for run in RUNS] + [bias.simulation(given.steps) for bias in BIASES]
-    results = simulate_all(simulations, processes=given.processes)
+    results = in_processes(simulate, simulations, processes=given.processes)
     runs = [_run_values(run, result) for run, result in zip(RUNS, results, strict=False)]
     biases = [_bias_values(bias, result) for bias, result in zip(BIASES, results[len(RUNS) :], strict=True)]
     stated = [run for run in RUNS if "rho" not in run.assumed]

@@ -18,8 +18,8 @@ from buffer_wire.errors import InvalidField
 from rollout_lab import planner
 from rollout_lab.lengths import Empirical
 from rollout_lab.planner import Budget, Choice, Setting, Slots
-from rollout_lab.processes import simulate_all
-from rollout_lab.simulator import SimulationResult
+from rollout_lab.processes import in_processes
+from rollout_lab.simulator import SimulationResult, simulate
 
 ROUGH = (
     "near balance (0.8 < ρ < 1.2) the closed form is rough: in-queue staleness jumps there from 1 to q; "
@@ -68,7 +68,7 @@ def _simulated(given: dict[str, Any], settings: list[Setting], lengths: Empirica
     told = {"steps": given["steps"], "warmup": given["warmup"], "seed": given["seed"]}
     simulations = [planner.simulation_of(setting, lengths, **told) for setting in settings]
     with progress(len(simulations), "simulating") as done:
-        return simulate_all(simulations, done=done)
+        return in_processes(simulate, simulations, done=done)
 
 
 # ── one setting ──────────────────────────────────────────────────────────────

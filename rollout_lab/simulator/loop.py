@@ -52,9 +52,8 @@ class _Run:
         self._buffer = buffer
         self._blocked = 0
         """Pushes that wait in line; their workers ask for no more leases meanwhile."""
-        responses = policy.batch_groups * workload.group_size
-        rollout_time = responses * workload.mean_duration(simulation.seed) / workload.concurrency
-        self._ideal_period = rollout_time * max(1.0, workload.rho)
+        rollout_time = workload.rollout_time(policy.batch_groups, simulation.seed)
+        self._ideal_period = workload.ideal_period(policy.batch_groups, simulation.seed)
         self._measures = Measures()
         self._slots = Slots(workload, simulation.seed, self._lease)
         self._published = 0

@@ -65,3 +65,11 @@ class Workload:
             return self.lengths.mean
         sample = self.lengths.draw(np.random.default_rng(seed), 20_000, 1)
         return float(self.durations(sample).mean())
+
+    def rollout_time(self, batch_groups: int, seed: int) -> float:
+        """B·L̄/R: token times in which the slots, all busy, make a batch of so many groups."""
+        return batch_groups * self.group_size * self.mean_duration(seed) / self.concurrency
+
+    def ideal_period(self, batch_groups: int, seed: int) -> float:
+        """B·L̄ / min(R, T): shortest train period of such batches, in token times."""
+        return self.rollout_time(batch_groups, seed) * max(1.0, self.rho)

@@ -8,7 +8,7 @@ from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import closed_forms as cf
 from buffer_wire.errors import InvalidField
 from rollout_lab.lengths import Empirical, Fixed, Lognormal, token_tailness
-from rollout_lab.processes import simulate_all
+from rollout_lab.processes import in_processes
 from rollout_lab.queue_policies import queue_policy
 from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
@@ -180,7 +180,7 @@ def test_a_seed_means_the_same_also_on_several_processes() -> None:
         for seed in (1, 2, 1)
     ]
     told: list[int] = []
-    one, two, again = simulate_all(simulations, processes=2, done=told.append)
+    one, two, again = in_processes(simulate, simulations, processes=2, done=told.append)
     assert (one, two) == (simulate(simulations[0]), simulate(simulations[1]))
     assert one == again
     assert told == [1, 2, 3]
