@@ -15,13 +15,11 @@ Weights are loaded in weights.py.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from buffer_wire.errors import InvalidField
 from buffer_wire.retry import Backoff
 from rollout_workers.engine.calls import HttpCalls, ServerOptions
 from rollout_workers.engine.errors import (
@@ -31,7 +29,7 @@ from rollout_workers.engine.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
-from rollout_workers.engine.gate import Gate
+from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang import settings
@@ -81,12 +79,8 @@ class SglangEngine:
         self._start: dict[str, Any] | None = None
         """Start fields, which tell the process that `_info` is about from a later one."""
         self._connecting = asyncio.Lock()
-        self._gate = Gate()
-        self._live: set[str] = set()
-        self._aborted: set[str] = set()
-        """Ids of live requests that were aborted and must not be sent again."""
+        self._flights = Flights(self._http.base_url)
         self._generate_calls: SglangGenerate | None = None
-        self._some_ended = asyncio.Condition()
 
     @property
     def address(self) -> str:
@@ -171,21 +165,13 @@ class SglangEngine:
         allowed_s = self.options.generate_timeout_s if deadline_s is None else deadline_s
         deadline = time.monotonic() + allowed_s
         check_requests(requests, await self.info())
-        rids = {request.rid for request in requests}
-        if rids & self._live:
-            raise InvalidField("rid", min(rids & self._live), "unique among the requests in flight")
-        self._live |= rids
         done: dict[str, GeneratedSample] = {}
-        try:
-            await self._generate(requests, done, deadline, allowed_s)
-        except EngineError as error:
-            error.partial = (*(sample for sample in done.values() if len(sample.output_ids)), *error.partial)
-            raise
-        finally:
-            self._live -= rids
-            self._aborted -= rids
-            async with self._some_ended:
-                self._some_ended.notify_all()
+        async with self._flights.of(requests):
+            try:
+                await self._generate(requests, done, deadline, allowed_s)
+            except EngineError as error:
+                error.partial = (*(sample for sample in done.values() if len(sample.output_ids)), *error.partial)
+                raise
         return [done.get(request.rid) or never_ran(request) for request in requests]
 
     async def _generate(
@@ -194,7 +180,7 @@ class SglangEngine:
         """Fill `done` with what was generated; a request that is not in it was given up before it ran."""
         generation, waits, room_by = await self._generation(), _FULL_QUEUE.delays(), float("inf")
         waiting = list(requests)
-        while waiting := await self._let_through(waiting, deadline, allowed_s):
+        while waiting := await self._flights.let_through(waiting, deadline, allowed_s):
             answer = await generation.call(waiting, deadline=deadline, allowed_s=allowed_s)
             done |= {sample.rid: sample for sample in answer.samples}
             waiting = [request for request in waiting if request.rid in answer.refused]
@@ -206,17 +192,6 @@ class SglangEngine:
                 doing = f"generating {len(waiting)} samples"
                 raise EngineRejected(self.address, doing, why.status, why.message)
             await asyncio.sleep(pause_s)
-
-    async def _let_through(
-        self, requests: Sequence[SampleRequest], deadline: float, allowed_s: float
-    ) -> list[SampleRequest]:
-        """Wait while the engine is paused; returns the requests that were not given up meanwhile."""
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                given_up = await self._gate.pass_through({request.rid for request in requests})
-        except TimeoutError as error:
-            raise EngineTimeout(self.address, "waiting for it to be resumed", allowed_s) from error
-        return [request for request in requests if request.rid not in given_up | self._aborted]
 
     async def _generation(self) -> SglangGenerate:
         await self.info()
@@ -246,18 +221,17 @@ class SglangEngine:
 
         What the server does not let go is ended here, with what has arrived of it; then its refusal is raised.
         """
-        self._aborted |= self._live.intersection(rids)
-        await self._gate.give_up(rids)
+        await self._flights.give_up(rids)
         refusal: EngineError | None = None
         for again_after_s in _ABORT_AGAIN_AFTER_S:
-            live = self._live.intersection(rids) - self._gate.waiting
+            live = self._flights.sent(rids)
             if not live:
                 return
             refusal = await self._tell_to_abort(live)
             if isinstance(refusal, EngineTimeout | EngineUnavailable):
                 break  # It would not answer the next one either.
-            await self._wait_until_ended(live, again_after_s)
-        live = self._live.intersection(rids)
+            await self._flights.until_ended(live, again_after_s)
+        live = self._flights.live.intersection(rids)
         if refusal is None or not live:
             return
         if self._generate_calls is not None:
@@ -280,29 +254,25 @@ class SglangEngine:
                 raise outcome
         return refusals[0] if refusals else None
 
-    async def _wait_until_ended(self, rids: set[str], within_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._some_ended:
-                await self._some_ended.wait_for(lambda: not rids & self._live)
-
     # --- weights ----------------------------------------------------------------------------------------------
 
     async def pause(self, mode: PauseMode) -> None:
         """See Engine."""
         await self.info()  # a paused server answers none of the questions that need its tokenizer
         doing = f"pausing ({mode})"
-        was_open = self._gate.is_open
-        self._gate.close()
+        gate = self._flights.gate
+        was_open = gate.is_open
+        gate.close()
         deadline_s = self.options.control_timeout_s
         try:
             if mode is PauseMode.ABORT:
                 deadline_s = self.options.pause_abort_timeout_s
                 await self._calls.post_ok("/abort_request", {"abort_all": True}, doing)
-                await self._wait_until_ended(self._live - self._gate.waiting, _ABORT_AGAIN_AFTER_S[-1])
+                await self._flights.until_ended(self._flights.sent(), _ABORT_AGAIN_AFTER_S[-1])
             await self._calls.post_ok("/pause_generation", {"mode": str(mode)}, doing, deadline_s=deadline_s)
         except BaseException:
             if was_open:
-                await self._gate.open()
+                await gate.open()
             raise
         self._weights.paused = mode
 
@@ -310,7 +280,7 @@ class SglangEngine:
         """See Engine."""
         await self._calls.post_ok("/continue_generation", {}, "resuming")
         self._weights.paused = None
-        await self._gate.open()
+        await self._flights.gate.open()
 
     async def load_files(self, path: Path, version_label: str) -> None:
         """See Engine. `path` must mean the same to the server as it does here."""
@@ -347,7 +317,7 @@ class SglangEngine:
 
     async def close(self) -> None:
         """See Engine."""
-        if self._live:
-            await self._gate.give_up(self._live)
-            await (await self._generation()).abort_quietly(sorted(self._live))
+        if live := self._flights.live:
+            await self._flights.gate.give_up(live)
+            await (await self._generation()).abort_quietly(sorted(live))
         await self._http.close()
