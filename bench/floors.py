@@ -33,7 +33,7 @@ def grpc_server() -> dict[str, Handler]:
     import grpc
     import uvloop
 
-    from buffer_wire.channel import server_options
+    from buffer_wire.connection.channel import server_options
 
     ready = threading.Event()
     port = 0
@@ -73,7 +73,7 @@ def grpc_client(port: int) -> dict[str, Handler]:
     """Commands `push` and `pull` of `count` messages of `size` bytes."""
     import grpc
 
-    from buffer_wire.channel import client_options
+    from buffer_wire.connection.channel import client_options
 
     blobs: dict[int, Iterator[bytes]] = {}
 

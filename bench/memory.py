@@ -34,8 +34,8 @@ from bench import workload
 from bench.ours import service
 from bench.roles import Handler, Role
 from buffer_wire import layout
-from buffer_wire.channel import client_options
 from buffer_wire.codec import join_group, join_push
+from buffer_wire.connection.channel import client_options
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 from trainer_client import BufferClient
 from trainer_client.policy import Policy

@@ -28,7 +28,7 @@ import grpc
 from bench import workload
 from bench.ours import service
 from bench.roles import Handler, Role
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from trainer_client import BufferClient
 from trainer_client.client.call import serialize
 from trainer_client.client.pulling import PULL_METHOD, PullSpec
@@ -51,7 +51,7 @@ def raw_server() -> dict[str, Handler]:
     """The floor; commands `port` and `prepare` (the sizes of the messages of one batch)."""
     import uvloop
 
-    from buffer_wire.channel import server_options
+    from buffer_wire.connection.channel import server_options
 
     ready = threading.Event()
     port = 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from buffer_wire.access import Access
+from buffer_wire.connection.access import Access
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import grpc
 
 from buffer_cli.access import access
-from buffer_wire.connect import Connector
+from buffer_wire.connection.channels import Connector
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.status import ServiceUnreachable, error_of
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from buffer_wire.access import ENVIRONMENT
+from buffer_wire.connection.access import ENVIRONMENT
 
 START_S = 60.0
 STOP_S = 20.0

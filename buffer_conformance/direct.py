@@ -7,10 +7,10 @@ from typing import Any, Self
 import grpc
 
 from buffer_conformance.methods import METHODS
-from buffer_wire.access import Access
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import retry_async, rpc_error
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.retry import retry_async, rpc_error
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 

@@ -15,9 +15,9 @@ import grpc
 
 from buffer_conformance.faults import Broken, Faults
 from buffer_conformance.record import Exchange, Record
-from buffer_wire.access import Access
-from buffer_wire.channel import server_options
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channel import server_options
+from buffer_wire.connection.channels import Connector
 from buffer_wire.status import DETAIL_KEY
 from rollout_buffer.v1 import common_pb2
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire import limits
-from buffer_wire.access import Access, check_address
+from buffer_wire.connection.access import Access, check_address
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind

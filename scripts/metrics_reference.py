@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from buffer_service.admin.door_metrics import DoorCollector
-from buffer_service.admin.evaluation_metrics import EvaluationCollector
+from buffer_service.admin.metrics.doors import DoorCollector
+from buffer_service.admin.metrics.evaluations import EvaluationCollector
+from buffer_service.admin.metrics.runs import RunCollector
+from buffer_service.admin.metrics.staleness import StalenessCollector
+from buffer_service.admin.metrics.store import StoreCollector
 from buffer_service.admin.reading import UNREAD
-from buffer_service.admin.run_metrics import RunCollector
-from buffer_service.admin.staleness_metrics import StalenessCollector
-from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationOutcome
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS

@@ -87,5 +87,5 @@ class WaitNotices:
             self._on_wait(waiting)
 
     def on_retry(self, error: RolloutBufferError, attempts: int, wait_s: float) -> None:  # noqa: ARG002 - OnRetry's shape
-        """Report a failed attempt: `tell` with the signature that `buffer_wire.retry` calls."""
+        """Report a failed attempt: `tell` with the signature that `buffer_wire.connection.retry` calls."""
         self.tell(error)

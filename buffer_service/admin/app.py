@@ -17,10 +17,10 @@ from starlette.routing import Route
 from buffer_service import commands
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
+from buffer_service.admin.metrics.scrape import scrape
 from buffer_service.admin.page_files import PageFiles
 from buffer_service.admin.reading import LOOK_S, RunReader
 from buffer_service.admin.run_values import in_short, whole
-from buffer_service.admin.scrape import scrape
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.security.gate import caller

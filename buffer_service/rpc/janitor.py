@@ -8,7 +8,7 @@ import structlog
 
 from buffer_service import commands
 from buffer_service.domain.ports import RunStore
-from buffer_service.rpc.room import Room
+from buffer_service.rpc.flow.room import Room
 from buffer_wire.errors import StoreFault, UnknownRun
 from buffer_wire.malloc import give_back
 

@@ -15,24 +15,24 @@ from prometheus_client import CollectorRegistry
 
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc import servicers
-from buffer_service.rpc.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.convert.policies import QuotaBounds
-from buffer_service.rpc.drain import Drain
-from buffer_service.rpc.evaluation_servicer import EvaluationServicer
-from buffer_service.rpc.inspect_servicer import InspectServicer
+from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.pushes import Pushes
+from buffer_service.rpc.flow.room import Incoming, Room
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
-from buffer_service.rpc.pull_stream import PullStream
-from buffer_service.rpc.push_stream import PushParts
-from buffer_service.rpc.pushes import Pushes
-from buffer_service.rpc.room import Incoming, Room
-from buffer_service.rpc.waiting import Lines
-from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.rpc.servicers import loop
+from buffer_service.rpc.servicers.evaluations import EvaluationServicer
+from buffer_service.rpc.servicers.inspection import InspectServicer
+from buffer_service.rpc.streams.pull import PullStream
+from buffer_service.rpc.streams.push import PushParts
+from buffer_service.rpc.streams.weights import WeightsFeed
 from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
-from buffer_wire.channel import server_options
+from buffer_wire.connection.channel import server_options
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import (
     batches_pb2,
@@ -106,19 +106,17 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     # Apart, so that neither direction can keep the other from going on; the last quarter is for gRPC's own buffers.
     incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
     outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
-    groups = servicers.GroupServicer(
+    groups = loop.GroupServicer(
         PushParts(store, pushes, budget, Incoming(incoming), drain, metrics, settings.max_message_bytes), slots
     )
-    batches = servicers.BatchServicer(store, PullStream(store, lines, outgoing, metrics), slots)
+    batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
-    runs_pb2_grpc.add_RunServiceServicer_to_server(servicers.RunServicer(store, bounds, slots), server)
+    runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, slots), server)
     # Workers take no larger messages than the default, whatever this service takes.
     lease_bytes = min(settings.max_message_bytes, MAX_MESSAGE_BYTES)
-    tasks_pb2_grpc.add_TaskServiceServicer_to_server(servicers.TaskServicer(store, lines, drain, lease_bytes), server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(
-        servicers.WeightServicer(store, WeightsFeed(store, lines)), server
-    )
+    tasks_pb2_grpc.add_TaskServiceServicer_to_server(loop.TaskServicer(store, lines, drain, lease_bytes), server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(
         EvaluationServicer(store, lines, drain, slots, metrics, settings.max_message_bytes), server
     )
@@ -132,7 +130,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
 # Handlers without deserializer or serializer are given and give the messages' bytes.
 
 
-def _group_handlers(groups: servicers.GroupServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+def _group_handlers(groups: loop.GroupServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
     return grpc.method_handlers_generic_handler(
         "rollout_buffer.v1.GroupService",
         {
@@ -143,7 +141,7 @@ def _group_handlers(groups: servicers.GroupServicer) -> "grpc.GenericRpcHandler[
     )
 
 
-def _batch_handlers(batches: servicers.BatchServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+def _batch_handlers(batches: loop.BatchServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
     """Build the handlers by hand, since the generated registration would have PullBatch parsed."""
     return grpc.method_handlers_generic_handler(
         "rollout_buffer.v1.BatchService",

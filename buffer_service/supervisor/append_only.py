@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_service.store.embedded.server import Durability, EmbeddedStore
 
 log = structlog.get_logger(__name__)
 

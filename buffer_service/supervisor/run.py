@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 import structlog
 
 from buffer_service.admin.app import AdminPage, Facts
-from buffer_service.admin.door_metrics import DoorCollector
 from buffer_service.admin.entrance import Entrance
 from buffer_service.admin.front import Front
+from buffer_service.admin.metrics.doors import DoorCollector
 from buffer_service.admin.server import AdminServer
 from buffer_service.app.assignment import Assignment
 from buffer_service.observability.addresses import Address

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from buffer_service.settings import Settings
-from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_service.store.embedded.server import Durability, EmbeddedStore
 from buffer_service.supervisor import append_only, disk
 from buffer_wire.errors import StoreFault
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.errors import EngineError, EngineTimeout
 from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.engine.types import SampleRequest

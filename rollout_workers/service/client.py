@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 import grpc
 import structlog
 
-from buffer_wire.access import Access
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import Backoff, retry_async
 from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
-from buffer_wire.retry import Backoff, retry_async
 from buffer_wire.revision import Claimable, Revision
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import (

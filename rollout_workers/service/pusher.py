@@ -15,11 +15,11 @@ import grpc
 import structlog
 
 from buffer_wire.codec import join_group, join_push
+from buffer_wire.connection.retry import Backoff
+from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import AccessRefused, RolloutBufferError
 from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
-from buffer_wire.retry import Backoff
 from buffer_wire.status import from_detail
-from buffer_wire.stream_end import StreamEnd
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import Counters

@@ -9,7 +9,7 @@ trial. What counts as a failure is decided by `counts`: the engine's, not the re
 import time
 from collections.abc import Callable
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 
 FAILURES = 5

@@ -12,8 +12,8 @@ import time
 
 import structlog
 
+from buffer_wire.connection.retry import Backoff
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.retry import Backoff
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import describe

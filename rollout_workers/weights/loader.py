@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineTimeout, EngineUnavailable

@@ -11,7 +11,7 @@ from typing import Self
 import grpc
 import structlog
 
-from buffer_wire.retry import rpc_error
+from buffer_wire.connection.retry import rpc_error
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.service.client import BACKOFF, ServiceClient, on_whom, worth_waiting

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.observability.metrics import RpcMetrics
 from tests.chart.helm import CHART, VALUE_SETS, Document, documents, load
 

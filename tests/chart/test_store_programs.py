@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded.binary import find_binary
 from tests.chart.helm import CHART, KIND, VALUE_SETS, missing, pods_of
 from tests.support.mortal import mortal
 from tests.support.sentinels import free_port

@@ -18,8 +18,8 @@ import redis
 
 from buffer_cli.calls import RunCalls
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
+from buffer_wire.connection.retry import rpc_error
 from buffer_wire.errors import LayoutChanged
-from buffer_wire.retry import rpc_error
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 from tests.chart.helm import ROOT
 from tests.support.service import ServiceProcess, running_service

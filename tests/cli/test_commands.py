@@ -14,7 +14,7 @@ from buffer_cli.serve import commands as serve_commands
 from buffer_cli.worker import commands as worker_commands
 from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
-from buffer_wire.access import Access
+from buffer_wire.connection.access import Access
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
 from rollout_workers.options import WorkerOptions

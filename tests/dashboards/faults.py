@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import grpc
 
-from buffer_wire.access import Access
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channels import Connector
 from rollout_buffer.v1 import common_pb2, runs_pb2, weights_pb2
 from tests.support.rpc import TIMEOUT_S, Rpc, make_group, make_task, streamed
 from tests.support.store_server import StoreServer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import grpc
 
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History

@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2, runs_pb2
 from tests.fuzz.messages import METHODS, Maker
 from tests.fuzz.verdicts import NEVER, Failure, Verdicts

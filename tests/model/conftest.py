@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from buffer_service.domain.ops import groups
-from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.scripts import expanded, load_scripts
 from tests.model.subjects import StoreSubject
 from tests.support.store_server import store_server

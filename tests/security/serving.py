@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from buffer_wire.channel import Options
+from buffer_wire.connection.channel import Options
 
 
 @asynccontextmanager

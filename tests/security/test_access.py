@@ -5,11 +5,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from buffer_wire import access as access_module
-from buffer_wire.access import Access, TokenSource, stays_here
-from buffer_wire.connect import Connector
+from buffer_wire.connection import access as access_module
+from buffer_wire.connection.access import Access, TokenSource, stays_here
+from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import retry_sync
 from buffer_wire.errors import InvalidField, RolloutBufferError, Unauthenticated
-from buffer_wire.retry import retry_sync
 from trainer_client.client.driver import ClientOptions
 
 

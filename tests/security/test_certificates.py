@@ -14,8 +14,8 @@ import pytest
 
 from buffer_service.rpc.credentials import server_credentials
 from buffer_service.security.certificates import Certificates, RenewedContext, TlsFiles, TlsRefused
-from buffer_wire.access import Access
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channels import Connector
 from buffer_wire.errors import InvalidField
 from tests.security.certificates import Authority, Certificate
 

@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from buffer_service.security.roles import Role
-from buffer_wire import access as access_module
-from buffer_wire.access import Access
 from buffer_wire.codec import join_push
+from buffer_wire.connection import access as access_module
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.retry import rpc_error
 from buffer_wire.errors import InvalidField, PermissionDenied, Unauthenticated
-from buffer_wire.retry import rpc_error
 from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.versions import Version

@@ -12,13 +12,13 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.budget import StreamSlots
+from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.security.gate import Gate, caller
 from buffer_service.security.shares import Shares
-from buffer_wire.channel import client_options, server_options
+from buffer_wire.connection.channel import client_options, server_options
+from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import NotReady
-from buffer_wire.stream_end import StreamEnd
 from tests.security.serving import serving
 from tests.support.mortal import mortal
 
@@ -29,7 +29,7 @@ METHOD = "/rollout_buffer.v1.GroupService/PushGroups"
 CLIENT = f"""
 import sys, time
 import grpc
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 
 def sent():
     yield b"hello"

@@ -15,8 +15,8 @@ from buffer_service.security.gate import Gate
 from buffer_service.security.roles import Role
 from buffer_service.security.shares import Shares
 from buffer_service.security.token_file import TokenFile
-from buffer_wire.channel import MAX_METADATA_BYTES, client_options, server_options
-from buffer_wire.retry import rpc_error
+from buffer_wire.connection.channel import MAX_METADATA_BYTES, client_options, server_options
+from buffer_wire.connection.retry import rpc_error
 from tests.security.guarded import add_token
 from tests.security.serving import serving
 

@@ -9,7 +9,7 @@ from queue import Queue
 
 import pytest
 
-from buffer_service.rpc.push_stream import WINDOW
+from buffer_service.rpc.streams.push import WINDOW
 from rollout_buffer.v1 import groups_pb2, runs_pb2
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect, failure, make_group, make_task, streamed
 from tests.support.service import ServiceProcess, running_service

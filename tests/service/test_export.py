@@ -9,8 +9,8 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
-from buffer_service.rpc import export_stream
-from buffer_service.rpc.export_stream import MESSAGE_BYTES, PORTION_RECORDS, READ_BYTES, exported
+from buffer_service.rpc.streams import export as export_stream
+from buffer_service.rpc.streams.export import MESSAGE_BYTES, PORTION_RECORDS, READ_BYTES, exported
 from buffer_wire.errors import InvalidField, UnknownRun
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import runs_pb2 as pb

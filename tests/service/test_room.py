@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from buffer_service.rpc.room import Expected, GaveWay, Room, Share
+from buffer_service.rpc.flow.room import Expected, GaveWay, Room, Share
 from buffer_wire.errors import NotReady
 
 

@@ -15,22 +15,22 @@ from prometheus_client import CollectorRegistry
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.budget import ByteBudget, StreamSlots
-from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.pushes import Pushes
+from buffer_service.rpc.flow.room import Incoming, RawContext, Room
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
-from buffer_service.rpc.pull_stream import PullStream
-from buffer_service.rpc.push_stream import PushParts
-from buffer_service.rpc.pushes import Pushes
-from buffer_service.rpc.room import Incoming, RawContext, Room
-from buffer_service.rpc.servicers import GroupServicer
-from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.servicers.loop import GroupServicer
+from buffer_service.rpc.streams.pull import PullStream
+from buffer_service.rpc.streams.push import PushParts
 from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
-from buffer_wire.channel import client_options, server_options
+from buffer_wire.connection.channel import client_options, server_options
+from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import InvalidField, NotReady
 from buffer_wire.revision import NO_REVISION, Revision
-from buffer_wire.stream_end import StreamEnd
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 from tests.security.serving import serving
 from tests.support.rpc import make_group
@@ -204,7 +204,7 @@ async def test_all_room_comes_back_when_clients_go(end: str) -> None:
 
 
 async def test_an_idle_stream_ends_in_order_when_others_need_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer_service.rpc.push_stream.IDLE_S", 0.0)
+    monkeypatch.setattr("buffer_service.rpc.streams.push.IDLE_S", 0.0)
     async with process() as own, own.channel() as channel:
         own.store.allow(100)
         idle = []

@@ -1,6 +1,6 @@
 """Metrics of runs, from views that the test makes up."""
 
-from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.domain.ops import Amount, EngineReport, RunView, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from tests.support.views import make_engines, make_view

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from buffer_service.admin.staleness_metrics import StalenessCollector
+from buffer_service.admin.metrics.staleness import StalenessCollector
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.window import no_staleness
 from buffer_service.observability.estimate import estimate

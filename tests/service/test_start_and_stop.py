@@ -17,7 +17,7 @@ import pytest
 from buffer_service.app.assignment import Assignment
 from buffer_service.observability.shared_values import SharedMetrics
 from buffer_service.settings import Settings
-from buffer_service.store.embedded import EmbeddedStore
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.supervisor import rpc_processes
 from buffer_service.supervisor.rpc_processes import RpcProcesses, StartFailed
 from buffer_service.supervisor.stopping import Stopped, unless

@@ -13,11 +13,11 @@ from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.budget import ByteBudget, StreamSlots
-from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.pushes import Pushes
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.janitor import Janitor
-from buffer_service.rpc.pushes import Pushes
-from buffer_service.rpc.waiting import Lines
 from buffer_wire.errors import NotReady
 from buffer_wire.revision import NO_REVISION, Revision
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.store.embedded import EmbeddedStore
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor import append_only
 from buffer_wire.errors import StoreOutOfDisk, StoreUnavailable

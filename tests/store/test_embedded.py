@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from buffer_service.store.data_directory import DataDirectory
-from buffer_service.store.embedded import Durability, EmbeddedStore
+from buffer_service.store.embedded.data_directory import DataDirectory
+from buffer_service.store.embedded.server import Durability, EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from tests.store.driver import Run
@@ -140,7 +140,7 @@ PARENT = """
 import asyncio, json, sys
 from pathlib import Path
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.store.embedded import EmbeddedStore
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 
 async def main():
@@ -229,6 +229,7 @@ async def test_a_redis_server_will_do_as_well(tmp_path: Path) -> None:
 
 def test_the_embedded_store_never_imports_grpc() -> None:
     probe = (
-        "import sys, buffer_service.store.embedded, buffer_service.store.redis_store; sys.exit('grpc' in sys.modules)"
+        "import sys, buffer_service.store.embedded.server, buffer_service.store.redis_store;"
+        "sys.exit('grpc' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=Path.cwd())

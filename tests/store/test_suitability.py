@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from buffer_service.store.address import Address, Sentinels
-from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
@@ -127,7 +127,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_no_binary_names_the_three_ways_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("buffer_service.store.binary._bundled", lambda: None)
+    monkeypatch.setattr("buffer_service.store.embedded.binary._bundled", lambda: None)
     with pytest.raises(StoreUnsuitable) as refusal:
         find_binary()
     for way in ("rollout-buffer[embedded]", "on PATH", "--store redis://"):
@@ -147,7 +147,7 @@ def test_the_wheels_binary_goes_before_an_old_one_on_path(tmp_path: Path, monkey
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_binary() != old
-    monkeypatch.setattr("buffer_service.store.binary._bundled", lambda: None)
+    monkeypatch.setattr("buffer_service.store.embedded.binary._bundled", lambda: None)
     assert find_binary() == old
 
 

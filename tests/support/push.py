@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from buffer_wire.channel import client_options
 from buffer_wire.codec import join_group, join_push
+from buffer_wire.connection.channel import client_options
+from buffer_wire.connection.retry import OnRetry, retry_sync
 from buffer_wire.errors import RolloutBufferError, UnknownRun
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, Array, column_of, write_payload
-from buffer_wire.retry import OnRetry, retry_sync
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from buffer_wire.validate import check_group

@@ -28,8 +28,8 @@ from typing import Self
 import grpc
 import numpy as np
 
-from buffer_wire.channel import client_options
 from buffer_wire.codec import Delivered
+from buffer_wire.connection.channel import client_options
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2, tasks_pb2, weights_pb2, weights_pb2_grpc
 from rollout_buffer.v1.common_pb2 import RunRef, WeightVersion

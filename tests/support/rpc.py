@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from buffer_wire import layout
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.status import error_of
 from rollout_buffer.v1 import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded.binary import find_binary
 from tests.support.mortal import mortal
 
 SERVICE = "buffer"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from buffer_service.store.binary import find_binary
+from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.keys import index_key
 from tests.support.mortal import mortal
 

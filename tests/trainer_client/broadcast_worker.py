@@ -10,7 +10,7 @@ from typing import Self
 
 import grpc
 
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import Pusher, group_of_lease
 from tests.trainer_client.fleet import FleetEngine

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from buffer_wire.connection.retry import Backoff, retry_async, retry_sync
 from buffer_wire.errors import InvalidField, PendingFull, RolloutBufferError, UnknownRun, UnprovenRevision
-from buffer_wire.retry import Backoff, retry_async, retry_sync
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable, status_of

@@ -8,10 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from buffer_wire.channel import client_options, server_options
+from buffer_wire.connection.channel import client_options, server_options
+from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import PendingFull, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable, status_of
-from buffer_wire.stream_end import StreamEnd
 from tests.security.serving import serving
 
 METHOD = "/a.Service/Take"

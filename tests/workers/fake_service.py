@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from buffer_wire.channel import server_options
+from buffer_wire.connection.channel import server_options
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.layout import read_payload
 from buffer_wire.limits import MAX_ERROR_CHARS

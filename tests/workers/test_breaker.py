@@ -2,7 +2,7 @@
 
 import pytest
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.errors import (
     EngineError,
     EngineLoadFailed,

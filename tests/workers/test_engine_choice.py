@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import structlog
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.errors import EngineRejected, EngineUnavailable
 from rollout_workers.engine.options import SimulatedOptions

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.errors import EngineNotStarted, EngineUnavailable
 from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import Engine, SampleRequest

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.versions import BASE, Version

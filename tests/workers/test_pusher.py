@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import buffer_wire.access
-from buffer_wire.access import Access
+import buffer_wire.connection.access
+from buffer_wire.connection.access import Access
 from buffer_wire.errors import RunPaused, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
@@ -242,7 +242,9 @@ async def test_group_above_the_message_limit_is_refused_here(
 async def test_a_refused_token_is_replaced_where_its_file_has_another(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_wire.access, "LOOK_S", float("inf"))  # Read again when it is refused, and not before.
+    monkeypatch.setattr(
+        buffer_wire.connection.access, "LOOK_S", float("inf")
+    )  # Read again when it is refused, and not before.
     file = tmp_path / "token"
     file.write_text("first")
     async with pushing(fake, access=Access(token_file=file)) as p:

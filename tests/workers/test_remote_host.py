@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.sglang.hosts import host_at
 from rollout_workers.engine.types import SampleRequest

@@ -14,9 +14,9 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from buffer_wire.connect import Connector
+from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import retry_async
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.retry import retry_async
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests

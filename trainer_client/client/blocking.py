@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from buffer_wire.access import TokenSource
+from buffer_wire.connection.access import TokenSource
+from buffer_wire.connection.retry import retry_sync, rpc_error
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.retry import retry_sync, rpc_error
 from buffer_wire.revisions import Revisions
 from trainer_client.client import engines, requests
 from trainer_client.client.call import Call, documented, note, serialize

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from buffer_wire.access import TokenSource
-from buffer_wire.connect import Connector
+from buffer_wire.connection.access import TokenSource
+from buffer_wire.connection.channels import Connector
 from buffer_wire.revisions import Revisions
 from trainer_client.client.driver import ClientOptions
 from trainer_client.forks import CALLS

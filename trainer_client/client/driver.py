@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from buffer_wire.access import Access
-from buffer_wire.channel import Options, client_options
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channel import Options, client_options
 from buffer_wire.errors import RolloutBufferError, RunPaused
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from trainer_client.field_names import NamedFields

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
+from buffer_wire.connection.retry import Backoff, Mend, OnRetry, Tokens, retry_async, retry_sync
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
-from buffer_wire.retry import Backoff, Mend, OnRetry, Tokens, retry_async, retry_sync
 from rollout_buffer.v1 import batches_pb2, common_pb2
 from trainer_client.client.driver import Deadline, worth_repeating
 from trainer_client.rounds import Place

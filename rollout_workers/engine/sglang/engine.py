@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_workers.engine.calls import HttpCalls, ServerOptions
 from rollout_workers.engine.errors import (
     EngineError,

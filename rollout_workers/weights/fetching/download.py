@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from buffer_wire.retry import Backoff
+from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.weights.fetching.files import CHUNK_BYTES, check_content

@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from buffer_wire.channel import client_options
+from buffer_wire.connection.channel import client_options
 from buffer_wire.errors import EvaluationNotReady, UnknownEvaluation
 from rollout_buffer.v1 import common_pb2
 from tests.support.evaluations import EvaluatingWorker

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from buffer_wire.access import TokenSource
+from buffer_wire.connection.access import TokenSource
+from buffer_wire.connection.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.errors import Unauthenticated
-from buffer_wire.retry import DEFAULT_BACKOFF, rpc_error
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from trainer_client.client.call import Call, serialize

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from buffer_wire.codec import join_group, join_push
-from buffer_wire.connect import Connector
+from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import retry_sync
 from buffer_wire.errors import NotReady
-from buffer_wire.retry import retry_sync
 from buffer_wire.revision import Revision
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2 as pb

@@ -15,8 +15,8 @@ from dataclasses import replace
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.janitor import Janitor
-from buffer_service.rpc.waiting import Lines
 from buffer_wire.errors import NotReady, RolloutBufferError
 from buffer_wire.revision import Revision
 

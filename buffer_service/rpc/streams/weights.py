@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
-from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.flow.waiting import Lines
 
 FRESH_S = 0.5
 """Largest age, in seconds, of a shared reading when no hint came since; hints can be lost."""

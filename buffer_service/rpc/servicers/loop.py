@@ -15,16 +15,16 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
-from buffer_service.rpc import export_stream
-from buffer_service.rpc.budget import StreamSlots
 from buffer_service.rpc.convert import batches, fields, groups, plans, policies, runs, tasks, weights
-from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.flow.budget import StreamSlots
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.room import WAIT_S, Expected, RawContext, Share
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.messages import parsed
-from buffer_service.rpc.pull_stream import PullStream
-from buffer_service.rpc.push_stream import PushParts, PushStream, push_entries
-from buffer_service.rpc.room import WAIT_S, Expected, RawContext, Share
-from buffer_service.rpc.waiting import Lines
-from buffer_service.rpc.weights_feed import WeightsFeed
+from buffer_service.rpc.streams import export as export_stream
+from buffer_service.rpc.streams.pull import PullStream
+from buffer_service.rpc.streams.push import PushParts, PushStream, push_entries
+from buffer_service.rpc.streams.weights import WeightsFeed
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push_one
 from buffer_wire.errors import InvalidField, PolicyChanged

@@ -10,7 +10,7 @@ from buffer_service import commands
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
-from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.flow.waiting import Lines
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
 PORTION_RESULTS = 16

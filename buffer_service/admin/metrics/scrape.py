@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from buffer_service import commands
-from buffer_service.admin.evaluation_metrics import EvaluationCollector
+from buffer_service.admin.metrics.evaluations import EvaluationCollector
+from buffer_service.admin.metrics.runs import RunCollector
+from buffer_service.admin.metrics.staleness import StalenessCollector
+from buffer_service.admin.metrics.store import StoreCollector
 from buffer_service.admin.reading import LOOK_S, RunReader
-from buffer_service.admin.run_metrics import RunCollector
-from buffer_service.admin.staleness_metrics import StalenessCollector
-from buffer_service.admin.store_metrics import StoreCollector
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView, StoreFacts
 from buffer_service.domain.ports import RunStore

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from buffer_wire.access import SYSTEM, Access
+from buffer_wire.connection.access import SYSTEM, Access
 from buffer_wire.errors import InvalidField
 
 LOOK_S = 1.0

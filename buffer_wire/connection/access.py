@@ -1,4 +1,4 @@
-"""Access of a client: its token, and TLS. Knows no gRPC; `buffer_wire.connect` makes channels of it.
+"""Access of a client: its token, and TLS. Knows no gRPC; `buffer_wire.connection.channels` makes channels of it.
 
 Invariants: a token is never shown and never travels in plain text to another machine, unless `insecure` says so. A
 token from a file is read again when the file changes, so it can be replaced while a trainer runs.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from buffer_service.domain.ports import Notifications, Topic
-from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.flow.drain import Drain
 
 T = TypeVar("T")
 

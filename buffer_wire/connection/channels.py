@@ -6,10 +6,10 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from buffer_wire.access import Access, TokenSource
-from buffer_wire.channel import Options, client_options
-from buffer_wire.renewed import RenewedChannel
-from buffer_wire.tls_files import TlsFiles, TlsMaterial
+from buffer_wire.connection.access import Access, TokenSource
+from buffer_wire.connection.channel import Options, client_options
+from buffer_wire.connection.renewed import RenewedChannel
+from buffer_wire.connection.tls_files import TlsFiles, TlsMaterial
 
 HANDSHAKE_MS = 5_000
 """Longest time to set up a connection over TLS, in milliseconds: some round trips, and work on both sides."""

@@ -18,8 +18,8 @@ from buffer_service.observability.diagnosis import Standing, pull_waits_on
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches as convert
 from buffer_service.rpc.convert import fields
-from buffer_service.rpc.room import RawContext, Room, Share
-from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.flow.room import RawContext, Room, Share
+from buffer_service.rpc.flow.waiting import Lines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
 from buffer_wire.revision import Revision

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from buffer_service.store.binary import find_binary
-from buffer_service.store.data_directory import LONGEST_SOCKET_PATH, DataDirectory
+from buffer_service.store.embedded.binary import find_binary
+from buffer_service.store.embedded.data_directory import LONGEST_SOCKET_PATH, DataDirectory
 from buffer_wire.errors import StoreUnavailable
 
 PR_SET_PDEATHSIG = 1

@@ -15,14 +15,14 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.budget import ByteBudget
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.convert.groups import Entry
-from buffer_service.rpc.drain import Drain
+from buffer_service.rpc.flow.budget import ByteBudget
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.pushes import Pushes
+from buffer_service.rpc.flow.room import STALLED_S, GaveWay, Incoming, RawContext, Share
 from buffer_service.rpc.messages import parsed
-from buffer_service.rpc.pushes import Pushes
-from buffer_service.rpc.room import STALLED_S, GaveWay, Incoming, RawContext, Share
 from buffer_service.security.gate import caller
 from buffer_wire.codec import split_push
 from buffer_wire.errors import RolloutBufferError

@@ -12,12 +12,12 @@ from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc import evaluation_stream
-from buffer_service.rpc.budget import StreamSlots
 from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
-from buffer_service.rpc.drain import Drain
-from buffer_service.rpc.waiting import Lines
+from buffer_service.rpc.flow.budget import StreamSlots
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.streams import evaluation as evaluation_stream
 from buffer_service.security.gate import caller
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import evaluations_pb2 as pb

@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from buffer_wire.access import TokenSource
-from buffer_wire.tls_files import TlsFiles, TlsMaterial
+from buffer_wire.connection.access import TokenSource
+from buffer_wire.connection.tls_files import TlsFiles, TlsMaterial
 
 Metadata = tuple[tuple[str, str], ...]
 

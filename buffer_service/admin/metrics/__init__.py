@@ -1,0 +1,1 @@
+"""Metrics of a scrape: of runs, evaluations, staleness, the store and the doors."""

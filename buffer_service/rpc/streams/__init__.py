@@ -1,0 +1,1 @@
+"""Streams of the contract, one file each."""

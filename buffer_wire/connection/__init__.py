@@ -1,0 +1,1 @@
+"""Connections of clients: access, channels that last, calls that are repeated."""
