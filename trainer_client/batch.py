@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from buffer_wire import layout
 from buffer_wire.codec import Delivered, MalformedMessage, split_group
+from buffer_wire.enums import words
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.state import WeightVersion
 
 _REQUIRED = (layout.TOKEN_IDS, layout.LOGPROBS, layout.LOSS_MASK)
-_FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length", pb.FINISH_REASON_ABORTED: "aborted"}
+_FINISH = {number: word for word, number in words(pb.FinishReason).items()}
 
 
 @dataclass(frozen=True, slots=True)

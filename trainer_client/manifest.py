@@ -4,7 +4,7 @@ Invariant: equal manifests serialize to the same bytes, so that a repeated publi
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,8 +36,7 @@ class FilesManifest:
 
     def listing(self) -> pb.FilesManifest:
         """Convert to the wire's FilesManifest, which the other kinds of manifest contain as well."""
-        files = [pb.WeightFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
-        return pb.FilesManifest(base_url=self.base_url, files=files)
+        return pb.FilesManifest(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ not fit into a message at all are refused here.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from buffer_wire.errors import InvalidField
@@ -48,18 +48,7 @@ class SamplingParams(NamedFields):
 
     def to_wire(self) -> pb.SamplingParams:
         """Convert to the wire's SamplingParams."""
-        return pb.SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            seed=self.seed,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            min_new_tokens=self.min_new_tokens,
-        )
+        return pb.SamplingParams(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from buffer_wire.codec import Delivered, split_pull
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable
 from trainer_client.batch import Batch, BatchInfo, Group
+from trainer_client.client.replies import decoded
 
 if TYPE_CHECKING:
     from rollout_buffer.v1 import batches_pb2
@@ -42,21 +43,7 @@ class PullAssembly:
             wanted = "no batch facts" if info is None else f"{len(self._groups)} of {info.shard_groups} groups"
             raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
         groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
-        facts = BatchInfo(
-            step=info.step,
-            train_version=info.train_version,
-            total_groups=info.total_groups,
-            total_samples=info.total_samples,
-            total_tokens=info.total_tokens,
-            total_loss_tokens=info.total_loss_tokens,
-            shard_groups=info.shard_groups,
-            shard_tokens=info.shard_tokens,
-            staleness_mean=info.staleness_mean_milli / 1000,
-            staleness_max=info.staleness_max,
-            replayed=info.replayed,
-            queued_groups=info.queued_groups,
-            waited_s=time.monotonic() - self._started,
-            round=info.round,
-            final=info.final,
+        facts = decoded(
+            BatchInfo, info, staleness_mean=info.staleness_mean_milli / 1000, waited_s=time.monotonic() - self._started
         )
         return Batch(facts, groups, self._received_bytes)

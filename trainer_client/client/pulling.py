@@ -6,7 +6,7 @@ a try for at most `PULL_SLICE_S`, so that a caller hears at least that often on 
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from buffer_wire.connection.retry import Backoff, Mend, OnRetry, Tokens, retry_async, retry_sync
@@ -53,17 +53,7 @@ class PullSpec:
 
     def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
         """Build the request of one attempt that waits up to `wait_s` at the service."""
-        return batches_pb2.PullBatchRequest(
-            run=ref,
-            epoch=self.epoch,
-            step=self.step,
-            rank=self.rank,
-            world_size=self.world_size,
-            train_version=self.train_version,
-            wait_ms=round(wait_s * 1000),
-            round=self.round,
-            batch_groups=self.batch_groups,
-        )
+        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), **asdict(self))
 
 
 def _pause(error: RolloutBufferError) -> float | None:

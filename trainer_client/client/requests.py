@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField, UnknownRun
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client.client import replies
@@ -31,11 +32,7 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
 
 ResumeMode: TypeAlias = Literal["replay", "requeue", "discard"]
-_MODES = {
-    "replay": batches_pb2.RESUME_MODE_REPLAY,
-    "requeue": batches_pb2.RESUME_MODE_REQUEUE,
-    "discard": batches_pb2.RESUME_MODE_DISCARD,
-}
+_MODES = words(batches_pb2.ResumeMode)
 
 
 def new_request_id() -> str:
@@ -284,5 +281,5 @@ def resume(
             allow_regenerate=allow_regenerate,
         ),
         batches_pb2.ResumeResponse,
-        replies.resumed,
+        lambda reply: replies.decoded(Resumed, reply),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_wire import layout
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2 as pb
 
@@ -25,18 +26,8 @@ Fill: TypeAlias = float | Mapping[str, float]
 """Fill of a column per token where there is no token: one number, or one by the column's name (else 0)."""
 
 _REQUIRED = frozenset(name for name, _ in layout.REQUIRED_COLUMNS)
-_TORCH_DTYPES: Mapping[int, str] = {
-    pb.D_TYPE_UINT8: "uint8",
-    pb.D_TYPE_INT8: "int8",
-    pb.D_TYPE_UINT16: "uint16",
-    pb.D_TYPE_INT16: "int16",
-    pb.D_TYPE_INT32: "int32",
-    pb.D_TYPE_INT64: "int64",
-    pb.D_TYPE_FLOAT16: "float16",
-    pb.D_TYPE_BFLOAT16: "bfloat16",
-    pb.D_TYPE_FLOAT32: "float32",
-    pb.D_TYPE_FLOAT64: "float64",
-}
+_TORCH_DTYPES: dict[int, str] = {number: word for word, number in words(pb.DType).items()}
+"""Name in torch of each dtype on the wire."""
 
 
 class Ragged(NamedTuple):

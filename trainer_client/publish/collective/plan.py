@@ -1,10 +1,9 @@
 """Plan of a collective update, as the trainer announces it: members, meeting point, and the order of the tensors."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
 from buffer_wire.enums import words
-from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import weights_pb2 as pb
 from trainer_client.state import WeightVersion
 
@@ -57,17 +56,4 @@ class CollectivePlan:
 
     def to_wire(self) -> pb.CollectivePlan:
         """Convert to the wire's CollectivePlan."""
-        return pb.CollectivePlan(
-            version=common_pb2.WeightVersion(epoch=self.version.epoch, version=self.version.version),
-            phase=_PHASES[self.phase],
-            membership=self.membership,
-            master_address=self.master_address,
-            master_port=self.master_port,
-            group_name=self.group_name,
-            backend=self.backend,
-            world_size=self.world_size,
-            members=[pb.PlanMember(engine_id=member.engine_id, rank=member.rank) for member in self.members],
-            tensors=[pb.TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in self.tensors],
-            timeout_ms=self.timeout_ms,
-            established=self.established,
-        )
+        return pb.CollectivePlan(**asdict(self) | {"phase": _PHASES[self.phase]})
