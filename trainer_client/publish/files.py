@@ -32,7 +32,7 @@ from trainer_client.publish.sharded import ShardedWeights
 from trainer_client.state import Published
 
 if TYPE_CHECKING:
-    from trainer_client.client.port import SessionClient
+    from trainer_client.client.operations import ServiceClient
 
 logger = logging.getLogger("trainer_client")
 
@@ -204,7 +204,7 @@ class FilesPublisher:
 
     def publish(
         self,
-        client: "SessionClient",
+        client: "ServiceClient",
         run_id: str,
         source: Path | str | Save,
         *,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from trainer_client.client.port import SessionClient
+from trainer_client.client.operations import ServiceClient
 from trainer_client.manifest import Manifest
 from trainer_client.state import RunState
 from trainer_client.waiting import OnWait, WaitNotices
@@ -34,7 +34,7 @@ WeightSource: TypeAlias = "Manifest | Path | str | Save | TensorSource | None"
 class Publication:
     """Publication: one publish of one run, with the calls that its publisher may make at the service meanwhile."""
 
-    client: SessionClient
+    client: ServiceClient
     run_id: str
     epoch: int
     version: int

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from buffer_wire.errors import PendingFull
-from trainer_client.client.port import SessionClient
+from trainer_client.client.operations import ServiceClient
 from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
 from trainer_client.session.feeder import FeederOptions, TaskFeeder
@@ -26,7 +26,7 @@ def most_pending(policy: Policy, wanted: int | None = None) -> int:
     return min(policy.max_pending_tasks or _MOST_PENDING, wanted or ahead)
 
 
-def feeder_of(client: SessionClient, plan: SessionPlan, policy: Policy, start: Resumed) -> TaskFeeder | None:
+def feeder_of(client: ServiceClient, plan: SessionPlan, policy: Policy, start: Resumed) -> TaskFeeder | None:
     """Start a feeder; None without tasks. `policy`: the effective one."""
     if plan.tasks is None:
         return None
@@ -51,7 +51,7 @@ class _ServiceTarget:
     Its calls end at once when the feeder is stopped or the run's cap is reached.
     """
 
-    client: SessionClient
+    client: ServiceClient
     run_id: str
     stopped: Callable[[], bool]
 

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from buffer_wire.errors import InvalidField
-from trainer_client.client.port import SessionClient
+from trainer_client.client.operations import ServiceClient
 from trainer_client.session.plan import SessionPlan
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 
 
 @contextmanager
-def open_session(client: SessionClient, plan: SessionPlan) -> Iterator[TrainerSession]:
+def open_session(client: ServiceClient, plan: SessionPlan) -> Iterator[TrainerSession]:
     """Take the run over (rank 0) or join it, and run a session until the block ends.
 
     Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead and ReplayGap.
@@ -32,7 +32,7 @@ def open_session(client: SessionClient, plan: SessionPlan) -> Iterator[TrainerSe
         session.close()
 
 
-def _find_run(client: SessionClient, plan: SessionPlan) -> RunState:
+def _find_run(client: ServiceClient, plan: SessionPlan) -> RunState:
     if plan.rank != 0 or plan.policy is None:
         return client.run(plan.run_id)
     policy = plan.policy
@@ -41,7 +41,7 @@ def _find_run(client: SessionClient, plan: SessionPlan) -> RunState:
     return client.create_run(plan.run_id, policy)
 
 
-def _take_over(client: SessionClient, plan: SessionPlan) -> Resumed:
+def _take_over(client: ServiceClient, plan: SessionPlan) -> Resumed:
     start = client.resume(
         plan.run_id,
         next_step=plan.next_step,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.client.driver import worth_repeating
 from trainer_client.client.engines import in_service
-from trainer_client.client.port import SessionClient
+from trainer_client.client.operations import ServiceClient
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
 from trainer_client.publish.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
 from trainer_client.session.plan import SessionPlan
@@ -80,7 +80,7 @@ class Publishing:
 
     def __init__(
         self,
-        client: SessionClient,
+        client: ServiceClient,
         plan: SessionPlan,
         run: RunState,
         start: Resumed,

@@ -37,7 +37,7 @@ from trainer_client.batch import Batch
 from trainer_client.client.driver import Deadline
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
-from trainer_client.client.port import SessionClient
+from trainer_client.client.operations import ServiceClient
 from trainer_client.client.pulling import PullSpec
 from trainer_client.forks import Holder
 from trainer_client.policy import Policy
@@ -66,7 +66,7 @@ class TrainerSession:
     for every use.
     """
 
-    def __init__(self, client: SessionClient, plan: SessionPlan, run: RunState, start: Resumed) -> None:
+    def __init__(self, client: ServiceClient, plan: SessionPlan, run: RunState, start: Resumed) -> None:
         self._holder = Holder("a session")
         self._client = client
         self.run_id = plan.run_id
@@ -91,7 +91,7 @@ class TrainerSession:
         """Rounds of a whole batch that is not complete yet."""
 
     @property
-    def client(self) -> SessionClient:
+    def client(self) -> ServiceClient:
         """Client that the session was opened with."""
         self._holder.check()
         return self._client

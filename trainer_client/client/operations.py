@@ -1,0 +1,264 @@
+"""Operations of the blocking client: each is repeated until it succeeds or its deadline passes.
+
+Sessions and publishers use a client of this kind. `trainer_client.client.blocking` adds the opening of sessions.
+
+Errors are those of `buffer_wire.errors`. An error that a later try can cure is raised only after `timeout_s` of trying.
+A client may be shared by threads. It has two channels, so that small messages never wait behind a batch.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from buffer_wire.connection.access import TokenSource
+from buffer_wire.connection.retry import retry_sync, rpc_error
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.revisions import Revisions
+from trainer_client.client import engines, requests
+from trainer_client.client.call import Call, documented, note, serialize
+from trainer_client.client.connections import Connections
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
+from trainer_client.client.evaluation import calls as evaluations
+from trainer_client.client.evaluation.blocking import EvaluationCalls
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
+from trainer_client.forks import CALLS
+from trainer_client.policy import Policy, changed
+from trainer_client.rounds import Rounds
+from trainer_client.state import Ledger, RunState
+from trainer_client.waiting import OnWait, WaitNotices
+
+if TYPE_CHECKING:
+    from trainer_client.batch import Batch
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def operation(make: Callable[P, Call[ReplyT, T]]) -> Callable[Concatenate["ServiceClient", P], T]:
+    """Make a method of the client that builds a call with `make` and carries it out."""
+
+    def method(self: "ServiceClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(make(*args, **kwargs))
+
+    documented(method, make)
+    return method
+
+
+class ServiceClient(EvaluationCalls):
+    """Connection to the service at `target` ("host:port" or "unix:path"). Close it, or use it in a `with`."""
+
+    def __init__(self, target: str, options: ClientOptions | None = None) -> None:
+        self.target = target
+        self.options = options or ClientOptions()
+        self._connections = Connections(target, self.options)
+
+    @property
+    def revisions(self) -> Revisions:
+        """Highest revision seen of each run."""
+        return self._connections.revisions
+
+    @property
+    def tokens(self) -> TokenSource:
+        """Source of the token that calls carry."""
+        return self._connections.tokens
+
+    @property
+    def _control(self) -> grpc.Channel:
+        return self._connections.control
+
+    @property
+    def _bulk(self) -> grpc.Channel:
+        return self._connections.bulk
+
+    def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, call: Call[ReplyT, T]) -> T:
+        rpc = self._control.unary_unary(
+            call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
+        )
+
+        def attempt() -> ReplyT:
+            with CALLS.under_way():
+                request = call.build(self.revisions.ref(call.run_id))
+                answer: ReplyT = rpc(request, timeout=self.options.attempt_timeout_s)
+                return answer
+
+        notices = WaitNotices(call.doing, self.target, call.on_wait)
+        try:
+            reply = retry_sync(
+                attempt,
+                deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
+                waiting_on=f"the service at {self.target}",
+                retry_on=worth_repeating,
+                on_retry=notices.on_retry,
+                tokens=self.tokens,
+                mend=partial(self.revisions.met, call.run_id),
+            )
+        except RolloutBufferError as error:
+            if not call.was_done(error, repeated=notices.told):
+                raise
+            return call.decode(call.reply())
+        if call.run_id:
+            note(self.revisions, call.run_id, reply)
+        return call.decode(reply)
+
+    # ── one call each; `requests` says what they do, and with which arguments ─────
+
+    create_run = operation(requests.create_run)
+    run = operation(requests.run)
+    runs = operation(requests.runs)
+    pause_run = operation(requests.pause_run)
+    drain_run = operation(requests.drain_run)
+    continue_run = operation(requests.continue_run)
+    delete_run = operation(requests.delete_run)
+    submit_tasks = operation(requests.submit_tasks)
+    commit = operation(requests.commit)
+    checkpoint = operation(requests.checkpoint)
+    resume = operation(requests.resume)
+    publish = operation(requests.publish)
+    plan_collective = operation(requests.plan_collective)
+    evaluation_state = operation(evaluations.evaluation_state)
+    delete_evaluation = operation(evaluations.delete_evaluation)
+    evaluations = operation(evaluations.evaluations)
+
+    # ── runs ─────────────────────────────────────────────────────────────────
+
+    def ledger(self, run_id: str) -> Ledger:
+        """Return the run's ledger: the entry of every accepted group and every submitted task."""
+        return self.run(run_id).ledger
+
+    def update_policy(self, run_id: str, policy: Policy | None = None, **changes: object) -> Policy:
+        """Change the policy of a live run: to `policy`, or only the fields that `changes` names.
+
+            client.update_policy("math", environments={"easy": 1, "hard": 3})
+
+        A field of None takes its default. Others may change other fields meanwhile. Returns the effective policy.
+        Raises InvalidPolicy, InvalidField.
+        """
+        if policy is not None:
+            return self._call(requests.update_policy(run_id, changed(policy, changes)))
+        present = self.run(run_id).policy
+        if not changes:
+            return present
+        # The whole policy goes along for a service that does not know of single fields yet.
+        return self._call(requests.update_policy(run_id, changed(present, changes), changes))
+
+    # ── batches ──────────────────────────────────────────────────────────────
+
+    def pull(  # noqa: PLR0913 - the parts of one request
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        rank: int = 0,
+        world_size: int = 1,
+        train_version: int | None = None,
+        round: int | None = None,  # noqa: A002 - the wire's word
+        batch_groups: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> "Batch":
+        """Pull a rank's shard of a step, or of one `round` of it, as soon as it is there.
+
+        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an epoch
+        by its first pull. `train_version`: the version whose weights will train on the batch, at least the published
+        one; None: the published one. `round`: None gathers the whole step; a number pulls that round of a run that
+        streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None: the
+        policy's.
+
+        Raises BatchNotReady after `timeout_s`, naming the shortage and on whom the step waits, ServiceUnreachable after
+        as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
+        """
+        spec = PullSpec(
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            world_size=world_size,
+            train_version=train_version,
+            round=round or 0,
+            batch_groups=batch_groups,
+        )
+        loop = self.pull_loop(run_id)
+        deadline = Deadline.after(timeout_s)
+        rounds = Rounds()
+        while True:
+            notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
+            attempt = partial(self.try_pull, run_id, spec)
+            batch = loop.run(attempt, notices.tell, deadline.left_s())
+            if round is not None:
+                return batch
+            rounds.add(batch)
+            if (whole := rounds.whole()) is not None:
+                return whole
+            spec = spec.following()
+
+    def pull_loop(self, run_id: str) -> PullLoop:
+        """Make the loop in which pulls of the run wait; `pull` includes it."""
+        return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
+
+    def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
+        """Try a pull once, for that loop."""
+        with CALLS.under_way():
+            from trainer_client.client.assembly import PullAssembly
+
+        wait_s = min(within.left_s(), PULL_SLICE_S)
+        assembly = PullAssembly(run_id, self.revisions, within.started)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s)
+        pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
+        with CALLS.under_way() as call:
+            stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+            call.cancel = stream.cancel
+            try:
+                for message in stream:
+                    assembly.add(message)
+            except grpc.RpcError as raised:
+                raise rpc_error(raised) from raised
+            finally:
+                stream.cancel()  # type: ignore[no-untyped-call]
+        return assembly.finish()
+
+    # ── weights ──────────────────────────────────────────────────────────────
+
+    def wait_for_engines(
+        self,
+        run_id: str,
+        version: int,
+        count: engines.Quorum = 1,
+        *,
+        epoch: int | None = None,
+        timeout_s: float = 600.0,
+        on_wait: OnWait | None = None,
+    ) -> RunState:
+        """Wait until `count` engines (a float: that share of them) are ready with `version` of `epoch` or newer.
+
+        `epoch` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
+        Raises NotReady after `timeout_s`, naming the engines that lag and their last errors; InvalidField.
+        """
+        deadline = Deadline.after(timeout_s)
+        notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
+        poll_s = engines.FIRST_POLL_S
+        while True:
+            run = self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
+            missing = engines.not_loaded(run, version, count, epoch)
+            if missing is None:
+                return run
+            if deadline.left_s() == 0.0:
+                raise missing
+            notices.tell(missing)
+            time.sleep(min(poll_s * random.uniform(0.5, 1.0), deadline.left_s()))  # noqa: S311 - jitter
+            poll_s = min(poll_s * 2, engines.MOST_POLL_S)
