@@ -1,12 +1,12 @@
 """Calls of the service for commands: RunService's here, those of a folder's commands there."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
 
-from buffer_cli.access import access
+from buffer_cli.options import CallOptions
 from buffer_wire.connection.channels import Connector
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.status import ServiceUnreachable, error_of
@@ -23,10 +23,11 @@ ReplyT = TypeVar("ReplyT")
 class Calls:
     """Calls of the service at one address. Every one raises RolloutBufferError."""
 
-    def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
+    def __init__(self, channel: grpc.Channel, options: CallOptions) -> None:
         self.channel = channel
-        self.address = address
-        self._timeout_s = timeout_s
+        self.address = options.address
+        self.runs = runs_pb2_grpc.RunServiceStub(channel)
+        self._timeout_s = options.timeout_s
 
     def call(self, method: "grpc.UnaryUnaryMultiCallable[RequestT, ReplyT]", request: RequestT) -> ReplyT:
         """Call a method of a stub; waits at most as long as the command may."""
@@ -35,54 +36,13 @@ class Calls:
         except grpc.RpcError as failure:
             raise self._error(failure) from None
 
-    def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
-        error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
-        if isinstance(error, ServiceUnreachable):
-            return ServiceUnreachable(
-                f"the service at {self.address} does not answer ({error.message})", **error.attributes
-            )
-        return error
-
-
-class RunCalls(Calls):
-    """Calls of RunService."""
-
-    def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
-        super().__init__(channel, address, timeout_s)
-        self._stub = runs_pb2_grpc.RunServiceStub(channel)
-
     def list(self) -> list[str]:
         """Ids of all runs, in order."""
-        return list(self.call(self._stub.ListRuns, runs_pb2.ListRunsRequest()).run_ids)
+        return list(self.call(self.runs.ListRuns, runs_pb2.ListRunsRequest()).run_ids)
 
     def get(self, run_id: str) -> runs_pb2.GetRunResponse:
         """The whole state of a run."""
-        return self.call(self._stub.GetRun, runs_pb2.GetRunRequest(run=run_ref(run_id)))
-
-    def create(self, run_id: str, policy: runs_pb2.RunPolicy) -> runs_pb2.CreateRunResponse:
-        """Create a run, or find it with the same policy."""
-        return self.call(self._stub.CreateRun, runs_pb2.CreateRunRequest(run_id=run_id, policy=policy))
-
-    def update(self, run_id: str, policy: runs_pb2.RunPolicy, names: Collection[str]) -> runs_pb2.RunPolicy:
-        """Replace the named fields of the policy, or all where none is named; returns the effective one."""
-        request = runs_pb2.UpdatePolicyRequest(run=run_ref(run_id), policy=policy, fields=sorted(names))
-        return self.call(self._stub.UpdatePolicy, request).policy
-
-    def pause(self, run_id: str) -> None:
-        """Hold a run."""
-        self.call(self._stub.PauseRun, runs_pb2.PauseRunRequest(run=run_ref(run_id)))
-
-    def drain(self, run_id: str) -> None:
-        """Let a run end."""
-        self.call(self._stub.DrainRun, runs_pb2.DrainRunRequest(run=run_ref(run_id)))
-
-    def continue_(self, run_id: str) -> None:
-        """Let a run go on."""
-        self.call(self._stub.ContinueRun, runs_pb2.ContinueRunRequest(run=run_ref(run_id)))
-
-    def delete(self, run_id: str) -> None:
-        """Delete a run."""
-        self.call(self._stub.DeleteRun, runs_pb2.DeleteRunRequest(run=run_ref(run_id)))
+        return self.call(self.runs.GetRun, runs_pb2.GetRunRequest(run=run_ref(run_id)))
 
     @contextmanager
     def export(
@@ -90,13 +50,21 @@ class RunCalls(Calls):
     ) -> Iterator[Iterator[runs_pb2.ExportRecordsResponse]]:
         """The events of a run's recording after one of them, to the end of what is there."""
         request = runs_pb2.ExportRecordsRequest(run=run_ref(run_id), after=after, include_groups=include_groups)
-        stream: Any = self._stub.ExportRecords(request, timeout=EXPORT_TIMEOUT_S)
+        stream: Any = self.runs.ExportRecords(request, timeout=EXPORT_TIMEOUT_S)
         try:
             yield stream
         except grpc.RpcError as failure:
             raise self._error(failure) from None
         finally:
             stream.cancel()
+
+    def _error(self, failure: Any) -> RolloutBufferError:  # noqa: ANN401 - RpcError's status is not in its type
+        error = error_of(failure.code(), failure.details(), failure.trailing_metadata())
+        if isinstance(error, ServiceUnreachable):
+            return ServiceUnreachable(
+                f"the service at {self.address} does not answer ({error.message})", **error.attributes
+            )
+        return error
 
 
 def run_ref(run_id: str) -> common_pb2.RunRef:
@@ -108,7 +76,7 @@ CallsT = TypeVar("CallsT", bound=Calls)
 
 
 @contextmanager
-def calling(calls: type[CallsT], address: str, timeout_s: float) -> Iterator[CallsT]:
-    """Calls of this kind over a channel of their own; each waits at most `timeout_s`."""
-    with Connector(address, access()).blocking() as channel:
-        yield calls(channel, address, timeout_s)
+def calling(calls: type[CallsT], options: CallOptions) -> Iterator[CallsT]:
+    """Calls of this kind over a channel of their own."""
+    with Connector(options.address, options.access).blocking() as channel:
+        yield calls(channel, options)

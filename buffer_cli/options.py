@@ -1,14 +1,62 @@
 """Options that commands of several folders have."""
 
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-SERVICE = "127.0.0.1:50051"
+from buffer_wire.connection.access import Access
 
-AddressOption = Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")]
+_access = partial(typer.Option, rich_help_panel="Access")
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Options with which a command reaches the service: its address, a token file, and TLS.
+
+    A token itself is no option, for command lines are seen by everybody on the machine; RB_TOKEN may hold one.
+    """
+
+    address: Annotated[str, typer.Option("--address", envvar="RB_ADDRESS", help="host:port of the service.")] = (
+        "127.0.0.1:50051"
+    )
+    token_file: Annotated[
+        Path | None, _access(envvar="RB_TOKEN_FILE", help="File with the token, where the service asks.")
+    ] = None
+    tls_ca: Annotated[
+        str | None, _access(envvar="RB_TLS_CA", help='PEM file of who signed its certificate, or "system".')
+    ] = None
+    tls_cert: Annotated[
+        Path | None, _access(envvar="RB_TLS_CLIENT_CERT", help="PEM file of a certificate of one's own.")
+    ] = None
+    tls_key: Annotated[Path | None, _access(envvar="RB_TLS_CLIENT_KEY", help="PEM file of its key.")] = None
+    tls_server_name: Annotated[
+        str | None, _access(envvar="RB_TLS_SERVER_NAME", help="Name in its certificate, if not the address's host.")
+    ] = None
+
+    @property
+    def access(self) -> Access:
+        """Access by these options; what they leave out is taken from the environment."""
+        return Access(
+            token_file=self.token_file or "",
+            tls_ca=self.tls_ca or "",
+            tls_cert=self.tls_cert or "",
+            tls_key=self.tls_key or "",
+            tls_server_name=self.tls_server_name or "",
+        )
+
+
+@dataclass(frozen=True)
+class CallOptions(ServiceOptions):
+    """Options of a command that calls the service and waits for the answers."""
+
+    timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")] = 10.0
+
+
+RunOption = Annotated[str | None, typer.Option("--run", help="May be left out where there is only one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-TimeoutOption = Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")]
 PresetOption = Annotated[
     str,
     typer.Option(

@@ -18,6 +18,12 @@ def words(enum: "_EnumTypeWrapper[_Number]") -> dict[str, _Number]:
     return {name.removeprefix(prefix).lower(): number for name, number in values}
 
 
+def word(enum: "_EnumTypeWrapper[_Number]", number: int) -> str:
+    """Word of a number; "unspecified" for that of nothing. Raises ValueError for one that the enum does not have."""
+    prefix = enum.items()[0][0].removesuffix("UNSPECIFIED")
+    return enum.Name(number).removeprefix(prefix).lower()  # type: ignore[arg-type]
+
+
 def numbers(enum: "_EnumTypeWrapper[_Number]", members: Iterable[_Member]) -> dict[_Member, _Number]:
     """Number of each member of an enum of Python. Raises KeyError for one that the wire has no word for."""
     numbered = words(enum)

@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from buffer_cli.exits import EXIT_OPTIONS, EXIT_REFUSED, exit_code
+from buffer_cli.conformance.commands import SuiteRun
+from buffer_cli.exits import EXIT_OPTIONS, EXIT_REFUSED
+from buffer_cli.output import print_json
 from buffer_conformance.child import DidNotStart
 from buffer_conformance.record import Record
 from buffer_conformance.report import as_json, as_text, has_failed
@@ -17,27 +19,36 @@ from buffer_conformance.suites import SUITES
 from buffer_wire.errors import InvalidField, RolloutBufferError
 
 
-def run(kind: str, given: dict[str, Any]) -> int:
-    """Run the suite for a "worker" or a "trainer"; 0 when no rule was broken, 1 when one was, 2 when it cannot run."""
-    return exit_code(lambda: _run(kind, given))
+def worker(command: list[str], suite: SuiteRun, weights: Path | None) -> int:
+    """Run the suite for a worker; 0 when no rule was broken, 1 when one was, 2 when it cannot run."""
+    return _run("worker", suite, command=command, weights=weights)
 
 
-def _run(kind: str, given: dict[str, Any]) -> int:
-    as_values, trace, only = given.pop("as_json"), given.pop("trace"), frozenset(given.pop("only") or ())
-    suite = SUITES[kind]
+def trainer(command: list[str], suite: SuiteRun) -> int:
+    """Run the suite for a trainer; exit codes as for a worker."""
+    return _run("trainer", suite, command=command)
+
+
+def _run(kind: str, chosen: SuiteRun, **more: Any) -> int:  # noqa: ANN401 - options of the kit
+    suite, only = SUITES[kind], frozenset(chosen.only or ())
     if strange := sorted(only - set(suite.scenarios)):
         raise InvalidField("--only", strange[0], "one of " + ", ".join(suite.scenarios))
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-conformance-") as folder:
-        options = SuiteOptions(folder=Path(folder), only=only, **given)
+        options = SuiteOptions(
+            folder=Path(folder), only=only, service=chosen.service, patience_s=chosen.patience_s, **more
+        )
         try:
             record = asyncio.run(suite.run(options))
         except (DidNotStart, RolloutBufferError) as error:
             sys.stderr.write(f"error: {error}\n")
             return EXIT_OPTIONS
-    if trace is not None:
-        _write(record, trace)
+    if chosen.trace is not None:
+        _write(record, chosen.trace)
     verdicts = judged(suite.rules, record)
-    print(json.dumps(as_json(verdicts), indent=2) if as_values else as_text(verdicts))
+    if chosen.as_json:
+        print_json(as_json(verdicts))
+    else:
+        print(as_text(verdicts))
     return EXIT_REFUSED if has_failed(verdicts) else 0
 
 

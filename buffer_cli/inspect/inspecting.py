@@ -1,18 +1,19 @@
 """Actions of the `rollout-buffer inspect` commands."""
 
-import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from buffer_cli.calls import calling, run_ref
-from buffer_cli.exits import exit_code
+from buffer_cli.calls import run_ref
 from buffer_cli.inspect import tables
-from buffer_cli.inspect.calls import InspectCalls, Listed
+from buffer_cli.inspect.calls import on_run
+from buffer_cli.inspect.commands import PageOptions
 from buffer_cli.inspect.waits import print_waits
+from buffer_cli.options import CallOptions
+from buffer_cli.output import print_facts, print_json, show, values_of
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_service.rpc.convert.runs import view_of
 from buffer_wire.enums import words
@@ -22,70 +23,58 @@ from rollout_buffer.v1 import inspect_pb2 as pb
 _SETS = words(pb.TaskSet)
 
 
-def perform(address: str, timeout_s: float, given_run: str | None, command: Callable[[InspectCalls, str], int]) -> int:
-    """Run a command on a run of the service at an address; returns the exit code."""
-
-    def connected() -> int:
-        with calling(InspectCalls, address, timeout_s) as calls:
-            return command(calls, calls.run_id(given_run))
-
-    return exit_code(connected)
-
-
 def tasks(
-    calls: InspectCalls,
-    run_id: str,
+    service: CallOptions,
+    run_id: str | None,
     state: str,
     environment: str | None,
-    worker_id: str,
-    *,
-    limit: int,
-    token: str,
-    as_json: bool,
-) -> int:
+    page: PageOptions,
+    worker_id: str = "",
+) -> None:
     """Tasks of a set."""
-    if state not in _SETS:
-        raise InvalidField("--state", state, f"one of {', '.join(_SETS)}")
-    request = pb.ListTasksRequest(
-        run=run_ref(run_id), set=_SETS[state], environment=environment, worker_id=worker_id, page_token=token
-    )
-    listed = calls.tasks(request, _limit(limit))
-    if as_json:
-        return _print_list(run_id, "tasks", listed)
-    return _print_table(tables.task_table(state, listed.items, listed.now_ms), listed, f"no task is {state}")
+    with on_run(service, run_id) as (calls, run):
+        if state not in _SETS:
+            raise InvalidField("--state", state, f"one of {', '.join(_SETS)}")
+        request = pb.ListTasksRequest(run=run_ref(run), set=_SETS[state], environment=environment, worker_id=worker_id)
+        reply = calls.listed(calls.stub.ListTasks, request, "tasks", page)
+    _print(run, reply, page, tables.task_table(state, reply.tasks, reply.now_ms), nothing=f"no task is {state}")
 
 
-def task(calls: InspectCalls, run_id: str, task_id: str, *, as_json: bool) -> int:
+def leases(
+    service: CallOptions, run_id: str | None, worker_id: str, environment: str | None, page: PageOptions
+) -> None:
+    """Leased tasks."""
+    tasks(service, run_id, "leased", environment, page, worker_id)
+
+
+def task(service: CallOptions, run_id: str | None, task_id: str, *, as_json: bool) -> None:
     """One task."""
-    reply = calls.call(calls.stub.GetTask, pb.GetTaskRequest(run=run_ref(run_id), task_id=task_id))
+    with on_run(service, run_id) as (calls, run):
+        reply = calls.call(calls.stub.GetTask, pb.GetTaskRequest(run=run_ref(run), task_id=task_id))
     if as_json:
-        return _print_json(run_id, reply)
-    tables.print_facts(f"task {task_id}", tables.task_facts(reply.task, reply.now_ms))
-    return 0
+        _print_json(run, reply)
+    else:
+        print_facts(
+            Console(highlight=False),
+            f"[bold]task {escape(task_id)}[/bold]",
+            tables.task_facts(reply.task, reply.now_ms),
+        )
 
 
 def groups(
-    calls: InspectCalls,
-    run_id: str,
-    step: int | None,
-    environment: str | None,
-    *,
-    limit: int,
-    token: str,
-    as_json: bool,
-) -> int:
+    service: CallOptions, run_id: str | None, step: int | None, environment: str | None, page: PageOptions
+) -> None:
     """Groups of the queue, or of a step."""
-    request = pb.ListGroupsRequest(run=run_ref(run_id), step=step, environment=environment, page_token=token)
-    listed = calls.groups(request, _limit(limit))
-    if as_json:
-        return _print_list(run_id, "groups", listed)
+    with on_run(service, run_id) as (calls, run):
+        request = pb.ListGroupsRequest(run=run_ref(run), step=step, environment=environment)
+        reply = calls.listed(calls.stub.ListGroups, request, "groups", page)
     nothing = "no group is queued" if step is None else f"no group of step {step} is left"
-    return _print_table(tables.group_table(step, listed.items), listed, nothing)
+    _print(run, reply, page, tables.group_table(step, reply.groups), nothing=nothing)
 
 
 def group(
-    calls: InspectCalls,
-    run_id: str,
+    service: CallOptions,
+    run_id: str | None,
     group_id: str,
     *,
     samples: bool,
@@ -93,80 +82,59 @@ def group(
     first: int,
     count: int,
     as_json: bool,
-) -> int:
+) -> None:
     """One group."""
-    request = pb.GetGroupRequest(
-        run=run_ref(run_id),
-        group_id=group_id,
-        include_samples=samples or not as_json,
-        tokens_of_sample=tokens_of,
-        first_token=first,
-        max_tokens=count,
-    )
-    reply = calls.call(calls.stub.GetGroup, request)
+    with on_run(service, run_id) as (calls, run):
+        request = pb.GetGroupRequest(
+            run=run_ref(run),
+            group_id=group_id,
+            include_samples=samples or not as_json,
+            tokens_of_sample=tokens_of,
+            first_token=first,
+            max_tokens=count,
+        )
+        reply = calls.call(calls.stub.GetGroup, request)
     if as_json:
-        return _print_json(run_id, reply)
-    tables.print_facts(f"group {group_id}", tables.group_facts(reply))
-    console = Console(highlight=False)
+        _print_json(run, reply)
+        return
+    print_facts(Console(highlight=False), f"[bold]group {escape(group_id)}[/bold]", tables.group_facts(reply))
     if samples:
-        console.print(tables.sample_table(reply.header.samples))
+        show(tables.sample_table(reply.header.samples))
     if tokens_of is not None:
         tables.print_tokens(reply.token_ids, reply.header.samples[tokens_of], tokens_of, first)
-    return 0
 
 
-def batches(calls: InspectCalls, run_id: str, *, limit: int, token: str, as_json: bool) -> int:
+def batches(service: CallOptions, run_id: str | None, page: PageOptions) -> None:
     """Steps that are stored."""
-    listed = calls.batches(pb.ListBatchesRequest(run=run_ref(run_id), page_token=token), _limit(limit))
-    if as_json:
-        return _print_list(run_id, "steps", listed)
-    return _print_table(tables.step_table(listed.items), listed, "no step is stored")
+    with on_run(service, run_id) as (calls, run):
+        reply = calls.listed(calls.stub.ListBatches, pb.ListBatchesRequest(run=run_ref(run)), "steps", page)
+    _print(run, reply, page, tables.step_table(reply.steps), nothing="no step is stored")
 
 
-def waits(calls: InspectCalls, run_id: str, *, limit: int, as_json: bool) -> int:
+def waits(service: CallOptions, run_id: str | None, limit: int, *, as_json: bool) -> None:
     """Print who waits on whom."""
-    reply = calls.runs.get(run_id)
+    with on_run(service, run_id) as (calls, run):
+        reply = calls.get(run)
+        found = calls.call(calls.stub.GetWaits, pb.GetWaitsRequest(run=run_ref(run), limit=limit))
     view = view_of(reply.run, reply.revision)
-    found = calls.call(calls.stub.GetWaits, pb.GetWaitsRequest(run=run_ref(run_id), limit=limit))
     if as_json:
-        return _print_json(run_id, found, waits_on=waits_on(Standing.of(view)))
-    print_waits(Console(highlight=False), view, found)
-    return 0
+        _print_json(run, found, waits_on=waits_on(Standing.of(view)))
+    else:
+        print_waits(view, found)
 
 
-def _limit(limit: int) -> int:
-    if limit < 0:
-        raise InvalidField("--limit", limit, "at least 0, which is all")
-    return limit
+def _print_json(run_id: str, reply: Message, **more: object) -> None:
+    print_json({"run": run_id, **values_of(reply), **more})
 
 
-def _values(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
-def _print_json(run_id: str, reply: Message, **more: object) -> int:
-    print(json.dumps({"run": run_id, **_values(reply), **more}, indent=2))
-    return 0
-
-
-def _print_list(run_id: str, name: str, listed: Listed[Any]) -> int:
-    items: Sequence[Message] = listed.items
-    values = {
-        "run": run_id,
-        "revision": listed.revision,
-        "now_ms": listed.now_ms,
-        name: [_values(item) for item in items],
-        "next_page_token": listed.next_page_token,
-    }
-    print(json.dumps(values, indent=2))
-    return 0
-
-
-def _print_table(table: object, listed: Listed[Any], nothing: str) -> int:
-    if listed.items:
-        Console(highlight=False).print(table)
-    elif not listed.next_page_token:
+def _print(run_id: str, reply: Any, page: PageOptions, table: Table, nothing: str) -> None:  # noqa: ANN401 - of any list
+    """Print a list; `nothing` where it is empty."""
+    if page.as_json:
+        _print_json(run_id, reply, revision=reply.revision, now_ms=reply.now_ms)
+        return
+    if table.row_count:
+        show(table)
+    elif not reply.next_page_token:
         print(nothing)
-    if listed.next_page_token:
-        print(f"{len(listed.items):,} shown, there may be more: --limit N, or --limit 0 for all")
-    return 0
+    if reply.next_page_token:
+        print(f"{table.row_count:,} shown, there may be more: --limit N, or --limit 0 for all")

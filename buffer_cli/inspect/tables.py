@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from buffer_wire.enums import word
 from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import inspect_pb2 as pb
 
@@ -35,12 +35,12 @@ def size(count: int) -> str:
 
 def place(value: int) -> str:
     """A place of a group in words."""
-    return pb.GroupPlace.Name(value).removeprefix("GROUP_PLACE_").lower().replace("_", " ")  # type: ignore[arg-type]
+    return word(pb.GroupPlace, value).replace("_", " ")
 
 
 def state(task: pb.TaskInfo) -> str:
     """State of a task, in words."""
-    return pb.TaskState.Name(task.state).removeprefix("TASK_STATE_").lower()
+    return word(pb.TaskState, task.state)
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────
@@ -221,7 +221,7 @@ def sample_table(samples: Sequence[groups_pb2.Sample]) -> Table:
             f"{sample.loss_tokens:,}",
             str(len(sample.turns) or 1),
             f"{sample.reward:.3f}",
-            groups_pb2.FinishReason.Name(sample.finish_reason).removeprefix("FINISH_REASON_").lower(),
+            word(groups_pb2.FinishReason, sample.finish_reason),
             ", ".join(f"{one.start}–{one.end - 1}: {one.version.epoch}.{one.version.version}" for one in sample.spans),
         )
     return table
@@ -239,7 +239,7 @@ def print_tokens(token_ids: Sequence[int], sample: groups_pb2.Sample, index: int
         print(f"  {first + at:>7}  {' '.join(map(str, token_ids[at : at + 16]))}")
 
 
-# ── steps, and anything ──────────────────────────────────────────────────────
+# ── steps ────────────────────────────────────────────────────────────────────
 
 
 def step_table(steps: Sequence[pb.StepInfo]) -> Table:
@@ -260,11 +260,3 @@ def step_table(steps: Sequence[pb.StepInfo]) -> Table:
             size(step.bytes),
         )
     return table
-
-
-def print_facts(title: str, facts: Iterator[tuple[str, str]]) -> None:
-    """A title and facts below it."""
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(title)}[/bold]")
-    for name, value in facts:
-        console.print(f"  {name:<14} {escape(value)}")

@@ -7,7 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from buffer_cli.inspect.tables import lease_table, size, span
-from buffer_cli.status.standing import state
+from buffer_cli.output import print_facts
+from buffer_cli.status.standing import headline
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.ops.groups import TICKET_MS
 from buffer_service.observability.diagnosis import SILENT_MS, Standing, waits_on
@@ -19,19 +20,19 @@ _OPEN = (
 )
 
 
-def print_waits(console: Console, view: RunView, waits: pb.GetWaitsResponse) -> None:
+def print_waits(view: RunView, waits: pb.GetWaitsResponse) -> None:
     """The run, its trainer, blocked pushes, admission, workers, leases and engines."""
     standing = Standing.of(view)
-    console.print(f"[bold]run {view.run_id}[/bold]{state(view)}")
-    for name, value in (
+    console = Console(highlight=False)
+    facts = (
         ("waits on", waits_on(standing)),
         ("trainer", _trainer(view, standing)),
         ("blocked pushes", _blocked(waits)),
         ("admission", _admission(view, waits)),
         ("leases", _leases(waits)),
         ("engines", _engines(view, waits)),
-    ):
-        console.print(f"  {name:<14} {escape(value)}")
+    )
+    print_facts(console, headline(view), facts)
     if waits.pushes:
         console.print(_push_table(waits))
     if waits.asked:

@@ -1,45 +1,27 @@
 """Table of `rollout-buffer run evaluations`."""
 
-import json
 from collections.abc import Sequence
 
-from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.table import Table
 
 from buffer_cli.calls import Calls, calling, run_ref
-from buffer_cli.exits import exit_code
+from buffer_cli.options import CallOptions
+from buffer_cli.output import print_json, show, values_of
 from rollout_buffer.v1 import evaluations_pb2, evaluations_pb2_grpc
 
 
-def list_evaluations(address: str, timeout_s: float, run_id: str, *, as_json: bool) -> int:
-    """Print the evaluations of a run; returns the exit code."""
-
-    def command() -> int:
-        found = _listed(address, timeout_s, run_id)
-        if as_json:
-            print(json.dumps([_values(evaluation) for evaluation in found], indent=2))
-        elif found:
-            Console(highlight=False).print(_table(found))
-        else:
-            print(f"run {run_id} has no evaluation")
-        return 0
-
-    return exit_code(command)
-
-
-def _listed(address: str, timeout_s: float, run_id: str) -> Sequence[evaluations_pb2.Evaluation]:
-    request = evaluations_pb2.ListEvaluationsRequest(run=run_ref(run_id))
-    with calling(Calls, address, timeout_s) as calls:
+def list_evaluations(name: str, service: CallOptions, *, as_json: bool) -> None:
+    """Print the evaluations of a run."""
+    with calling(Calls, service) as calls:
         stub = evaluations_pb2_grpc.EvaluationServiceStub(calls.channel)
-        return calls.call(stub.ListEvaluations, request).evaluations
-
-
-def _values(evaluation: evaluations_pb2.Evaluation) -> dict[str, object]:
-    values: dict[str, object] = MessageToDict(
-        evaluation, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return values | {"waits_on": waits_on(evaluation)}
+        request = evaluations_pb2.ListEvaluationsRequest(run=run_ref(name))
+        found = calls.call(stub.ListEvaluations, request).evaluations
+    if as_json:
+        print_json([{**values_of(one), "waits_on": waits_on(one)} for one in found])
+    elif found:
+        show(_table(found))
+    else:
+        print(f"run {name} has no evaluation")
 
 
 def _table(found: Sequence[evaluations_pb2.Evaluation]) -> Table:

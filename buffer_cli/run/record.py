@@ -9,11 +9,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from buffer_cli.calls import RunCalls, calling
-from buffer_cli.run.recording import Recording
+from buffer_cli.calls import Calls, calling
+from buffer_cli.exits import EXIT_OPTIONS
+from buffer_cli.options import CallOptions
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import runs_pb2
+
+if TYPE_CHECKING:
+    from buffer_cli.run.recording import Recording
 
 ROWS_PER_FILE = 50_000
 BYTES_PER_FILE = 64 << 20
@@ -21,34 +26,41 @@ BYTES_PER_FILE = 64 << 20
 EVERY_S = 5.0
 
 
-def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool, timeout_s: float) -> int:
+def record(name: str, folder: Path, service: CallOptions, *, groups: bool, follow: bool) -> int:
     """Export to the end of what is there, with `follow` again and again until SIGTERM or Ctrl-C; returns the exit code.
 
     With `follow`, a service that is away and a disk that is full are waited for: once tries have failed for
     `timeout_s`, one more ends it. What no wait cures ends it at once.
     """
+    try:
+        from buffer_cli.run.recording import Recording  # noqa: PLC0415 - pyarrow is an extra
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        sys.stderr.write("run record writes Parquet, for which pyarrow has to be installed: the extra `record`\n")
+        return EXIT_OPTIONS
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
-        recording = Recording(folder, run_id, whole=whole)
+        recording = Recording(folder, name, whole=groups)
         comparison = _Comparison()
-        with calling(RunCalls, address, timeout_s) as service:
-            _remark(service.get(run_id).run)
+        with calling(Calls, service) as calls:
+            _remark(calls.get(name).run)
             give_up_at: float | None = None
             while True:
                 try:
-                    before = service.get(run_id).run
+                    before = calls.get(name).run
                     recording.check_run(before.created_ms)
-                    _export(service, run_id, recording, whole=whole, stop=stop)
+                    _export(calls, name, recording, whole=groups, stop=stop)
                     if not stop.is_set():
-                        comparison.tell(recording.groups, before, service.get(run_id).run)
+                        comparison.tell(recording.groups, before, calls.get(name).run)
                     give_up_at = None
                 except (OSError, RolloutBufferError) as error:
                     if not (follow and (isinstance(error, OSError) or error.retryable)):
                         raise
                     now = time.monotonic()
-                    give_up_at = now + timeout_s if give_up_at is None else give_up_at
+                    give_up_at = now + service.timeout_s if give_up_at is None else give_up_at
                     if now >= give_up_at:
                         raise
                     sys.stderr.write(f"waiting: {error}\n")
@@ -62,10 +74,10 @@ def record(address: str, run_id: str, folder: Path, *, whole: bool, follow: bool
         return 1
 
 
-def _export(service: RunCalls, run_id: str, recording: Recording, *, whole: bool, stop: threading.Event) -> None:
+def _export(calls: Calls, run_id: str, recording: "Recording", *, whole: bool, stop: threading.Event) -> None:
     """Write everything that is there now; what was written until an error stays."""
     portion, portion_bytes = list[runs_pb2.Record](), 0
-    with service.export(run_id, recording.after, include_groups=whole) as messages:
+    with calls.export(run_id, recording.after, include_groups=whole) as messages:
         for message in messages:
             portion.extend(message.records)
             portion_bytes += message.ByteSize()
@@ -110,7 +122,7 @@ class _Comparison:
             )
 
 
-def _say(recording: Recording, folder: Path, *, last: bool) -> None:
+def _say(recording: "Recording", folder: Path, *, last: bool) -> None:
     terminal = sys.stderr.isatty()
     if terminal or last:
         end = "\r" if terminal and not last else "\n"

@@ -1,17 +1,18 @@
 """Actions of the `rollout-buffer run` commands."""
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buffer_cli import policies
-from buffer_cli.calls import RunCalls, calling
-from buffer_cli.exits import exit_code
+from buffer_cli import output, policies
+from buffer_cli.calls import Calls, calling, run_ref
+from buffer_cli.options import CallOptions
+from buffer_cli.output import print_json
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run, state
 from buffer_service.domain.ops import RunView
@@ -21,36 +22,26 @@ from buffer_wire.estimate_messages import estimate_of
 from rollout_buffer.v1 import runs_pb2
 
 
-def perform(address: str, timeout_s: float, command: Callable[[RunCalls], int]) -> int:
-    """Run a command against the service at an address; returns the exit code."""
-
-    def connected() -> int:
-        with calling(RunCalls, address, timeout_s) as runs:
-            return command(runs)
-
-    return exit_code(connected)
-
-
-def list_runs(runs: RunCalls, *, as_json: bool) -> int:
+def list_runs(service: CallOptions, *, as_json: bool) -> None:
     """All runs in short; one that the service cannot read is named on standard error."""
     found: list[tuple[runs_pb2.Run, RunView]] = []
-    run_ids = runs.list()
-    for run_id in run_ids:
-        try:
-            found.append(read(runs, run_id))
-        except UnknownRun:
-            continue  # deleted since it was listed
-        except StoreFault as fault:
-            if not fault.of_one_run:
-                raise
-            sys.stderr.write(f"run {run_id} is left out: {fault.message}\n")
+    with calling(Calls, service) as calls:
+        run_ids = calls.list()
+        for run_id in run_ids:
+            try:
+                found.append(read(calls, run_id))
+            except UnknownRun:
+                continue  # deleted since it was listed
+            except StoreFault as fault:
+                if not fault.of_one_run:
+                    raise
+                sys.stderr.write(f"run {run_id} is left out: {fault.message}\n")
     if as_json:
-        print(json.dumps([as_values(run, view) for run, view in found], indent=2))
+        print_json([as_values(run, view) for run, view in found])
     elif found:
-        Console(highlight=False).print(_run_table([view for _, view in found]))
+        output.show(_run_table([view for _, view in found]))
     elif not run_ids:
-        print(f"the service at {runs.address} has no run yet")
-    return 0
+        print(f"the service at {service.address} has no run yet")
 
 
 def _run_table(views: Sequence[RunView]) -> Table:
@@ -69,49 +60,49 @@ def _run_table(views: Sequence[RunView]) -> Table:
     return table
 
 
-def show(runs: RunCalls, run_id: str, *, as_json: bool) -> int:
+def show(name: str, service: CallOptions, *, as_json: bool) -> None:
     """Print the state of a run, and its whole policy."""
-    run, view = read(runs, run_id)
+    with calling(Calls, service) as calls:
+        run, view = read(calls, name)
     if as_json:
-        print(json.dumps(as_values(run, view), indent=2))
-        return 0
-    console = Console(highlight=False)
-    print_run(console, view, estimate_of(run.estimate))
-    console.print(_policy_table(run.policy))
-    return 0
+        print_json(as_values(run, view))
+        return
+    print_run(Console(highlight=False), view, estimate_of(run.estimate))
+    output.show(_policy_table(run.policy))
 
 
-def create(runs: RunCalls, run_id: str, preset: str, assignments: Sequence[str], *, as_json: bool) -> int:
-    """A new run."""
+def create(name: str, service: CallOptions, preset: str, assignments: Sequence[str] | None, *, as_json: bool) -> None:
+    """A new run, or the one that is there with the same policy."""
     message = runs_pb2.RunPolicy(preset=preset)
-    policies.assign(message, assignments)
-    reply = runs.create(run_id, message)
+    policies.assign(message, assignments or ())
+    with calling(Calls, service) as calls:
+        reply = calls.call(calls.runs.CreateRun, runs_pb2.CreateRunRequest(run_id=name, policy=message))
     if as_json:
-        print(json.dumps(_policy_values(reply.run.policy), indent=2))
-        return 0
-    print(f"run {run_id} created" if reply.created else f"run {run_id} exists already, with this very policy")
-    Console(highlight=False).print(_policy_table(reply.run.policy))
-    return 0
+        print_json(_policy_values(reply.run.policy))
+        return
+    print(f"run {name} created" if reply.created else f"run {name} exists already, with this very policy")
+    output.show(_policy_table(reply.run.policy))
 
 
-def policy(runs: RunCalls, run_id: str, preset: str, assignments: Sequence[str], *, as_json: bool) -> int:
+def policy(name: str, service: CallOptions, preset: str, assignments: Sequence[str] | None, *, as_json: bool) -> None:
     """Show the policy of a run, or change it."""
-    reply = runs.get(run_id)
-    before = after = reply.run.policy
-    if preset or assignments:
-        message, names = policies.changed(before, preset, assignments)
-        after = runs.update(run_id, message, names)
+    with calling(Calls, service) as calls:
+        before = after = calls.get(name).run.policy
+        if preset or assignments:
+            message, names = policies.changed(before, preset, assignments or ())
+            # No name stands for all fields.
+            request = runs_pb2.UpdatePolicyRequest(run=run_ref(name), policy=message, fields=sorted(names))
+            after = calls.call(calls.runs.UpdatePolicy, request).policy
     if as_json:
-        print(json.dumps(_policy_values(after), indent=2))
+        print_json(_policy_values(after))
     elif preset or assignments:
         differences = list(policies.changes(before, after))
-        for name, old, new in differences:
-            print(f"{name}: {old} -> {new}")
+        for field, old, new in differences:
+            print(f"{field}: {old} -> {new}")
         if not differences:
             print("nothing changes")
     else:
-        Console(highlight=False).print(_policy_table(after))
-    return 0
+        output.show(_policy_table(after))
 
 
 def _policy_values(message: runs_pb2.RunPolicy) -> dict[str, object]:
@@ -129,37 +120,39 @@ def _policy_table(effective: runs_pb2.RunPolicy) -> Table:
     return table
 
 
-def pause(runs: RunCalls, run_id: str) -> int:
+def pause(name: str, service: CallOptions) -> None:
     """Hold a run."""
-    runs.pause(run_id)
-    print(f"run {run_id} is paused: no leases, no submits, no new batches; `run continue {run_id}` lets it go on")
-    return 0
+    with calling(Calls, service) as calls:
+        calls.call(calls.runs.PauseRun, runs_pb2.PauseRunRequest(run=run_ref(name)))
+    print(f"run {name} is paused: no leases, no submits, no new batches; `run continue {name}` lets it go on")
 
 
-def drain(runs: RunCalls, run_id: str) -> int:
+def drain(name: str, service: CallOptions) -> None:
     """Let a run end."""
-    runs.drain(run_id)
-    print(f"run {run_id} is being drained: what is queued and being generated is still trained, nothing new begins")
-    return 0
+    with calling(Calls, service) as calls:
+        calls.call(calls.runs.DrainRun, runs_pb2.DrainRunRequest(run=run_ref(name)))
+    print(f"run {name} is being drained: what is queued and being generated is still trained, nothing new begins")
 
 
-def continue_(runs: RunCalls, run_id: str) -> int:
+def continue_(name: str, service: CallOptions) -> None:
     """Undo pause and drain."""
-    runs.continue_(run_id)
-    run, _ = read(runs, run_id)
-    print(f"run {run_id} goes on" if not run.paused else f"run {run_id} is still paused: {run.paused}")
-    return 0
+    with calling(Calls, service) as calls:
+        calls.call(calls.runs.ContinueRun, runs_pb2.ContinueRunRequest(run=run_ref(name)))
+        run = calls.get(name).run
+    print(f"run {name} goes on" if not run.paused else f"run {name} is still paused: {run.paused}")
 
 
-def delete(runs: RunCalls, run_id: str, confirm: Callable[[str], bool] | None) -> int:
-    """Delete a run, after `confirm` agreed to the question if there is one."""
-    _, view = read(runs, run_id)
-    if confirm is not None:
-        live = sum(view.groups[name].groups for name in ("queued", "forming", "delivered"))
+def delete(name: str, service: CallOptions, *, yes: bool) -> int:
+    """Delete a run; without `yes`, after the question was answered so. Returns the exit code."""
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask on; give --yes", param_hint="--yes")
+    with calling(Calls, service) as calls:
+        _, view = read(calls, name)
+        live = sum(view.groups[state].groups for state in ("queued", "forming", "delivered"))
         left = f"{live} groups that are not trained, {view.tasks['pending'] + view.tasks['leased']} open tasks"
-        if not confirm(f"delete run {run_id} for good, with {left}?"):
+        if not yes and not typer.confirm(f"delete run {name} for good, with {left}?"):
             print("nothing was deleted")
             return 1
-    runs.delete(run_id)
-    print(f"run {run_id} is deleted")
+        calls.call(calls.runs.DeleteRun, runs_pb2.DeleteRunRequest(run=run_ref(name)))
+    print(f"run {name} is deleted")
     return 0

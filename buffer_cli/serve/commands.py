@@ -1,10 +1,11 @@
-"""`rollout-buffer serve` and `config` and their options. What they run is imported when they run."""
+"""`rollout-buffer serve` and `config` and their options."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from buffer_cli.command import runs
 from buffer_cli.options import PresetOption, SetOption
 
 config_app = typer.Typer(help="Print effective settings, or the default policy of a run.", invoke_without_command=True)
@@ -42,6 +43,7 @@ _RECENT = "Bytes of just pushed payloads that one process keeps for pulls; 0 for
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 
 
+@runs("buffer_cli.serve.start:run")
 def serve(
     listen: Annotated[str | None, typer.Option(help=_LISTEN)] = None,
     admin: Annotated[str | None, typer.Option(help=_ADMIN)] = None,
@@ -78,11 +80,6 @@ def serve(
     and Ctrl-C drain: leases are refused, RPCs in progress end, then the store is closed. The data directory is found
     again by the next start.
     """
-    # First, while the locals are the options.
-    given = {name: value for name, value in locals().items() if value is not None}
-    from buffer_cli.serve.start import run
-
-    raise typer.Exit(run(given))
 
 
 @config_app.callback()
@@ -95,8 +92,6 @@ def config(context: typer.Context) -> None:
 
 
 @config_app.command("policy")
+@runs("buffer_cli.serve.default_policy:print_default_policy")
 def config_policy(preset: PresetOption = "", assignments: SetOption = None) -> None:
     """Print the policy that a run has when its creator sets nothing, or only these things, as JSON; null is unset."""
-    from buffer_cli.serve.default_policy import print_default_policy
-
-    raise typer.Exit(print_default_policy(preset, assignments or []))

@@ -22,10 +22,10 @@ EXIT_REFUSED, EXIT_SETTINGS = 1, 2
 REFUSALS = (AddressRefused, DataDirRefused, StartFailed, StoreFault, TlsRefused, TokensRefused, TooFewFiles)
 
 
-def run(given: dict[str, Any]) -> int:
-    """Run the service with these settings on top of the environment's; returns the exit code."""
+def run(**given: Any) -> int:  # noqa: ANN401 - settings, as their model checks them
+    """Run the service with the settings that are not None on top of the environment's; returns the exit code."""
     try:
-        settings = Settings(**given)
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         sys.stderr.write(explained(error))
         return EXIT_SETTINGS
@@ -33,15 +33,7 @@ def run(given: dict[str, Any]) -> int:
     status = 0
     try:
         asyncio.run(serve(settings))
-    except* (
-        AddressRefused,
-        DataDirRefused,
-        StartFailed,
-        StoreFault,
-        TlsRefused,
-        TokensRefused,
-        TooFewFiles,
-    ) as refusals:
+    except* REFUSALS as refusals:
         for refusal in _leaves(refusals):
             sys.stderr.write(f"error: {refusal}\n")
         status = EXIT_REFUSED

@@ -1,9 +1,10 @@
 """Options of `simulate`, `lab` and `worth` as what is simulated: lengths, a workload, policies by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from buffer_cli.policies import applied
+from buffer_cli.staleness.commands import WorkloadOptions
 from buffer_cli.staleness.lengths_file import read_lengths
 from buffer_service.domain.policy import RunPolicy
 from rollout_lab.lengths import Fixed, Lengths, Lognormal
@@ -11,18 +12,18 @@ from rollout_lab.queue_policies import queue_policy
 from rollout_lab.simulator import Workload
 
 
-def workload_of(given: Mapping[str, Any]) -> Workload:
+def workload_of(options: WorkloadOptions) -> Workload:
     """The workload of the options. Raises InvalidField."""
     return Workload(
-        concurrency=given["concurrency"],
-        group_size=given["group_size"],
-        rho=given["rho"],
-        lengths=_lengths(given),
-        turn_tokens=given["turn_tokens"],
-        turn_latency=given["turn_latency"],
-        reload_pause=given["reload_pause"],
-        publish_lag=given["publish_lag"],
-        groups_in_flight=given["groups_in_flight"],
+        concurrency=options.concurrency,
+        group_size=options.group_size,
+        rho=options.rho,
+        lengths=_lengths(options),
+        turn_tokens=options.turn_tokens,
+        turn_latency=options.turn_latency,
+        reload_pause=options.reload_pause,
+        publish_lag=options.publish_lag,
+        groups_in_flight=options.groups_in_flight,
     )
 
 
@@ -32,9 +33,9 @@ def policy_of(name: str, groups_per_batch: int, assignments: Sequence[str] | Non
     return applied(policy, "", assignments) if assignments else policy
 
 
-def _lengths(given: Mapping[str, Any]) -> Lengths:
-    if given["lengths"]:
-        return read_lengths(given["lengths"])
-    if given["length_sigma"] == 0:
-        return Fixed(round(given["length_mean"]))
-    return Lognormal.with_mean(given["length_mean"], given["length_sigma"], given["length_cap"])
+def _lengths(options: WorkloadOptions) -> Lengths:
+    if options.lengths:
+        return read_lengths(options.lengths)
+    if options.length_sigma == 0:
+        return Fixed(round(options.length_mean))
+    return Lognormal.with_mean(options.length_mean, options.length_sigma, options.length_cap)

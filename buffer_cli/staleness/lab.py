@@ -1,25 +1,48 @@
 """`rollout-buffer lab`: policies beside each other, as a table or as JSON."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from buffer_cli.exits import exit_code
+from buffer_cli.output import print_json
+from buffer_cli.staleness.commands import StepOptions, WorkloadOptions
 from buffer_cli.staleness.inputs import policy_of, workload_of
-from buffer_cli.staleness.output import as_options, progress, result_values
+from buffer_cli.staleness.output import naming_options, progress, result_values
 from buffer_cli.staleness.plot import plot_trials
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
 from rollout_lab.lengths import Lengths
 
 
-def run(given: dict[str, Any]) -> int:
-    """Compare as the options say; returns the exit code."""
-    return exit_code(lambda: as_options(lambda: _lab(given)))
+@naming_options
+def run(
+    workload: WorkloadOptions,
+    simulation: StepOptions,
+    policies: Sequence[str] | None,
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Compare as the options say."""
+    written = policies or selection(workload.groups_per_batch)
+    comparison = Comparison(
+        candidates=[candidate(one, workload.groups_per_batch) for one in written],
+        workload=workload_of(workload),
+        **asdict(simulation),
+    )
+    with progress(len(written), "policies") as done:
+        trials = compare(comparison, done=done)
+    if plot:
+        plot_trials(trials, f"ρ {workload.rho:g}", plot)
+    if as_json:
+        print_json({"rho": workload.rho, "policies": [trial_values(trial) for trial in trials]})
+    else:
+        _print(trials, comparison, comparison.workload.lengths)
 
 
 def selection(groups_per_batch: int) -> list[str]:
@@ -45,27 +68,6 @@ def candidate(written: str, groups_per_batch: int) -> Candidate:
         if "=" not in word:
             raise InvalidField("policy", written, "a preset, then field=value by spaces")
     return Candidate(written, policy_of(name, groups_per_batch, assignments))
-
-
-def _lab(given: dict[str, Any]) -> int:
-    n = given["groups_per_batch"]
-    written = given["policies"] or selection(n)
-    comparison = Comparison(
-        candidates=[candidate(one, n) for one in written],
-        workload=workload_of(given),
-        steps=given["steps"],
-        warmup=given["warmup"],
-        seed=given["seed"],
-    )
-    with progress(len(written), "policies") as done:
-        trials = compare(comparison, done=done)
-    if given["plot"]:
-        plot_trials(trials, f"ρ {given['rho']:g}", given["plot"])
-    if given["as_json"]:
-        print(json.dumps({"rho": given["rho"], "policies": [trial_values(trial) for trial in trials]}, indent=2))
-    else:
-        _print(trials, comparison, comparison.workload.lengths)
-    return 0
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:

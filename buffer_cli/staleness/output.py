@@ -1,10 +1,11 @@
 """Output of `plan`, `simulate`, `lab` and `worth`: results, progress, and errors that name an option."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, ParamSpec
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,31 +13,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from buffer_wire.errors import InvalidField
 from rollout_lab.simulator import SimulationResult
 
-_OPTIONS = frozenset(
-    {
-        *("concurrency", "groups_per_batch", "group_size", "rho", "turn_tokens", "turn_latency", "reload_pause"),
-        *("publish_lag", "groups_in_flight", "rollout_gpus", "train_gpus", "switch_pause", "slot_tps"),
-        *("tailness", "length_mean", "length_sigma", "length_cap"),
-        *("policy", "queue_factor", "max_staleness", "micro_batch"),
-        *("gpus", "rollout_tps_per_gpu", "train_tps_per_gpu", "batches", "concurrencies"),
-        *("steps", "warmup"),
-    }
-)
+P = ParamSpec("P")
+
+_NAMES = {"mean_length": "length_mean", "policy.preset": "policy"}
+"""Options of fields that are named otherwise."""
 
 
-def as_options(command: Callable[[], int]) -> int:
-    """Run the command and return its exit code; a value that it refuses is named as the option that it came from."""
-    try:
-        return command()
-    except InvalidField as error:
-        field, value, limit = (str(error.attributes[name]) for name in ("field", "value", "limit"))
-        name = {"mean_length": "length_mean", "policy.preset": "policy"}.get(field, field)
-        if name not in _OPTIONS:
-            raise
-        renamed = InvalidField(f"--{name.replace('_', '-')}", value.strip("'"), limit)
-        for note in getattr(error, "__notes__", ()):
-            renamed.add_note(note)
-        raise renamed from error
+def naming_options(action: Callable[P, None]) -> Callable[P, None]:
+    """Have an action name a value that it refuses as the option that it came from."""
+
+    @functools.wraps(action)
+    def act(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            action(*args, **options)
+        except InvalidField as error:
+            field, value, limit = (str(error.attributes[name]) for name in ("field", "value", "limit"))
+            name = _NAMES.get(field, field)
+            groups = (fields(group) for group in options.values() if is_dataclass(group))
+            if name not in {*options, *(one.name for group in groups for one in group)}:
+                raise
+            renamed = InvalidField(f"--{name.replace('_', '-')}", value.strip("'"), limit)
+            for note in getattr(error, "__notes__", ()):
+                renamed.add_note(note)
+            raise renamed from error
+
+    return act
 
 
 def figures(*values: float) -> list[str]:

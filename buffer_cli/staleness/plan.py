@@ -1,16 +1,18 @@
 """`rollout-buffer plan`: closed forms, with the simulator near balance, for one setting or for a budget of GPUs."""
 
-import json
 import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from buffer_cli.exits import exit_code
+from buffer_cli.output import print_json
+from buffer_cli.staleness.commands import LoopOptions, QueueOptions, StepOptions
 from buffer_cli.staleness.lengths_file import read_lengths
-from buffer_cli.staleness.output import as_options, figures, progress, result_values
+from buffer_cli.staleness.output import figures, naming_options, progress, result_values
 from buffer_cli.staleness.plot import plot_frontier, plot_plan
 from buffer_service.observability.estimate import closed_forms
 from buffer_service.observability.estimate.closed_forms import Prediction
@@ -32,62 +34,74 @@ ROUGH_ADMISSION = (
 _BUDGET = ("gpus", "rollout_tps_per_gpu", "train_tps_per_gpu")
 
 
-def run(given: dict[str, Any]) -> int:
-    """Plan as the options say; returns the exit code."""
-    return exit_code(lambda: as_options(lambda: _plan(given)))
-
-
-def _plan(given: dict[str, Any]) -> int:
-    lengths = read_lengths(given["lengths"]) if given["lengths"] else None
-    setting = _setting(given, lengths)
-    named = [name for name in _BUDGET if given[name] is not None]
-    if named and len(named) < len(_BUDGET):
-        missing = next(name for name in _BUDGET if given[name] is None)
-        raise InvalidField(missing, "unset", f"set together with {named[0]}")
-    return _for_budget(given, setting, lengths) if named else _for_setting(given, setting, lengths)
-
-
-def _setting(given: dict[str, Any], lengths: Empirical | None) -> Setting:
-    tailness = given["tailness"]
-    if (tailness is None) == (lengths is None):
+@naming_options
+def run(
+    loop: LoopOptions,
+    queue: QueueOptions,
+    simulation: StepOptions,
+    *,
+    policy: str,
+    tailness: float | None,
+    lengths: Path | None,
+    as_json: bool,
+    plot: Path | None,
+    **budget: Any,  # noqa: ANN401 - what a budget of GPUs needs
+) -> None:
+    """Plan as the options say."""
+    recorded = read_lengths(lengths) if lengths else None
+    if (tailness is None) == (recorded is None):
         raise InvalidField("tailness", tailness or "unset", "given, or --lengths instead")
-    return Setting(
-        concurrency=given["concurrency"],
-        groups_per_batch=given["groups_per_batch"],
-        group_size=given["group_size"],
-        rho=given["rho"],
-        tailness=lengths.tailness(given["group_size"]) if lengths else tailness,
-        queue_factor=given["queue_factor"],
-        policy=given["policy"],
-        micro_batch=given["micro_batch"],
-        max_staleness=given["max_staleness"],
-    )
+    if recorded:
+        tailness = recorded.tailness(loop.group_size)
+    setting = Setting(tailness=tailness, policy=policy, **asdict(loop), **asdict(queue))  # type: ignore[arg-type]
+    named = [name for name in _BUDGET if budget[name] is not None]
+    if named and len(named) < len(_BUDGET):
+        missing = next(name for name in _BUDGET if budget[name] is None)
+        raise InvalidField(missing, "unset", f"set together with {named[0]}")
+    plan = _Plan(setting, loop.concurrency, recorded, simulation, as_json=as_json, plot=plot)
+    if named:
+        _for_budget(plan, budget)
+    else:
+        _for_setting(plan)
 
 
-def _simulated(given: dict[str, Any], settings: list[Setting], lengths: Empirical | None) -> list[SimulationResult]:
-    told = {"steps": given["steps"], "warmup": given["warmup"], "seed": given["seed"]}
-    simulations = [planner.simulation_of(setting, lengths, **told) for setting in settings]
-    with progress(len(simulations), "simulating") as done:
-        return in_processes(simulate, simulations, done=done)
+@dataclass(frozen=True)
+class _Plan:
+    """What is planned, and how it is to be shown."""
+
+    setting: Setting
+    concurrency: int
+    lengths: Empirical | None
+    simulation: StepOptions
+    as_json: bool
+    plot: Path | None
+
+    def simulated(self, settings: list[Setting]) -> list[SimulationResult]:
+        """Results of the settings, in order."""
+        told = asdict(self.simulation)
+        simulations = [planner.simulation_of(setting, self.lengths, **told) for setting in settings]
+        with progress(len(simulations), "simulating") as done:
+            return in_processes(simulate, simulations, done=done)
 
 
 # ── one setting ──────────────────────────────────────────────────────────────
 
 
-def _for_setting(given: dict[str, Any], setting: Setting, lengths: Empirical | None) -> int:
+def _for_setting(plan: _Plan) -> None:
+    setting = plan.setting
     prediction = planner.predict(setting)
     rough = setting.closed_form_is_rough
-    simulated = _simulated(given, [setting], lengths)[0] if rough else None
-    if given["plot"]:
-        plot_plan(setting, simulated, given["plot"])
-    if given["as_json"]:
+    simulated = plan.simulated([setting])[0] if rough else None
+    if plan.plot:
+        plot_plan(setting, simulated, plan.plot)
+    if plan.as_json:
         values = {**_values(prediction), "tailness": setting.tailness, "policy": setting.policy}
-        values |= {"token_staleness": planner.token_staleness(setting, lengths), "rho": setting.rho}
+        values |= {"token_staleness": planner.token_staleness(setting, plan.lengths), "rho": setting.rho}
         values["closed_form_rough"] = rough
         if simulated is not None:
             values |= {"note": _note(setting), "simulated": result_values(simulated)}
-        print(json.dumps(values, indent=2))
-        return 0
+        print_json(values)
+        return
     console = Console(highlight=False)
     console.print(_prediction_table(setting, prediction, simulated))
     if simulated is not None:
@@ -101,7 +115,6 @@ def _for_setting(given: dict[str, Any], setting: Setting, lengths: Empirical | N
             name, *figures(other.pqs, other.iqs, other.staleness), f"{change:+.2f}", f"{other.train_period_ratio:.2f}"
         )
     console.print(table)
-    return 0
 
 
 def _note(setting: Setting) -> str:
@@ -139,20 +152,21 @@ def _prediction_table(setting: Setting, prediction: Prediction, simulated: Simul
 # ── a budget ─────────────────────────────────────────────────────────────────
 
 
-def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | None) -> int:
-    mean = given["length_mean"] or (lengths.mean if lengths else None)
+def _for_budget(plan: _Plan, given: dict[str, Any]) -> None:
+    setting = plan.setting
+    mean = given["length_mean"] or (plan.lengths.mean if plan.lengths else None)
     if mean is None:
         raise InvalidField("length_mean", "unset", "given, or --lengths instead: it makes seconds of tokens")
     budget = Budget(mean_length=mean, **{name: given[name] for name in _BUDGET})
     batches = _batches(given, setting.groups_per_batch)
-    slots = _slots(given, budget)
-    front = _settled_frontier(given, planner.choices(budget, setting, batches, slots), lengths)
+    slots = _slots(given, budget, plan.concurrency)
+    front = _settled_frontier(plan, planner.choices(budget, setting, batches, slots))
     best = planner.recommended(front, given["staleness_limit"])
     wins = planner.train_bound_wins(budget, setting, slots[len(slots) // 2])
     side = planner.side_in_words(wins, slots[0])
-    if given["plot"]:
-        plot_frontier(front, best, given["plot"])
-    if given["as_json"]:
+    if plan.plot:
+        plot_frontier(front, best, plan.plot)
+    if plan.as_json:
         values = {
             "kappa": budget.kappa,
             "kappa_threshold": closed_forms.kappa_threshold(setting.queue_factor or 1.0),
@@ -163,8 +177,8 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
             "frontier": [_choice_values(choice) for choice in front],
             "recommended": _choice_values(best),
         }
-        print(json.dumps(values, indent=2))
-        return 0
+        print_json(values)
+        return
     console = Console(highlight=False)
     table = Table(
         *("", "split", "ρ", "N", "C", "C/GPU", "PQS", "IQS", "stale", "period s", "/√B s", ""),
@@ -197,17 +211,16 @@ def _for_budget(given: dict[str, Any], setting: Setting, lengths: Empirical | No
     if any(choice.simulated for choice in front):
         console.print("sim.: simulated, since the closed form is rough there")
     console.print("throughputs per GPU are taken to be the same at every batch and concurrency")
-    return 0
 
 
-def _settled_frontier(given: dict[str, Any], found: list[Choice], lengths: Empirical | None) -> list[Choice]:
+def _settled_frontier(plan: _Plan, found: list[Choice]) -> list[Choice]:
     """The frontier with every choice near balance on it simulated; what that displaces is looked at again."""
     while True:
         front = planner.frontier(found)
         rough = [choice for choice in front if choice.needs_simulation]
         if not rough:
             return front
-        results = _simulated(given, [choice.setting for choice in rough], lengths)
+        results = plan.simulated([choice.setting for choice in rough])
         known = {
             (c.rollout_gpus, c.setting): planner.settled(c, Prediction(r.pqs, r.iqs, r.train_period_ratio))
             for c, r in zip(rough, results, strict=True)
@@ -231,11 +244,11 @@ def _choice_values(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _slots(given: dict[str, Any], budget: Budget) -> list[Slots]:
+def _slots(given: dict[str, Any], budget: Budget, concurrency: int) -> list[Slots]:
     total = given["total_concurrency"]
     counts = _numbers(given, "concurrencies")
     if not counts:
-        middle = given["concurrency"] if total else planner.slots_per_gpu(budget, given["concurrency"])
+        middle = concurrency if total else planner.slots_per_gpu(budget, concurrency)
         counts = [middle / 2, middle, 2 * middle]
     return [Slots(count, per_gpu=not total) for count in counts]
 

@@ -1,52 +1,51 @@
 """`rollout-buffer simulate`: one simulation, as a table or as JSON."""
 
-import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from buffer_cli.exits import exit_code
+from buffer_cli.output import print_json
+from buffer_cli.staleness.commands import QueueOptions, StepOptions, WorkloadOptions
 from buffer_cli.staleness.inputs import policy_of, workload_of
-from buffer_cli.staleness.output import as_options, figures, result_values
+from buffer_cli.staleness.output import figures, naming_options, result_values
 from buffer_cli.staleness.plot import plot_simulation
 from rollout_lab.simulator import Simulation, SimulationResult
 from rollout_lab.simulator import simulate as simulated
 
 
-def run(given: dict[str, Any]) -> int:
-    """Simulate as the options say; returns the exit code."""
-    return exit_code(lambda: as_options(lambda: _simulate(given)))
-
-
-def _simulate(given: dict[str, Any]) -> int:
-    simulation = Simulation(
-        policy=policy_of(
-            given["policy"],
-            given["groups_per_batch"],
-            given["assignments"],
-            queue_factor=given["queue_factor"],
-            max_staleness=given["max_staleness"],
-            micro_batch=given["micro_batch"],
-        ),
-        workload=workload_of(given),
-        steps=given["steps"],
-        warmup=given["warmup"],
-        seed=given["seed"],
+@naming_options
+def run(
+    workload: WorkloadOptions,
+    queue: QueueOptions,
+    simulation: StepOptions,
+    policy: str,
+    assignments: Sequence[str] | None,
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Simulate as the options say."""
+    result = simulated(
+        Simulation(
+            policy=policy_of(policy, workload.groups_per_batch, assignments, **asdict(queue)),
+            workload=workload_of(workload),
+            **asdict(simulation),
+        )
     )
-    result = simulated(simulation)
-    if given["plot"]:
-        plot_simulation(result, given["policy"], given["plot"])
-    if given["as_json"]:
-        print(json.dumps({"policy": given["policy"], "rho": given["rho"], **result_values(result)}, indent=2))
+    if plot:
+        plot_simulation(result, policy, plot)
+    if as_json:
+        print_json({"policy": policy, "rho": workload.rho, **result_values(result)})
     else:
-        _print(result, given)
-    return 0
+        _print(result, f"{policy}, ρ {workload.rho:g}")
 
 
-def _print(result: SimulationResult, given: dict[str, Any]) -> None:
+def _print(result: SimulationResult, title: str) -> None:
     console = Console(highlight=False)
-    table = Table("", "", title=f"{given['policy']}, ρ {given['rho']:g}", show_header=False)
+    table = Table("", "", title=title, show_header=False)
     pqs, iqs, total, tokens = figures(result.pqs, result.iqs, result.staleness, result.token_staleness)
     table.add_row("staleness by head", f"{total} = {pqs} pre-queue + {iqs} in-queue")
     table.add_row("95th percentile, largest", f"{result.staleness_p95}, {result.staleness_max}")

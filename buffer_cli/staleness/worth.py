@@ -1,36 +1,43 @@
 """`rollout-buffer worth`: the same loop by turns and at once, as a table or as JSON."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from buffer_cli.exits import exit_code
+from buffer_cli.output import print_json
+from buffer_cli.staleness.commands import StepOptions, WorkloadOptions
 from buffer_cli.staleness.inputs import workload_of
 from buffer_cli.staleness.lab import candidate
-from buffer_cli.staleness.output import as_options, progress, result_values
+from buffer_cli.staleness.output import naming_options, progress, result_values
 from buffer_wire.errors import InvalidField
 from rollout_lab.worth import Contender, Outcome, Question, Split, in_words, outcomes
 
 SHARED = "sync, shared GPUs"
 SYNC = "sync, split GPUs"
-_GPUS = ("rollout_gpus", "train_gpus")
 
 
-def run(given: dict[str, Any]) -> int:
-    """Answer as the options say; returns the exit code."""
-    return exit_code(lambda: as_options(lambda: _worth(given)))
-
-
-def _worth(given: dict[str, Any]) -> int:
-    split = _split(given)
-    if given["slot_tps"] is not None and not given["slot_tps"] > 0:
-        raise InvalidField("slot_tps", given["slot_tps"], "above 0")
-    n = given["groups_per_batch"]
-    written = given["policies"] or ["one_step_off", "queue_drop", f"streaming({max(1, n // 8)})"]
+@naming_options
+def run(
+    workload: WorkloadOptions,
+    simulation: StepOptions,
+    *,
+    rollout_gpus: int | None,
+    train_gpus: int | None,
+    switch_pause: float,
+    slot_tps: float | None,
+    policies: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """Answer as the options say."""
+    split = _split(switch_pause, rollout_gpus=rollout_gpus, train_gpus=train_gpus)
+    if slot_tps is not None and not slot_tps > 0:
+        raise InvalidField("slot_tps", slot_tps, "above 0")
+    n = workload.groups_per_batch
+    written = policies or ["one_step_off", "queue_drop", f"streaming({max(1, n // 8)})"]
     sync = candidate("sync", n).policy
     contenders = [
         *([Contender(name=SHARED, policy=sync, is_sync=True, shares_gpus=True)] if split else []),
@@ -39,38 +46,34 @@ def _worth(given: dict[str, Any]) -> int:
     ]
     question = Question(
         contenders=contenders,
-        workload=workload_of(given),
+        workload=workload_of(workload),
         split=split,
-        switch_pause=given["switch_pause"],
-        steps=given["steps"],
-        warmup=given["warmup"],
-        seed=given["seed"],
+        switch_pause=switch_pause,
+        **asdict(simulation),
     )
     with progress(len(contenders), "policies") as done:
         found = outcomes(question, done=done)
-    if given["as_json"]:
+    if as_json:
         values = {
-            "rho": given["rho"],
-            "kappa": split.kappa(given["rho"]) if split else None,
+            "rho": workload.rho,
+            "kappa": split.kappa(workload.rho) if split else None,
             "answer": in_words(found),
-            "policies": [_values(one, given["slot_tps"]) for one in found],
+            "policies": [_values(one, slot_tps) for one in found],
         }
-        print(json.dumps(values, indent=2))
+        print_json(values)
     else:
-        _print(found, question, given["slot_tps"])
-    return 0
+        _print(found, question, slot_tps)
 
 
-def _split(given: dict[str, Any]) -> Split | None:
-    named = [name for name in _GPUS if given[name] is not None]
+def _split(switch_pause: float, **gpus: int | None) -> Split | None:
+    named = {name: number for name, number in gpus.items() if number is not None}
     if not named:
-        if given["switch_pause"]:
-            raise InvalidField("switch_pause", given["switch_pause"], "0 without --rollout-gpus and --train-gpus")
+        if switch_pause:
+            raise InvalidField("switch_pause", switch_pause, "0 without --rollout-gpus and --train-gpus")
         return None
-    for name in _GPUS:
-        if name not in named:
-            raise InvalidField(name, "unset", f"set together with {named[0]}")
-    return Split(given["rollout_gpus"], given["train_gpus"])
+    for name in gpus.keys() - named.keys():
+        raise InvalidField(name, "unset", f"set together with {next(iter(named))}")
+    return Split(**named)
 
 
 def _values(one: Outcome, slot_tps: float | None) -> dict[str, Any]:

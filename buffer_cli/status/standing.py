@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from buffer_cli.output import print_facts
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
@@ -21,9 +22,7 @@ MAX_FAILURES = 5
 
 def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
     """Facts, staleness, ledgers, engines and failures."""
-    console.print(f"[bold]run {view.run_id}[/bold]{state(view)}")
-    for name, value in _facts(view):
-        console.print(f"  {name:<14} {escape(value)}")
+    print_facts(console, headline(view), _facts(view))
     print_estimate(console, estimate)
     console.print(_group_table(view))
     if view.environments.keys() - {""}:
@@ -35,6 +34,11 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
         console.print(
             f"  failed: task {failure.task_id} after {failure.attempts} attempts: {failure.error}", markup=False
         )
+
+
+def headline(view: RunView) -> str:
+    """Name of the run with markup, and whether it is held."""
+    return f"[bold]run {view.run_id}[/bold]{state(view)}"
 
 
 def state(view: RunView) -> str:

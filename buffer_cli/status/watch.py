@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from buffer_cli.calls import RunCalls
+from buffer_cli.calls import Calls
 from buffer_cli.status.rates import Rates, Snapshot, number
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
@@ -81,7 +81,7 @@ class _Display(Protocol):
         """Show the newest state of things."""
 
 
-def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> int:
+def watch(calls: Calls, run_id: str, interval_s: float, *, as_json: bool) -> int:
     """Show a run until Ctrl-C or SIGTERM; returns the exit code. Raises what the first read raises, and later what no
     waiting changes.
     """
@@ -89,19 +89,19 @@ def watch(runs: RunCalls, run_id: str, interval_s: float, *, as_json: bool) -> i
     try:
         with _Signals() as signals:
             with signals.end_it():
-                seen = Seen.of(*read(runs, run_id), time.monotonic())
+                seen = Seen.of(*read(calls, run_id), time.monotonic())
             with _display(console, interval_s, as_json=as_json) as display, signals.end_it():
-                _go_on(runs, run_id, interval_s, seen, display)
+                _go_on(calls, run_id, interval_s, seen, display)
     except KeyboardInterrupt:
         return 0
 
 
-def _go_on(runs: RunCalls, run_id: str, interval_s: float, seen: Seen, display: _Display) -> NoReturn:
+def _go_on(calls: Calls, run_id: str, interval_s: float, seen: Seen, display: _Display) -> NoReturn:
     while True:
         display.show(seen)
         time.sleep(interval_s)
         try:
-            run, view = read(runs, run_id)
+            run, view = read(calls, run_id)
         except RolloutBufferError as error:
             if not error.retryable:
                 raise

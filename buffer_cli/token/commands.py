@@ -1,10 +1,11 @@
-"""The `rollout-buffer token` commands and their options. What a command runs is imported when it runs."""
+"""The `rollout-buffer token` commands and their options."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from buffer_cli.command import runs
 from buffer_cli.options import JsonOption
 
 token_app = typer.Typer(
@@ -20,6 +21,7 @@ FileOption = Annotated[
 
 
 @token_app.command()
+@runs("buffer_cli.token.tokens:create")
 def create(
     tokens_file: FileOption,
     role: Annotated[str, typer.Option(help="worker, trainer, reader or admin.")],
@@ -36,24 +38,17 @@ def create(
 
     Example: rollout-buffer token create --tokens-file tokens.jsonl --role worker --run 'math-*' --to worker.token
     """
-    from buffer_cli.token import tokens
-
-    raise typer.Exit(tokens.create(tokens_file, role, runs, token_id=token_id, days=days, to=to))
 
 
 @token_app.command("list")
+@runs("buffer_cli.token.tokens:list_tokens")
 def list_(tokens_file: FileOption, as_json: JsonOption = False) -> None:
     """List the tokens of a file: id, role, runs and end. Secrets are not in it."""
-    from buffer_cli.token import tokens
-
-    raise typer.Exit(tokens.list_tokens(tokens_file, as_json=as_json))
 
 
 @token_app.command()
+@runs("buffer_cli.token.tokens:revoke")
 def revoke(
     tokens_file: FileOption, token_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 ) -> None:
     """Take a token out of the file: services refuse it within a second, streams that use it end."""
-    from buffer_cli.token import tokens
-
-    raise typer.Exit(tokens.revoke(tokens_file, token_id))

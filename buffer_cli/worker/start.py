@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buffer_cli.access import access
+from buffer_cli.options import ServiceOptions
 from buffer_service.observability import logs
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
@@ -16,10 +16,10 @@ _LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 
-def run(given: dict[str, Any]) -> int:
+def run(service: ServiceOptions, **given: Any) -> int:  # noqa: ANN401 - options of a worker
     """Run a worker; returns its exit code."""
     try:
-        options = to_options(given)
+        options = to_options(service, {name: value for name, value in given.items() if value is not None})
     except InvalidField as error:
         sys.stderr.write(f"error: {error.message}\n")
         return EXIT_OPTIONS
@@ -29,7 +29,7 @@ def run(given: dict[str, Any]) -> int:
     return run_worker(options)
 
 
-def to_options(given: dict[str, Any]) -> WorkerOptions:
+def to_options(service: ServiceOptions, given: dict[str, Any]) -> WorkerOptions:
     """WorkerOptions of the options that were given. Raises InvalidField."""
     values = dict(given)
     engines = values.pop("engines", 1)
@@ -42,7 +42,8 @@ def to_options(given: dict[str, Any]) -> WorkerOptions:
     if engines != 1:
         _refuse_stray({"engines": engines}, needs="--launch or --simulate", there=bool(model) or simulate)
     return WorkerOptions(
-        access=access(),
+        address=service.address,
+        access=service.access,
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
         simulated=SimulatedOptions(engines=engines, **simulated_values) if simulate else None,

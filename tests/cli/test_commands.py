@@ -2,14 +2,19 @@
 
 import inspect
 import json
+import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import metadata
+from typing import Any
 
 import pytest
+import typer
 
+from buffer_cli.main import app
+from buffer_cli.options import ServiceOptions
 from buffer_cli.serve import commands as serve_commands
 from buffer_cli.worker import commands as worker_commands
 from buffer_cli.worker.start import to_options
@@ -143,6 +148,19 @@ def test_a_command_imports_only_what_it_needs(arguments: tuple[str, ...], unwant
     assert not modules & unwanted
 
 
+def commands_of(app: typer.Typer) -> Iterator[Callable[..., None]]:
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands_of(group.typer_instance)
+    yield from (each.callback for each in app.registered_commands if each.callback is not None)
+
+
+@pytest.mark.parametrize("command", [*commands_of(app)], ids=lambda command: f"{command.__module__}:{command.__name__}")
+def test_what_a_command_runs_takes_its_options_and_no_other(command: Any) -> None:
+    target = inspect.signature(pkgutil.resolve_name(command.runs))
+    target.bind(**dict.fromkeys(inspect.signature(command.__wrapped__).parameters))
+
+
 # ── status ───────────────────────────────────────────────────────────────────
 
 
@@ -184,14 +202,15 @@ def test_status_of_what_is_not_there_says_so(service: ServiceProcess) -> None:
 
 # ── worker ───────────────────────────────────────────────────────────────────
 
-BASE = {"address": "127.0.0.1:50051", "run_id": "r", "reward": "module:function"}
+SERVICE = ServiceOptions(address="127.0.0.1:50051")
+BASE = {"run_id": "r", "reward": "module:function"}
 
 
 def test_worker_options_reach_the_worker() -> None:
-    options = to_options({**BASE, "engine_urls": ["http://a:1", "http://b:2"], "groups_per_engine": 3})
+    options = to_options(SERVICE, {**BASE, "engine_urls": ["http://a:1", "http://b:2"], "groups_per_engine": 3})
     assert options.engine_urls == ("http://a:1", "http://b:2")
     assert options.groups_per_engine == 3
-    simulated = to_options({**BASE, "simulate": True, "engines": 4, "tokens_per_s": 50.0}).simulated
+    simulated = to_options(SERVICE, {**BASE, "simulate": True, "engines": 4, "tokens_per_s": 50.0}).simulated
     assert simulated == SimulatedOptions(engines=4, tokens_per_s=50.0)
 
 
@@ -209,7 +228,7 @@ def test_worker_options_reach_the_worker() -> None:
 )
 def test_worker_options_that_contradict_each_other_are_refused(given: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidField) as error:
-        to_options({**BASE, **given})
+        to_options(SERVICE, {**BASE, **given})
     assert error.value.attributes["field"] == field
 
 

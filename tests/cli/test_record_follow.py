@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from buffer_cli.options import CallOptions
 from buffer_cli.run import record as recorder
 from buffer_wire.errors import PermissionDenied, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable
@@ -19,7 +20,7 @@ TRY_S = 0.1
 
 
 class Failing:
-    """RunCalls of a service that answers once, and fails from then on."""
+    """Calls of a service that answers once, and fails from then on."""
 
     def __init__(self, error: RolloutBufferError) -> None:
         self.failures = 0
@@ -44,14 +45,15 @@ def _signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def follow(service: Failing, folder: Path, monkeypatch: pytest.MonkeyPatch, *, timeout_s: float) -> int:
+def follow(failing: Failing, folder: Path, monkeypatch: pytest.MonkeyPatch, *, timeout_s: float) -> int:
     @contextmanager
     def calling(*_: Any) -> Iterator[Failing]:
-        yield service
+        yield failing
 
     monkeypatch.setattr(recorder, "calling", calling)
     monkeypatch.setattr(recorder, "EVERY_S", 0.01)
-    return recorder.record("nowhere:1", "run", folder, whole=False, follow=True, timeout_s=timeout_s)
+    service = CallOptions(address="nowhere:1", timeout_s=timeout_s)
+    return recorder.record("run", folder, service, groups=False, follow=True)
 
 
 def test_a_service_that_stays_away_is_waited_for_as_long_as_was_said(

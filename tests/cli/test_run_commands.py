@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from buffer_cli.calls import RunCalls, calling
+from buffer_cli.calls import Calls
+from buffer_cli.options import CallOptions
 from buffer_cli.run import runs
 from rollout_buffer.v1 import groups_pb2, runs_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
@@ -95,16 +96,16 @@ def test_what_somebody_else_changes_meanwhile_stays(
     service: ServiceProcess, rpc: Rpc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = rpc.create(batch_groups=4)
-    with calling(RunCalls, service.address, 20) as client:
-        read = client.get
+    read = Calls.get
 
-        def read_and_lose_time(run_id: str) -> runs_pb2.GetRunResponse:
-            reply = read(run_id)
-            made.update_policy(batch_groups=4, max_attempts=9)
-            return reply
+    def read_and_lose_time(calls: Calls, run_id: str) -> runs_pb2.GetRunResponse:
+        reply = read(calls, run_id)
+        made.update_policy(batch_groups=4, max_attempts=9)
+        return reply
 
-        monkeypatch.setattr(client, "get", read_and_lose_time)
-        assert runs.policy(client, made.run_id, "", ["retry_backoff_ms=70"], as_json=False) == 0
+    monkeypatch.setattr(Calls, "get", read_and_lose_time)
+    options = CallOptions(address=service.address, timeout_s=20)
+    runs.policy(made.run_id, options, "", ["retry_backoff_ms=70"], as_json=False)
     policy = made.get().policy
     assert (policy.max_attempts, policy.retry_backoff_ms) == (9, 70)
     assert "retry_backoff_ms: 500 -> 70" in capsys.readouterr().out

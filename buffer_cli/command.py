@@ -1,0 +1,61 @@
+"""Commands that hold their options alone; what they run is imported when they run.
+
+A parameter of a command whose type is a dataclass stands for options that several commands have: each of its fields is
+an option by itself.
+"""
+
+import functools
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+import typer
+
+from buffer_cli.exits import exit_code
+
+Command = Callable[..., None]
+
+
+def runs(target: str) -> Callable[[Command], Command]:
+    """Have a command run `target`, "module:function", which takes its parameters by name, and end with its exit code.
+
+    The function returns an exit code, or None for success. Errors of the service and of options are printed.
+    """
+
+    def declared(command: Command) -> Command:
+        own = inspect.signature(command).parameters.values()
+        groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:  # noqa: ANN401 - values of options
+            for name, group in groups.items():
+                given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+            function = pkgutil.resolve_name(target)
+            raise typer.Exit(exit_code(lambda: function(**given)))
+
+        options = [option for parameter in own for option in _options(parameter)]
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in options}
+        run.runs = target  # type: ignore[attr-defined]
+        return run
+
+    return declared
+
+
+def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Options that a parameter stands for; a default of the whole group goes before those of its fields."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    for field in fields(parameter.annotation):
+        default = field.default
+        if parameter.default is not parameter.empty:
+            default = getattr(parameter.default, field.name)
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=parameter.empty if default is MISSING else default,
+            annotation=field.type,
+        )
