@@ -58,6 +58,7 @@ class Kind:
 _TABLE = (
     Kind("sglang", ("url", "router", "launch")),
     Kind("simulated", ("simulate",)),
+    Kind("vllm", ("url",), pause_modes=(PauseMode.ABORT,)),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 SERVERS = tuple(kind.name for kind in _TABLE if "url" in kind.sources)

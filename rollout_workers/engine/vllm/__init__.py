@@ -1,0 +1,1 @@
+"""Engine kind `vllm`: vLLM's OpenAI-compatible server."""
