@@ -248,8 +248,11 @@ metrics-reference: install ## rewrite docs/metrics.md from the metrics that the 
 
 # --- code ---------------------------------------------------------------------------------------------------
 
-.PHONY: lint ruff type imports rooms lua-lint proto-lint prose format
+.PHONY: lint ruff type imports rooms lua-lint proto-lint prose format planted-changes
 lint: ruff type imports rooms lua-lint proto-lint prose ## every static check
+
+planted-changes: install .venv-proto/.installed ## five usual changes in a copy of the tree: files they touch, whether they work (about 3 minutes)
+	@$(BIN)/python -m scripts.planted_changes
 
 .PHONY: lines
 lines: ## lines of the product by area, for docs/architecture.md

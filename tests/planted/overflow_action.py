@@ -1,0 +1,88 @@
+"""Overflow action `drop_stalest`: a full queue drops its stalest group, by the run's measure."""
+
+from tests.planted.change import Change, Edit
+
+CHANGE = Change(
+    name="overflow_action",
+    title="a new overflow action",
+    most_files=6,
+    edits=(
+        Edit(
+            "proto/rollout_buffer/v1/runs.proto",
+            at="  OVERFLOW_ACTION_REJECT = 3;\n",
+            put="  // The stalest queued groups are dropped.\n  OVERFLOW_ACTION_DROP_STALEST = 4;\n",
+        ),
+        Edit(
+            "buffer_service/domain/policy.py",
+            at='    REJECT = "reject"\n',
+            put='    DROP_STALEST = "drop_stalest"\n',
+        ),
+        Edit(
+            "buffer_service/store/lua/groups/push.lua",
+            at="-- Makes room by the overflow action; an outcome when there is none.\n",
+            where="before",
+            put="""\
+-- Drops the stalest queued group; false when there is none.
+local function drop_stalest()
+  local stalest, members, blocks = Queue.stalest(ctx, math.huge, 1)
+  if not stalest[1] then
+    return false
+  end
+  Queue.remove(ctx, stalest, members, blocks, 'stalest_first')
+  Groups.finish(ctx, stalest[1], 'queued', 'dropped_overflow')
+  return true
+end
+
+""",
+        ),
+        Edit(
+            "buffer_service/store/lua/groups/push.lua",
+            at="elseif action ~= 'drop_oldest' then",
+            where="instead",
+            put="elseif action ~= 'drop_oldest' and action ~= 'drop_stalest' then",
+        ),
+        Edit(
+            "buffer_service/store/lua/groups/push.lua",
+            at="elseif not Groups.drop_oldest(ctx) then",
+            where="instead",
+            put="elseif not (action == 'drop_stalest' and drop_stalest or Groups.drop_oldest)(ctx) then",
+        ),
+        Edit(
+            "buffer_service/observability/estimate/prediction.py",
+            at="OverflowAction.REJECT: False",
+            put=", OverflowAction.DROP_STALEST: False",
+        ),
+        Edit(
+            "trainer_client/policy.py",
+            at='OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"',
+            put=', "drop_stalest"',
+        ),
+        Edit(
+            "rollout_lab/simulator/buffer.py",
+            at="    OverflowAction.DROP_OLDEST: Queue.oldest,\n",
+            put="    OverflowAction.DROP_STALEST: Queue.stalest,\n",
+        ),
+        Edit(
+            "docs/policies.md",
+            at="- `reject`: the push is answered `REJECTED_FULL`; the lease stays live.\n",
+            put="- `drop_stalest`: the stalest queued groups, by `staleness_measure`, are dropped.\n",
+        ),
+        Edit(
+            "tests/oracle/pushing.py",
+            at="                run.drop_oldest()\n",
+            put="""\
+        case OverflowAction.DROP_STALEST:
+            while not run.has_room(facts):
+                stalest = run.queue.stalest(run.policy.staleness_measure)
+                if stalest is None:
+                    return _counted(run, facts, PushKind.REJECTED_FULL)
+                run.dequeue(stalest, GroupState.DROPPED_OVERFLOW)
+                run.end_group(stalest)
+""",
+        ),
+    ),
+    tests=(
+        "tests/wire/test_enums.py::test_the_clients_literals_are_the_words_of_the_wire",
+        "tests/store/test_unknown_values.py::test_the_docs_name_every_value_of_every_enum",
+    ),
+)
