@@ -26,12 +26,9 @@ from torch import Tensor
 from buffer_wire.errors import InvalidField
 from trainer_client.objectives.denominators import Total, mean_loss
 from trainer_client.objectives.tokens import (
-    check_logprobs,
     check_positive,
-    check_same_tokens,
-    masked_log_ratio,
+    log_ratios,
     token_advantages,
-    token_mask,
 )
 
 AipoReading: TypeAlias = Literal["ratio_detached", "ratio_differentiated"]
@@ -53,14 +50,11 @@ def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
 
     `behaviour_logprobs`: log μ. `delta`: the clip δ > 0; LlamaRL uses 2 to 10.
     """
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)
     check_positive("delta", delta)
-    mask = token_mask(loss_mask, logprobs)
+    log_ratio, mask = log_ratios(logprobs, behaviour_logprobs, loss_mask, "behaviour_logprobs")
     advantage = token_advantages(advantages, logprobs)
 
     # The clip comes before exp, so that a ratio beyond the dtype's range leaves no NaN in the gradient.
-    log_ratio = masked_log_ratio(logprobs, behaviour_logprobs.detach(), mask)
     clipped_ratio = log_ratio.clamp(max=math.log(delta)).exp()
     if reading == "ratio_detached":
         # 1 + log π − sg(log π) has value 1 and the gradient of log π.

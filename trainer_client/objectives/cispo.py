@@ -19,10 +19,7 @@ from trainer_client.objectives.denominators import Total
 from trainer_client.objectives.policy_gradient import policy_gradient_loss
 from trainer_client.objectives.tokens import (
     check_clip,
-    check_logprobs,
-    check_same_tokens,
-    masked_log_ratio,
-    token_mask,
+    log_ratios,
     token_weights,
 )
 
@@ -45,11 +42,8 @@ def cispo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     `old_logprobs`: of the policy that generated, or, with `weights` from it to that one, the trainer's own before the
     first optimizer step on the batch. `clip_high` > 0; 0 < `clip_low` < 1, or None for no lower bound.
     """
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens("old_logprobs", old_logprobs, logprobs)
     check_clip(clip_low, clip_high)
-    mask = token_mask(loss_mask, logprobs)
-    log_ratio = masked_log_ratio(logprobs.detach(), old_logprobs.detach(), mask)
+    log_ratio, mask = log_ratios(logprobs.detach(), old_logprobs, loss_mask, "old_logprobs")
     lowest = -math.inf if clip_low is None else math.log1p(-clip_low)
     ratio = torch.where(mask, log_ratio.clamp(lowest, math.log1p(clip_high)).exp(), 0.0)
     return policy_gradient_loss(

@@ -25,12 +25,9 @@ from trainer_client.objectives.denominators import Total, mean_loss
 from trainer_client.objectives.samples import RatioLevel, log_ratio_at
 from trainer_client.objectives.tokens import (
     check_bounds,
-    check_logprobs,
-    check_same_tokens,
     log_bound,
-    masked_log_ratio,
+    log_ratios,
     token_advantages,
-    token_mask,
     token_staleness,
 )
 
@@ -121,7 +118,9 @@ def ratio_sums(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) 
     `logprobs`: float32 or float64 [B, T] or [ΣT]. `behaviour_logprobs`: floating, same shape. `loss_mask`: bool or
     integer, same shape. Raises `InvalidField` for other shapes and dtypes.
     """
-    log_ratio, mask = _log_ratio(logprobs, behaviour_logprobs, loss_mask)
+    log_ratio, mask = log_ratios(
+        logprobs.detach(), behaviour_logprobs, loss_mask, "behaviour_logprobs", dtype=torch.float64
+    )
     return RatioSums.of(log_ratio[mask])
 
 
@@ -141,7 +140,9 @@ def ratio_sums_by_staleness(
 
     Raises `InvalidField` for other shapes and dtypes, for negative staleness and for bounds out of order.
     """
-    log_ratio, mask = _log_ratio(logprobs, behaviour_logprobs, loss_mask)
+    log_ratio, mask = log_ratios(
+        logprobs.detach(), behaviour_logprobs, loss_mask, "behaviour_logprobs", dtype=torch.float64
+    )
     bounds = list(lower_bounds)
     if not bounds or bounds[0] != 0 or bounds != sorted(set(bounds)):
         raise InvalidField("lower_bounds", bounds, "ascending integers from 0")
@@ -208,7 +209,9 @@ def clip_fraction(  # noqa: PLR0913  # the ratio, its bounds and the denominator
     Raises `InvalidField`, naming the argument.
     """
     check_bounds(low, high)
-    log_ratio, mask = _log_ratio(logprobs, reference_logprobs, loss_mask, "reference_logprobs")
+    log_ratio, mask = log_ratios(
+        logprobs.detach(), reference_logprobs, loss_mask, "reference_logprobs", dtype=torch.float64
+    )
     log_ratio = log_ratio_at(level, log_ratio, mask, token_counts)
     above, below = log_ratio > log_bound(high), log_ratio < log_bound(low)
     if advantages is not None:
@@ -216,15 +219,6 @@ def clip_fraction(  # noqa: PLR0913  # the ratio, its bounds and the denominator
         above, below = above & (advantage > 0), below & (advantage < 0)
     clipped = (above | below).double()
     return float(mean_loss(clipped, mask, loss_tokens=loss_tokens, total_samples=None, token_counts=None))
-
-
-def _log_ratio(
-    logprobs: Tensor, other: Tensor, loss_mask: Tensor, name: str = "behaviour_logprobs"
-) -> tuple[Tensor, Tensor]:
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens(name, other, logprobs)
-    mask = token_mask(loss_mask, logprobs)
-    return masked_log_ratio(logprobs.detach().double(), other.detach(), mask), mask
 
 
 def _exp(x: float) -> float:

@@ -22,11 +22,8 @@ from trainer_client.objectives.ppo import clipped_ratio
 from trainer_client.objectives.samples import Samples
 from trainer_client.objectives.tokens import (
     check_clip,
-    check_logprobs,
-    check_same_tokens,
-    masked_log_ratio,
+    log_ratios,
     token_advantages,
-    token_mask,
     token_weights,
 )
 
@@ -51,13 +48,10 @@ def gspo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     padding of `pack(multiple_of=…)`. With `loss_tokens` every token weighs the same, so that long samples weigh more
     than in the paper. `weights` multiply the tokens' terms.
     """
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens("old_logprobs", old_logprobs, logprobs)
     check_clip(clip_low, clip_high)
-    mask = token_mask(loss_mask, logprobs)
+    log_ratio, mask = log_ratios(logprobs, old_logprobs, loss_mask, "old_logprobs")
     advantage = torch.where(mask, token_advantages(advantages, logprobs), 0.0)
     samples = Samples.of(logprobs, token_counts)
-    log_ratio = masked_log_ratio(logprobs, old_logprobs.detach(), mask)
     of_sample = samples.spread(samples.means(log_ratio.detach(), mask))
     # Zero in value; its gradient is that of log π_t.
     through = log_ratio - log_ratio.detach()

@@ -19,11 +19,8 @@ from torch import Tensor
 from buffer_wire.errors import InvalidField
 from trainer_client.objectives.denominators import Total, mean_loss
 from trainer_client.objectives.tokens import (
-    check_logprobs,
-    check_same_tokens,
-    masked_log_ratio,
+    log_ratios,
     token_advantages,
-    token_mask,
 )
 
 _LARGEST_LOG_RATIO = 80.0
@@ -49,14 +46,12 @@ def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     `behaviour_logprobs`: log μ. `mask_low`, `mask_high`: bounds on a difference of probabilities, at least 0; math.inf:
     none. `by_sign`: DPPO's mask. `kl`: τ, at least 0.
     """
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens("behaviour_logprobs", behaviour_logprobs, logprobs)
     for name, bound in (("mask_low", mask_low), ("mask_high", mask_high)):
         if math.isnan(bound) or bound < 0:
             raise InvalidField(name, bound, "at least 0; math.inf for no bound")
     if not (math.isfinite(kl) and kl >= 0):
         raise InvalidField("kl", kl, "a finite number, at least 0")
-    mask = token_mask(loss_mask, logprobs)
+    log_ratio, mask = log_ratios(logprobs, behaviour_logprobs, loss_mask, "behaviour_logprobs")
     advantage = token_advantages(advantages, logprobs)
     behaviour = behaviour_logprobs.detach().to(logprobs.dtype)
 
@@ -64,7 +59,6 @@ def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     above, below = moved > mask_high, moved < -mask_low
     if by_sign:
         above, below = above & (advantage > 0), below & (advantage < 0)
-    log_ratio = masked_log_ratio(logprobs, behaviour, mask)
     ratio = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp()
     gained = torch.where(mask & ~(above | below), advantage, 0.0) * ratio
     return mean_loss(

@@ -25,9 +25,8 @@ from trainer_client.objectives.tokens import (
     check_clip,
     check_logprobs,
     check_same_tokens,
-    masked_log_ratio,
+    log_ratios,
     token_advantages,
-    token_mask,
     token_staleness,
     token_weights,
 )
@@ -51,12 +50,9 @@ def ppo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     With Â ≥ 0 tokens beyond 1 + `clip_high`, and with Â < 0 tokens below 1 − `clip_low`, have no gradient; all others
     −w_t · r_t · Â_t. 0 < `clip_low` < 1, `clip_high` > 0.
     """
-    check_logprobs("logprobs", logprobs)
-    check_same_tokens("old_logprobs", old_logprobs, logprobs)
     check_clip(clip_low, clip_high)
-    mask = token_mask(loss_mask, logprobs)
+    log_ratio, mask = log_ratios(logprobs, old_logprobs, loss_mask, "old_logprobs")
     advantage = torch.where(mask, token_advantages(advantages, logprobs), 0.0)
-    log_ratio = masked_log_ratio(logprobs, old_logprobs.detach(), mask)
     surrogate = clipped_ratio(log_ratio, advantage, clip_low, clip_high) * advantage
     return mean_loss(
         -token_weights(weights, logprobs, mask) * surrogate,

@@ -91,9 +91,25 @@ def token_staleness(staleness: Tensor, logprobs: Tensor) -> Tensor:
     raise InvalidField("staleness.shape", _shape(staleness), f"{_shape(logprobs)}, or [B] where logprobs is [B, T]")
 
 
-def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Compute log π_numerator − log π_denominator in the numerator's dtype; 0 where `mask` is false."""
-    return torch.where(mask, numerator - denominator.to(numerator.dtype), 0.0)
+def log_ratios(
+    logprobs: Tensor,
+    reference: Tensor,
+    loss_mask: Tensor,
+    reference_name: str,
+    *,
+    name: str = "logprobs",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute log π − log π_reference of each token, 0 outside the mask, and the mask as bool; checks all three.
+
+    Differentiable in `logprobs` only. `reference_name`, `name`: of the arguments, for errors. `dtype`: of the result;
+    None: that of `logprobs`.
+    """
+    check_logprobs(name, logprobs)
+    check_same_tokens(reference_name, reference, logprobs)
+    mask = token_mask(loss_mask, logprobs)
+    wide = logprobs.to(dtype or logprobs.dtype)
+    return torch.where(mask, wide - reference.detach().to(wide.dtype), 0.0), mask
 
 
 def log_bound(bound: float) -> float:

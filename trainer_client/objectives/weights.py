@@ -42,7 +42,7 @@ from trainer_client.objectives.tokens import (
     check_positive,
     check_same_tokens,
     log_bound,
-    masked_log_ratio,
+    log_ratios,
     token_mask,
 )
 
@@ -133,8 +133,7 @@ def _log_ratio(
     level: RatioLevel,
     token_counts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    check_logprobs("train_logprobs", train_logprobs)
-    check_same_tokens("behaviour_logprobs", behaviour_logprobs, train_logprobs)
-    mask = token_mask(loss_mask, train_logprobs)
-    log_ratio = masked_log_ratio(train_logprobs.detach(), behaviour_logprobs.detach(), mask)
+    log_ratio, mask = log_ratios(
+        train_logprobs.detach(), behaviour_logprobs, loss_mask, "behaviour_logprobs", name="train_logprobs"
+    )
     return log_ratio_at(level, log_ratio, mask, token_counts), mask
