@@ -29,11 +29,11 @@ from typing import Generic, TypeVar, cast
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client.blocking import BufferClient
-from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline
+from trainer_client.client.driver import PULL_SLICE_S, ClientOptions
 from trainer_client.client.pulling import PullSpec
 from trainer_client.rounds import Place, Rounds
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.puller import Puller, PullSource
+from trainer_client.session.puller import Puller, PullSource, pulls_of
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 
@@ -190,26 +190,16 @@ class BufferDataset(IterableDataset[T], Generic[T]):
                 step += 1
 
     def _source(self, client: BufferClient, iteration: int) -> PullSource:
-        def pull(place: Place, train_version: int | None, within: Deadline) -> Batch:
-            spec = PullSpec(
-                epoch=self.start.epoch,
-                step=place.step,
-                round=place.round,
-                rank=self.rank,
-                world_size=self.world_size,
-                train_version=train_version,
-                batch_groups=self.batch_groups if place.round == 0 else None,
-            )
-            return client.try_pull(self.run_id, spec, within)
-
         def check() -> None:
             parent = multiprocessing.parent_process()
             stopped = int(self._shared[_ITERATION]) != iteration
             if stopped or (get_worker_info() is not None and parent is not None and not parent.is_alive()):
                 raise _Stopped
 
+        start = self.start
+        shard = PullSpec(epoch=start.epoch, step=start.next_step, rank=self.rank, world_size=self.world_size)
         return PullSource(
-            pull=pull,
+            pull=pulls_of(client, self.run_id, shard, lambda _: self.batch_groups),
             published=lambda: client.run(self.run_id, timeout_s=PULL_SLICE_S).published.version,
             exhausted=lambda: bool(self._shared[_EXHAUSTED]),
             check=check,

@@ -13,7 +13,6 @@ the terminal is wide. The line is gone when the wait is over, also after Ctrl-C.
 
 import shutil
 import sys
-from types import TracebackType
 from typing import Self, TextIO
 
 from buffer_wire.errors import BatchNotReady
@@ -80,9 +79,7 @@ class ProgressBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
 

@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -79,9 +78,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _call(self, call: Call[ReplyT, T]) -> T:

@@ -16,10 +16,9 @@ import logging
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 from buffer_wire.errors import InvalidField
@@ -122,9 +121,7 @@ class FilesPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def offer(self, source: WeightSource, publication: Publication) -> FilesManifest:
@@ -223,7 +220,7 @@ class FilesPublisher:
         name = manifest.base_url.rpartition("/")[2] if isinstance(manifest, FilesManifest) else ""
         record = self._records.get(name)
         if record is not None:
-            self._save(name, _with_steps(record, committed_steps))
+            self._save(name, replace(record, committed_steps=committed_steps))
         self._remove_expendable()
 
     def checkpointed(self, steps: int) -> None:
@@ -235,7 +232,7 @@ class FilesPublisher:
         """Abandon versions published after more than `next_step` steps: no resume offers them again."""
         for name, record in list(self._records.items()):
             if record.committed_steps is not None and record.committed_steps > next_step:
-                self._save(name, _with_steps(record, None))
+                self._save(name, replace(record, committed_steps=None))
 
     def _save(self, name: str, record: _Record) -> None:
         sidecar = self.root / f"{name}.json"
@@ -278,10 +275,6 @@ def _copy(source: Path, target: Path) -> None:
 def _digest(files: tuple[WeightFile, ...]) -> str:
     lines = "".join(f"{file.name}\0{file.size_bytes}\0{file.sha256.hex()}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
-
-
-def _with_steps(record: _Record, committed_steps: int | None) -> _Record:
-    return _Record(record.epoch, record.version, record.order, committed_steps, record.files)
 
 
 def _read_records(root: Path) -> dict[str, _Record]:

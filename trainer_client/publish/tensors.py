@@ -4,7 +4,6 @@ The tensors travel as one safetensors file, like those of a files publisher. Eac
 engine the tensors themselves. For that the two have to be on one machine.
 """
 
-from types import TracebackType
 from typing import Self
 
 from buffer_wire.errors import InvalidField
@@ -73,7 +72,5 @@ class TensorsPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,6 @@ restart. Any other iterable is skipped forward by the cursor.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
@@ -20,7 +19,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from buffer_wire.errors import InvalidField, RolloutBufferError, RunPaused
 from trainer_client.client.driver import worth_repeating
 from trainer_client.client.requests import Submission, new_request_id
-from trainer_client.state import Submitted
+from trainer_client.state import Resumed, Submitted
 from trainer_client.tasks import Task
 
 logger = logging.getLogger("trainer_client")
@@ -53,38 +52,25 @@ class FeedTarget(Protocol):
         """Return the number of tasks pending now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeederOptions:
-    """Options of the feeder: how far it runs ahead of the workers."""
-
-    max_pending_tasks: int
-    """Number of pending tasks at which the feeder waits; at least 1."""
-    chunk_tasks: int = 64
-    """Largest number of tasks drawn and submitted at once."""
-
-
 class TaskFeeder:
-    """Feeder: a background thread that submits tasks. `start` it, call `raise_if_failed` regularly, `stop` it."""
+    """Feeder: a background thread that submits tasks. `start` it, call `raise_if_failed` regularly, `stop` it.
+
+    `max_pending_tasks`: number of pending tasks at which it waits, at least 1. `chunk_tasks`: largest number of tasks
+    drawn and submitted at once. `start`: where the epoch begins.
+    """
 
     def __init__(
-        self,
-        tasks: Iterable[Task],
-        target: FeedTarget,
-        options: FeederOptions,
-        *,
-        epoch: int,
-        cursor: int,
-        feeder_state: bytes = b"",
+        self, tasks: Iterable[Task], target: FeedTarget, start: Resumed, *, max_pending_tasks: int, chunk_tasks: int
     ) -> None:
-        if options.max_pending_tasks < 1:
-            raise InvalidField("max_pending_tasks", options.max_pending_tasks, "at least 1")
+        if max_pending_tasks < 1:
+            raise InvalidField("max_pending_tasks", max_pending_tasks, "at least 1")
         self._tasks = tasks
         self._target = target
-        self._epoch = epoch
-        self._cursor = cursor
-        self._feeder_state = feeder_state
-        self._max_pending = options.max_pending_tasks
-        self._chunk = max(1, min(options.chunk_tasks, options.max_pending_tasks // 2))
+        self._epoch = start.epoch
+        self._cursor = start.cursor
+        self._feeder_state = start.feeder_state
+        self._max_pending = max_pending_tasks
+        self._chunk = max(1, min(chunk_tasks, max_pending_tasks // 2))
         self._stopped = threading.Event()
         self._moved = threading.Event()
         self._exhausted = threading.Event()

@@ -7,7 +7,7 @@ from buffer_wire.errors import PendingFull
 from trainer_client.client.operations import ServiceClient
 from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
-from trainer_client.session.feeder import FeederOptions, TaskFeeder
+from trainer_client.session.feeder import TaskFeeder
 from trainer_client.session.plan import SessionPlan
 from trainer_client.state import Resumed, Submitted
 from trainer_client.waiting import Waiting
@@ -33,12 +33,9 @@ def feeder_of(client: ServiceClient, plan: SessionPlan, policy: Policy, start: R
     feeder = TaskFeeder(
         plan.tasks,
         _ServiceTarget(client, plan.run_id, lambda: feeder.stopped),
-        FeederOptions(
-            max_pending_tasks=most_pending(policy, plan.options.max_pending_tasks), chunk_tasks=plan.options.chunk_tasks
-        ),
-        epoch=start.epoch,
-        cursor=start.cursor,
-        feeder_state=start.feeder_state,
+        start,
+        max_pending_tasks=most_pending(policy, plan.options.max_pending_tasks),
+        chunk_tasks=plan.options.chunk_tasks,
     )
     feeder.start()
     return feeder

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.client.driver import worth_repeating
@@ -55,26 +54,6 @@ class Asked:
     """False as long as it is not known whether the publish took effect."""
 
 
-TookEffect: TypeAlias = Callable[[Manifest | None, int], None]
-"""Callback with the manifest that the service offers now, and the number of committed steps."""
-
-
-def published_beyond(publication: Publication, asked: Asked, took_effect: TookEffect) -> int:
-    """Return the published version of the publication's epoch; the trainer knows of the publication's version.
-
-    A publish that was answered with an error can still have taken effect, without enough replicas or with its reply
-    lost. Then its number is taken. The weights that are published next are others, and need a number of their own.
-    """
-    if asked.answered and asked.version <= publication.version:
-        return publication.version
-    run = publication.state()
-    if run.epoch != publication.epoch:
-        return publication.version
-    if run.published.version == asked.version:
-        took_effect(asked.manifest, run.committed_steps)
-    return max(publication.version, run.published.version)
-
-
 class Publishing:
     """Publishes, commits and checkpoints of one epoch."""
 
@@ -99,8 +78,20 @@ class Publishing:
         self._asked = Asked()
 
     def published_beyond(self, version: int) -> int:
-        """Return the published version, where the trainer knows of `version`."""
-        return published_beyond(self._publication(version), self._asked, self._took_effect)
+        """Return the published version of this epoch, where the trainer knows of `version`.
+
+        A publish that was answered with an error can still have taken effect, without enough replicas or with its reply
+        lost. Then its number is taken. The weights that are published next are others, and need a number of their own.
+        """
+        asked = self._asked
+        if asked.answered and asked.version <= version:
+            return version
+        run = self._client.run(self._run_id)
+        if run.epoch != self._start.epoch:
+            return version
+        if run.published.version == asked.version:
+            self._took_effect(asked.manifest, run.committed_steps)
+        return max(version, run.published.version)
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
         """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` raises."""

@@ -6,13 +6,14 @@ A trainer that waits hears at least every two seconds on whom, and within that t
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.batch import Batch
 from trainer_client.client.driver import Deadline, is_drained, worth_repeating
-from trainer_client.client.pulling import PullLoop
+from trainer_client.client.operations import ServiceClient
+from trainer_client.client.pulling import PullLoop, PullSpec
 from trainer_client.rounds import Place
 from trainer_client.session.clock import TrainClock
 from trainer_client.waiting import OnWait, WaitNotices
@@ -20,11 +21,26 @@ from trainer_client.waiting import OnWait, WaitNotices
 logger = logging.getLogger("trainer_client")
 
 
-class PullRound(Protocol):
-    """Callable that tries once to pull a round for a version: the client's, or a test's stand-in."""
+PullRound: TypeAlias = Callable[[Place, int | None, Deadline], Batch]
+"""Callable that tries once to pull a round for a train_version, None for that of the step's earlier rounds.
 
-    def __call__(self, place: Place, train_version: int | None, within: Deadline) -> Batch:
-        """Return the shard, or raise the client's errors. `train_version` None: that of the step's earlier rounds."""
+It raises the client's errors.
+"""
+
+
+def pulls_of(client: ServiceClient, run_id: str, shard: PullSpec, groups_of: Callable[[int], int | None]) -> PullRound:
+    """Make the callable that pulls rounds of the run at the service.
+
+    `shard`: a pull of the epoch and rank. `groups_of`: gives N of a step; None: the policy's.
+    """
+
+    def pull(place: Place, train_version: int | None, within: Deadline) -> Batch:
+        # The pull that closes the first round decides on N.
+        n = groups_of(place.step) if place.round == 0 else None
+        spec = replace(shard, step=place.step, round=place.round, train_version=train_version, batch_groups=n)
+        return client.try_pull(run_id, spec, within)
+
+    return pull
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,6 @@ from typing import Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
-from trainer_client.client.driver import Deadline
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.client.operations import ServiceClient
@@ -51,7 +50,7 @@ from trainer_client.session.metrics import Doing, StepMeter
 from trainer_client.session.plan import SessionPlan
 from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.publishing import Publishing, Repeater
-from trainer_client.session.puller import Puller, PullSource
+from trainer_client.session.puller import Puller, PullSource, pulls_of
 from trainer_client.state import Resumed, RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
@@ -371,20 +370,9 @@ class TrainerSession:
             self._meter.version = version
 
     def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
-        def pull(place: Place, train_version: int | None, within: Deadline) -> Batch:
-            spec = PullSpec(
-                epoch=self.start.epoch,
-                step=place.step,
-                round=place.round,
-                rank=plan.rank,
-                world_size=plan.world_size,
-                train_version=train_version,
-                batch_groups=self._groups_of(place.step) if place.round == 0 else None,
-            )
-            return self.client.try_pull(self.run_id, spec, within)
-
+        shard = PullSpec(epoch=self.epoch, step=self.start.next_step, rank=plan.rank, world_size=plan.world_size)
         source = PullSource(
-            pull=pull,
+            pull=pulls_of(self._client, self.run_id, shard, self._groups_of),
             published=lambda: self.state().published.version,
             exhausted=lambda: self.exhausted,
             check=self.check,

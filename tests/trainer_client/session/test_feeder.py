@@ -12,8 +12,8 @@ from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Inbox
 from trainer_client import SamplingParams, Task
 from trainer_client.client.requests import Submission
-from trainer_client.session.feeder import FeederOptions, TaskFeeder
-from trainer_client.state import Submitted
+from trainer_client.session.feeder import TaskFeeder
+from trainer_client.state import Resumed, Submitted
 
 pytestmark = pytest.mark.matrix
 
@@ -25,8 +25,8 @@ def task(number: int) -> Task:
 def feeder_of(
     tasks: object, inbox: Inbox, *, max_pending: int = 1000, chunk: int = 10, state: bytes = b""
 ) -> TaskFeeder:
-    options = FeederOptions(max_pending_tasks=max_pending, chunk_tasks=chunk)
-    return TaskFeeder(tasks, inbox, options, epoch=1, cursor=inbox.cursor, feeder_state=state)  # type: ignore[arg-type]
+    start = Resumed(1, next_step=0, next_unassembled_step=0, version=0, cursor=inbox.cursor, feeder_state=state)
+    return TaskFeeder(tasks, inbox, start, max_pending_tasks=max_pending, chunk_tasks=chunk)  # type: ignore[arg-type]
 
 
 def wait_for_failure(feeder: TaskFeeder) -> None:

@@ -22,7 +22,6 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
@@ -226,9 +225,7 @@ class CollectivePublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ── inside ───────────────────────────────────────────────────────────────
