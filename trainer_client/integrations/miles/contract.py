@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
-from typing import ClassVar, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 from buffer_wire.errors import InvalidField
 
@@ -53,6 +53,18 @@ class Sample(Protocol):
 
 
 PromptGroup: TypeAlias = Sequence[Sample]
+
+_DATASET_SETTINGS = (
+    "label_key", "multimodal_keys", "metadata_key", "tool_key", "apply_chat_template",
+    "apply_chat_template_kwargs",
+)  # fmt: skip
+"""Arguments of `Dataset` that an entry of `args.eval_datasets` may set for itself."""
+
+
+def chosen(config: object, name: str, args: Args, other: str) -> Any:  # noqa: ANN401 - whatever the framework has there
+    """Return the config's own value of `name`, else the value of `other` among the arguments; None where neither is."""
+    value = getattr(config, name, None)
+    return getattr(args, other, None) if value is None else value
 
 
 class DataSource(Protocol):
@@ -143,24 +155,13 @@ class Framework:
 
     def dataset(self, args: Args, config: EvalDataset, tokenizer: Tokenizer) -> DatasetOf:
         """Read the prompts of an evaluation as the framework's own evaluation does; text only."""
-
-        def chosen(name: str) -> object:
-            value = getattr(config, name, None)
-            return getattr(args, name, None) if value is None else value
-
-        make = self.module("utils.data").Dataset
-        made = make(
+        made = self.module("utils.data").Dataset(
             path=config.path,
             tokenizer=tokenizer,
             processor=None,
             max_length=args.eval_max_prompt_len,
-            prompt_key=chosen("input_key"),
-            label_key=chosen("label_key"),
-            multimodal_keys=chosen("multimodal_keys"),
-            metadata_key=chosen("metadata_key"),
-            tool_key=chosen("tool_key"),
-            apply_chat_template=chosen("apply_chat_template"),
-            apply_chat_template_kwargs=chosen("apply_chat_template_kwargs"),
+            prompt_key=chosen(config, "input_key", args, "input_key"),
+            **{name: chosen(config, name, args, name) for name in _DATASET_SETTINGS},
         )
         return cast("DatasetOf", made)
 

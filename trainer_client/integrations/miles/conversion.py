@@ -10,14 +10,22 @@ gives equal samples in another process.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import SAMPLING_MASK, counts_of
 from trainer_client import batch
-from trainer_client.integrations.miles.contract import Args, EvalDataset, Framework, Prompt, PromptGroup, Sample
+from trainer_client.integrations.miles.contract import (
+    Args,
+    EvalDataset,
+    Framework,
+    Prompt,
+    PromptGroup,
+    Sample,
+    chosen,
+)
 from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
 from trainer_client.tasks import SamplingParams, Task
 
@@ -35,17 +43,16 @@ UNSERVED = (
 """Settings of an evaluation's dataset that change generation or scoring and that a worker does not know."""
 
 
+_KNOBS = ("temperature", "top_p", "top_k", "stop", "stop_token_ids")
+"""Sampling parameters that --rollout-NAME sets for the training, and a dataset of an evaluation may set for itself."""
+
+
 def sampling_of(args: Args, prompt_tokens: int) -> SamplingParams:
     """Convert the training's --rollout-* arguments; a response ends at --rollout-max-context-len too."""
-    return _sampling(
-        args,
-        max_new_tokens=_within_context(args.rollout_max_response_len, args, prompt_tokens),
-        temperature=getattr(args, "rollout_temperature", None),
-        top_p=getattr(args, "rollout_top_p", None),
-        top_k=getattr(args, "rollout_top_k", None),
-        stop=getattr(args, "rollout_stop", None),
-        stop_token_ids=getattr(args, "rollout_stop_token_ids", None),
-    )
+    limit, context = args.rollout_max_response_len, getattr(args, "rollout_max_context_len", None)
+    if context is not None and prompt_tokens:
+        limit = max(1, min(limit, context - prompt_tokens))
+    return _sampling(args, limit, {name: getattr(args, f"rollout_{name}", None) for name in _KNOBS})
 
 
 def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
@@ -60,56 +67,29 @@ def eval_sampling_of(args: Args, config: EvalDataset) -> SamplingParams:
     for name, served in (("skip_special_tokens", special), ("no_stop_trim", True)):
         if (value := getattr(config, name, None)) not in (None, served):
             raise InvalidField(f"eval_datasets.{config.name}.{name}", value, str(served))
-
-    def chosen(name: str, other: str) -> object:
-        value = getattr(config, name, None)
-        return getattr(args, other, None) if value is None else value
-
     return _sampling(
         args,
-        max_new_tokens=cast("int", chosen("max_response_len", "rollout_max_response_len")),
-        temperature=chosen("temperature", "rollout_temperature"),
-        top_p=chosen("top_p", "rollout_top_p"),
-        top_k=chosen("top_k", "rollout_top_k"),
-        stop=chosen("stop", "rollout_stop"),
-        stop_token_ids=chosen("stop_token_ids", "rollout_stop_token_ids"),
+        chosen(config, "max_response_len", args, "rollout_max_response_len"),
+        {name: chosen(config, name, args, f"rollout_{name}") for name in _KNOBS},
         repetition_penalty=getattr(config, "repetition_penalty", None),
-        min_new_tokens=chosen("min_new_tokens", "eval_min_new_tokens"),
+        min_new_tokens=chosen(config, "min_new_tokens", args, "eval_min_new_tokens") or 0,
     )
 
 
-def _within_context(limit: int, args: Args, prompt_tokens: int) -> int:
-    context = getattr(args, "rollout_max_context_len", None)
-    return limit if context is None or prompt_tokens == 0 else max(1, min(limit, context - prompt_tokens))
-
-
-def _sampling(  # noqa: PLR0913 - the knobs of an engine
-    args: Args,
-    *,
-    max_new_tokens: int,
-    temperature: object,
-    top_p: object,
-    top_k: object,
-    stop: object,
-    stop_token_ids: object,
-    repetition_penalty: object = None,
-    min_new_tokens: object = None,
-) -> SamplingParams:
-    k = cast("int | None", top_k)
-    t = cast("float | None", temperature)
-    greedy = t is not None and t <= 0
+def _sampling(args: Args, max_new_tokens: int, knobs: dict[str, Any], **more: Any) -> SamplingParams:  # noqa: ANN401 - engine's
+    temperature, top_k, stop = knobs["temperature"], knobs["top_k"], knobs["stop"]
+    greedy = temperature is not None and temperature <= 0
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         # SGLang's temperature 0 is greedy; the service wants one above 0.
-        temperature=None if greedy else t,
-        top_p=cast("float | None", top_p),
-        top_k=1 if greedy else k if k is not None and k > 0 else None,
-        stop=[stop] if isinstance(stop, str) else cast("Sequence[str]", stop or ()),
-        stop_token_ids=cast("Sequence[int]", stop_token_ids or ()),
+        temperature=None if greedy else temperature,
+        top_p=knobs["top_p"],
+        top_k=1 if greedy else top_k if top_k is not None and top_k > 0 else None,
+        stop=[stop] if isinstance(stop, str) else stop or (),
+        stop_token_ids=knobs["stop_token_ids"] or (),
         # Sample i draws with seed + i, as theirs does.
         seed=args.rollout_seed if getattr(args, "sglang_enable_deterministic_inference", False) else None,
-        repetition_penalty=cast("float | None", repetition_penalty),
-        min_new_tokens=cast("int | None", min_new_tokens) or 0,
+        **more,
     )
 
 

@@ -122,28 +122,22 @@ def rollout_policy(args: Args, settings: Settings, environ: Mapping[str, str] | 
     groups = args.rollout_batch_size
     samples = getattr(args, "async_max_concurrent_samples", None)
     inflight = groups if samples is None else max(1, samples // args.n_samples_per_prompt)
-    common = {
-        "batch_groups": groups,
-        "batches_per_publish": settings.interval,
-        "prefetch_batches": settings.lookahead,
-        "filter_equal_rewards": _filters_equal_rewards(args) or None,
-        "retained_steps": max(LEAST_RETAINED, 2 * (getattr(args, "save_interval", None) or 0) + 2),
-    }
     staleness = getattr(args, "max_weight_staleness", None)
-    if staleness is not None:
-        return Policy(
-            preset=f"miles_docs({staleness})",
-            max_queued_groups=_count(environ, "QUEUE_CAP_GROUPS", max(MILES_DOCS_QUEUE, groups), 1),
-            max_inflight_groups=_count(environ, "MAX_INFLIGHT_GROUPS", inflight, 1),
-            **common,
-        )
-    staleness = _count(environ, "MAX_STALENESS_BATCHES", MILES_STALENESS, 0)
+    if staleness is None:
+        staleness = _count(environ, "MAX_STALENESS_BATCHES", MILES_STALENESS, 0)
+        preset, limit, room = "miles", staleness, (staleness + 1) * groups
+    else:
+        preset, limit, room = f"miles_docs({staleness})", None, max(MILES_DOCS_QUEUE, groups)
     return Policy(
-        preset="miles",
-        max_staleness=staleness,
-        max_queued_groups=_count(environ, "QUEUE_CAP_GROUPS", (staleness + 1) * groups, 1),
+        preset=preset,
+        max_staleness=limit,
+        batch_groups=groups,
+        batches_per_publish=settings.interval,
+        prefetch_batches=settings.lookahead,
+        filter_equal_rewards=_filters_equal_rewards(args) or None,
+        max_queued_groups=_count(environ, "QUEUE_CAP_GROUPS", room, 1),
         max_inflight_groups=_count(environ, "MAX_INFLIGHT_GROUPS", inflight, 1),
-        **common,
+        retained_steps=max(LEAST_RETAINED, _saved_steps(args)),
     )
 
 
@@ -172,7 +166,7 @@ def data_buffer_policy(args: Args) -> Policy:
         raise InvalidField(
             "async_data_buffer_capacity_factor", args.async_data_buffer_capacity_factor, "at least one group"
         )
-    kept = max(2, 2 * (getattr(args, "save_interval", None) or 0) + 2) * groups
+    kept = _saved_steps(args) * groups
     return Policy(
         batch_groups=1,
         max_queued_groups=capacity,
@@ -181,3 +175,8 @@ def data_buffer_policy(args: Args) -> Policy:
         stale_action="drop",
         retained_steps=max(LEAST_RETAINED, min(kept, 100_000)),
     )
+
+
+def _saved_steps(args: Args) -> int:
+    """Number of steps that a restart may go back over: those of two --save-interval, and two more."""
+    return 2 * (getattr(args, "save_interval", None) or 0) + 2
