@@ -202,7 +202,7 @@ test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers envi
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
 
 test-verifiers-generator: .venv-verifiers-generator/.installed ## our batch generator and verifiers' own, through the same tests
-	@.venv-verifiers-generator/bin/python -m pytest tests/integrations/test_verifiers_generator.py $(PYTEST_ARGS)
+	@.venv-verifiers-generator/bin/python -m pytest $(wildcard tests/integrations/test_verifiers_*.py) $(PYTEST_ARGS)
 
 test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environment of its own
 	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
