@@ -1,6 +1,6 @@
 """Faults of the proxy: lose a reply, break a call before its request goes on, hold requests back.
 
-Each fault is armed for some methods, and strikes a number of times.
+Each fault is armed for some methods, and strikes once.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ class Broken(Exception):
 
 @dataclass(slots=True)
 class Fault:
-    """An armed fault; `fired` is set once it has struck for the first time."""
+    """An armed fault; `fired` is set once it has struck."""
 
     methods: frozenset[str]
     what: str
     when: When
-    times: int = 1
+    armed: bool = True
     fired: asyncio.Event = field(default_factory=asyncio.Event)
 
     def strikes(self, exchange: Exchange, entry: Entry) -> bool:
-        """True when it is this message's turn; counts."""
-        if self.times <= 0 or exchange.method not in self.methods or entry.message is None:
+        """True when it is this message's turn, and then never again."""
+        if not self.armed or exchange.method not in self.methods or entry.message is None:
             return False
         if not self.when(entry.message):
             return False
-        self.times -= 1
+        self.armed = False
         exchange.fault = self.what
         self.fired.set()
         return True
 
     def disarm(self) -> None:
         """Disarm the fault: it strikes no more."""
-        self.times = 0
+        self.armed = False
 
 
 def always(_: object) -> bool:
@@ -58,15 +58,15 @@ class Faults:
         self._released = asyncio.Event()
         self._released.set()
 
-    def lose_reply(self, *methods: str, when: When = always, times: int = 1) -> Fault:
+    def lose_reply(self, *methods: str, when: When = always) -> Fault:
         """The service does what it is asked, and the candidate hears nothing of it."""
-        fault = Fault(frozenset(methods), "the reply was lost", when, times)
+        fault = Fault(frozenset(methods), "the reply was lost", when)
         self._replies.append(fault)
         return fault
 
-    def break_call(self, *methods: str, when: When = always, times: int = 1) -> Fault:
+    def break_call(self, *methods: str) -> Fault:
         """The request does not reach the service, and its call ends."""
-        fault = Fault(frozenset(methods), "the call was broken before its request reached the service", when, times)
+        fault = Fault(frozenset(methods), "the call was broken before its request reached the service", always)
         self._requests.append(fault)
         return fault
 

@@ -122,11 +122,6 @@ class Record:
         """Marks of a kind, in order."""
         return [mark for mark in self.marks if mark.kind == kind]
 
-    def scenario(self, at_s: float) -> str:
-        """The scenario that was on at a time."""
-        names = [mark.data["name"] for mark in self.marked("scenario") if mark.at_s <= at_s]
-        return str(names[-1]) if names else "start"
-
     def lines(self) -> Iterator[dict[str, Any]]:
         """The record as JSON values, calls and marks in order of time; payloads are left out."""
         events: list[tuple[float, dict[str, Any]]] = [

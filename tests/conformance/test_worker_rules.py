@@ -175,7 +175,8 @@ def pushes_nothing_again(record: Record) -> None:
 
 
 def names_another_version(record: Record) -> None:
-    answered = calls(record, "LeaseTasks", lambda call: record.scenario(call.began_s) == "lost lease")
+    (lost_lease,) = (mark for mark in record.marked("scenario") if mark.data["name"] == "lost lease")
+    answered = calls(record, "LeaseTasks", lambda call: call.began_s >= lost_lease.at_s)
     change(answered[0], loaded=common_pb2.WeightVersion(epoch=2, version=50))
 
 
