@@ -7,6 +7,7 @@ No label names a worker, a task or a sample.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -31,9 +32,9 @@ class RpcMetrics:
     """Counters of one rpc process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._rpcs = Counter(
-            "rollout_buffer_rpcs", "RPCs that ended, by method and status code.", ["method", "code"], registry=registry
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        waits = partial(Histogram, buckets=_WAIT_BUCKETS_S, registry=registry)
+        self._rpcs = counter("rollout_buffer_rpcs", "RPCs that ended, by method and status code.", ["method", "code"])
         self._latency = Histogram(
             "rollout_buffer_rpc_seconds",
             "Duration of RPCs; long polls and streams include what they wait.",
@@ -41,30 +42,20 @@ class RpcMetrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
-        received = Counter(
-            "rollout_buffer_rpc_received_bytes",
-            "Bytes of messages with groups that came in.",
-            ["method"],
-            registry=registry,
+        received = counter(
+            "rollout_buffer_rpc_received_bytes", "Bytes of messages with groups that came in.", ["method"]
         )
-        sent = Counter(
-            "rollout_buffer_rpc_sent_bytes",
-            "Bytes of messages with groups that went out.",
-            ["method"],
-            registry=registry,
-        )
-        pushed = Counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"], registry=registry)
-        evaluated = Counter(
+        sent = counter("rollout_buffer_rpc_sent_bytes", "Bytes of messages with groups that went out.", ["method"])
+        pushed = counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"])
+        evaluated = counter(
             "rollout_buffer_evaluation_leases_ended",
             "Leases of evaluations' tasks that ended by a word of their worker, by what became of the task.",
             ["outcome"],
-            registry=registry,
         )
-        refused = Counter(
+        refused = counter(
             "rollout_buffer_refused_calls",
             "Calls that were refused for who made them: unauthenticated or permission_denied.",
             ["reason"],
-            registry=registry,
         )
         # From 0, or the first one would not be seen as an increase.
         self._refused = {reason: refused.labels(reason) for reason in REFUSALS}
@@ -74,49 +65,31 @@ class RpcMetrics:
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind}
         self._evaluated = {outcome: evaluated.labels(outcome.value) for outcome in EvaluationOutcome}
-        self._blocked = Gauge(
-            "rollout_buffer_blocked_pushes",
-            "Pushes that wait for room in a full queue.",
-            registry=registry,
-        )
-        self._held = Gauge(
+        self._blocked = gauge("rollout_buffer_blocked_pushes", "Pushes that wait for room in a full queue.")
+        self._held = gauge(
             "rollout_buffer_held_bytes",
             "Bytes of messages that are on their way through the rpc processes: in, until the store has them, or out, "
             "until gRPC has sent them.",
             ["direction"],
-            registry=registry,
             multiprocess_mode="livesum",
         )
-        self._push_wait = Histogram(
+        self._push_wait = waits(
             "rollout_buffer_push_wait_seconds",
             "How long pushes waited for room in a full queue, whatever ended the wait; those that found room at once "
             "are not in it.",
-            buckets=_WAIT_BUCKETS_S,
-            registry=registry,
         )
-        self._pull_wait = Histogram(
+        self._pull_wait = waits(
             "rollout_buffer_pull_wait_seconds",
             "How long pulls waited for their batch, those that ended without one included.",
-            buckets=_WAIT_BUCKETS_S,
-            registry=registry,
         )
-        self._waiting_pulls = Gauge(
-            "rollout_buffer_waiting_pulls",
-            "Pulls that wait for their batch.",
-            ["run"],
-            registry=registry,
-        )
-        self._open = Gauge("rollout_buffer_open_rpcs", "RPCs in progress.", ["method"], registry=registry)
+        self._waiting_pulls = gauge("rollout_buffer_waiting_pulls", "Pulls that wait for their batch.", ["run"])
+        self._open = gauge("rollout_buffer_open_rpcs", "RPCs in progress.", ["method"])
 
     @contextmanager
     def in_progress(self, method: str) -> Iterator[None]:
         """Count an RPC while it lasts."""
-        gauge = self._open.labels(method)
-        gauge.inc()
-        try:
+        with self._open.labels(method).track_inprogress():
             yield
-        finally:
-            gauge.dec()
 
     def ended(self, method: str, code: str, seconds: float) -> None:
         """Count an RPC that ended, and its duration."""
@@ -154,13 +127,8 @@ class RpcMetrics:
     @contextmanager
     def blocked(self) -> Iterator[None]:
         """Count a push while it waits for room, and how long it does."""
-        self._blocked.inc()
-        started = time.monotonic()
-        try:
+        with self._blocked.track_inprogress(), self._push_wait.time():
             yield
-        finally:
-            self._blocked.dec()
-            self._push_wait.observe(time.monotonic() - started)
 
     @contextmanager
     def pulling(self, run_id: str) -> Iterator[Callable[[], None]]:
