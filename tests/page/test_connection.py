@@ -67,6 +67,8 @@ def test_a_run_of_another_layout_leaves_the_page_to_the_others(chromium: Chromiu
             screen.visit()
             screen.until("#loop", "queue: 1 of")
             screen.visit("a-theirs")
+            # What was said of it when nobody had named it is hidden, and still there.
+            screen.until_shown("#empty")
             screen.until("#empty-title", "Run a-theirs is not shown")
             screen.until("#empty-next", "layout")
         client.channel.close()

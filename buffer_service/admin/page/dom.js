@@ -9,6 +9,8 @@ export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
+export const span = (kind, ...children) => element("span", { class: kind }, ...children);
+
 export function shape(name, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, name), attributes, children);
 }
@@ -39,37 +41,32 @@ export const show = (node, shown) => {
   node.hidden = !shown;
 };
 
-/** One element for each text, in order. */
-export function listTexts(list, texts, name = "li") {
-  while (list.children.length > texts.length) {
-    list.lastElementChild.remove();
+/** One child of `holder` for each item, in order: `make(item)` makes one that is missing, `fill(child, item)` each time. */
+export function listEach(holder, items, make, fill) {
+  while (holder.children.length > items.length) {
+    holder.lastElementChild.remove();
   }
-  texts.forEach((text, index) => {
-    if (index >= list.children.length) {
-      list.append(element(name));
+  items.forEach((item, index) => {
+    if (index >= holder.children.length) {
+      holder.append(make(item));
     }
-    setText(list.children[index], text);
+    fill(holder.children[index], item);
   });
 }
 
+export const listTexts = (list, texts) => listEach(list, texts, () => element("li"), setText);
+
 /**
  * Rows of a table's body. Each row is {cells, kind}: a cell is a text, or {text, kind, title}; the first one heads the
- * row. `labels` are the names of the columns, for screens too narrow for a head.
+ * row. Cells bear the names of their columns, for screens too narrow for a head.
  */
-export function listRows(body, labels, rows) {
-  while (body.rows.length > rows.length) {
-    body.lastElementChild.remove();
-  }
-  rows.forEach((row, index) => {
-    if (index >= body.rows.length) {
-      const cells = labels.map((label, column) =>
-        column === 0 ? element("th", { scope: "row" }) : element("td", { "data-label": label }),
-      );
-      body.append(element("tr", {}, ...cells));
-    }
-    const line = body.rows[index];
-    setAttribute(line, "data-kind", row.kind ?? null);
-    row.cells.forEach((cell, column) => {
+export function listRows(body, rows) {
+  const labels = [...body.closest("table").tHead.rows[0].cells].map((head) => head.textContent);
+  const row = () =>
+    element("tr", {}, element("th", { scope: "row" }), ...labels.slice(1).map((label) => element("td", { "data-label": label })));
+  listEach(body, rows, row, (line, { cells, kind = null }) => {
+    setAttribute(line, "data-kind", kind);
+    cells.forEach((cell, column) => {
       const { text, kind = null, title = null } = typeof cell === "object" ? cell : { text: cell };
       setText(line.cells[column], text);
       setAttribute(line.cells[column], "data-kind", kind);
@@ -80,16 +77,10 @@ export function listRows(body, labels, rows) {
 
 /** Terms and what they are, in a <dl>: [[term, text, kind], ...]. */
 export function listFacts(list, facts) {
-  while (list.children.length > facts.length) {
-    list.lastElementChild.remove();
-  }
-  facts.forEach(([term, text, kind = null], index) => {
-    if (index >= list.children.length) {
-      list.append(element("div", {}, element("dt"), element("dd")));
-    }
-    const [name, value] = list.children[index].children;
-    setText(name, term);
-    setText(value, text);
-    setAttribute(list.children[index], "data-kind", kind);
+  const fact = () => element("div", {}, element("dt"), element("dd"));
+  listEach(list, facts, fact, (line, [term, text, kind = null]) => {
+    setText(line.children[0], term);
+    setText(line.children[1], text);
+    setAttribute(line, "data-kind", kind);
   });
 }

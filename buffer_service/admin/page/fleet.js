@@ -9,7 +9,6 @@ const SILENT_MS = 60_000;
 const MARKS = { ready: "●", loading: "◐", starting: "○", quarantined: "✕", stopped: "■", silent: "?" };
 const KINDS = { quarantined: "bad", silent: "bad", loading: "busy", starting: "busy", ready: "good", stopped: "off" };
 const ORDER = ["quarantined", "silent", "starting", "loading", "ready", "stopped"];
-const COLUMNS = ["engine", "state", "version", "group", "reloads", "last reload", "silent", "errors", "last error"];
 
 /** `passedMs`: time since the run was told. */
 export function showFleet(run, passedMs) {
@@ -24,7 +23,6 @@ export function showFleet(run, passedMs) {
   setText(byId("worker-command"), `rollout-buffer worker --run ${run.run_id} …`);
   listRows(
     byId("engines-rows"),
-    COLUMNS,
     engines.map((one) => ({ kind: KINDS[one.standing] ?? null, cells: cells(one, run.published) })),
   );
 }

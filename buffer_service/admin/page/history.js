@@ -4,6 +4,9 @@
 // is shorter. The service tells a run when it changed, so between two events its totals stand still. A gap in the
 // connection forgets the totals: what happened in it belongs to no window.
 
+/** States of groups that nobody trains on, in the order of the ledger. */
+export const DROPS = ["dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost"];
+
 export const WINDOW_S = 30;
 export const SERIES_S = 600;
 const LEAST_S = 3;
@@ -71,6 +74,15 @@ export class History {
   }
 }
 
+/** Groups of a ledger that nobody trains on. */
+export const dropped = (groups) => DROPS.reduce((total, state) => total + groups[state].groups, 0);
+
+/** Their rate in all, by the rate of each total; null while one is not known. */
+export function dropRate(rate) {
+  const rates = DROPS.map(rate);
+  return rates.includes(null) ? null : rates.reduce((total, one) => total + one, 0);
+}
+
 /** The totals of a run that rates are made of; they only grow. */
 export function totalsOf(run) {
   const { groups, tasks, statistics } = run;
@@ -82,14 +94,6 @@ export function totalsOf(run) {
     submitted_tasks: tasks.submitted,
     leases_granted: statistics.leases_granted,
     published_version: run.published.version,
-    dropped_overflow: groups.dropped_overflow.groups,
-    dropped_stale: groups.dropped_stale.groups,
-    recycled: groups.recycled.groups,
-    filtered: groups.filtered.groups,
-    discarded: groups.discarded.groups,
-    lost: groups.lost.groups,
+    ...Object.fromEntries(DROPS.map((state) => [state, groups[state].groups])),
   };
 }
-
-/** States of groups that nobody trains on, in the order of the ledger. */
-export const DROPS = ["dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost"];

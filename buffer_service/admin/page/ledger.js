@@ -1,13 +1,11 @@
 // The two ledgers: what became of every group and of every task; drops by reason.
 
-import { byId, element, listFacts, listRows, setAttribute, setText, show } from "./dom.js";
+import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span } from "./dom.js";
 import { amount, bytes, count, percent, short } from "./format.js";
-import { DROPS } from "./history.js";
+import { DROPS, dropped } from "./history.js";
 
 const ALWAYS = ["accepted", "queued", "delivered", "trained"];
-const STATES = [
-  "accepted", "queued", "forming", "delivered", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost",
-];
+const STATES = ["accepted", "queued", "forming", "delivered", "trained", ...DROPS];
 const WHY = {
   dropped_overflow: "the queue was full",
   dropped_stale: "too stale when its batch was made",
@@ -23,7 +21,6 @@ export function showLedger(run, rate) {
   badge(byId("groups-balance"), run.groups_balanced);
   listRows(
     byId("groups-rows"),
-    ["groups", "groups", "samples", "tokens", "bytes"],
     STATES.filter((state) => ALWAYS.includes(state) || groups[state].groups > 0).map((state) => ({
       kind: state === "accepted" ? "total" : null,
       cells: [state, count(groups[state].groups), short(groups[state].samples), short(groups[state].tokens), bytes(groups[state].bytes)],
@@ -46,7 +43,6 @@ export function showLedger(run, rate) {
   show(byId("failures-card"), run.failures.length > 0);
   listRows(
     byId("failures-rows"),
-    ["task", "attempts", "error"],
     run.failures.slice(0, 20).map((one) => ({ cells: [one.task_id, count(one.attempts), one.error] })),
   );
 }
@@ -62,16 +58,11 @@ function showDrops(run, rate) {
   const most = Math.max(1, ...shown.map((state) => run.groups[state].groups));
   show(byId("no-drops"), shown.length === 0);
   setText(byId("no-drops"), accepted === 0 ? "No group was accepted yet." : "None: every accepted group is queued, delivered or trained.");
-  const holder = byId("drops");
-  while (holder.children.length > shown.length) {
-    holder.lastElementChild.remove();
-  }
-  shown.forEach((state, index) => {
-    if (index >= holder.children.length) {
-      const bar = element("span", { class: "bar", "aria-hidden": "true" }, element("span", { class: "part dropped" }));
-      holder.append(element("li", {}, element("span", { class: "drop-name" }), element("span", { class: "drop-count" }), bar, element("span", { class: "note" })));
-    }
-    const [name, number, bar, note] = holder.children[index].children;
+  const drop = () => {
+    const bar = element("span", { class: "bar", "aria-hidden": "true" }, span("part dropped"));
+    return element("li", {}, span("drop-name"), span("drop-count"), bar, span("note"));
+  };
+  listEach(byId("drops"), shown, drop, ({ children: [name, number, bar, note] }, state) => {
     const groups = run.groups[state].groups;
     setText(name, state);
     setText(number, `${count(groups)}, ${percent(groups / accepted)} of accepted`);
@@ -95,19 +86,17 @@ export function showEnvironments(run) {
   const states = ["accepted", "queued", "delivered", "trained"];
   listRows(
     byId("environments-rows"),
-    ["environment", ...states, "not trained on"],
     (shown ? names : []).map((name) => ({
       cells: [
         name || "(none)",
         ...states.map((state) => count(run.environments[name][state].groups)),
-        count(DROPS.reduce((total, state) => total + run.environments[name][state].groups, 0)),
+        count(dropped(run.environments[name])),
       ],
     })),
   );
   show(byId("evaluations-card"), run.evaluations.length > 0);
   listRows(
     byId("evaluations-rows"),
-    ["evaluation", "version", "finished", "failed", "being made", "pending"],
     run.evaluations.map((one) => ({
       cells: [one.eval_id, count(one.version.version), `${count(one.finished)} of ${count(one.tasks)}`, ...[one.failed, one.leased, one.pending].map(count)],
     })),

@@ -1,7 +1,7 @@
 // The picture of the loop: who holds what, what flows between them, and on whom the run waits.
 
 import { setAttribute, setText, shape } from "./dom.js";
-import { DROPS } from "./history.js";
+import { dropRate, dropped } from "./history.js";
 import { amount, count, counted, percent, seconds, short, versions } from "./format.js";
 
 // Boxes are [x, y, width, height]; arrows [path, x, y, anchor of its label].
@@ -68,8 +68,7 @@ export class Loop {
     const known = estimate.quantities;
     const alive = run.engines.filter((one) => one.state !== "stopped");
     const loaded = alive.map((one) => one.loaded.version);
-    const dropped = DROPS.map(rate);
-    const drops = dropped.includes(null) ? null : dropped.reduce((total, one) => total + one, 0);
+    const drops = dropRate(rate);
     this.#lines("workers", [
       `${counted(tasks.leased, "task")} being generated`,
       `${amount(rate("decoded_tokens"))} tokens/s decoded`,
@@ -80,7 +79,7 @@ export class Loop {
       `${short(tasks.pending)} of at most ${short(policy.max_pending_tasks)} tasks pending`,
       `queue: ${count(groups.queued.groups)} of ${short(policy.max_queued_groups)} groups`,
       `version ${run.published.version} is published`,
-      this.#tall.matches ? `${amount(drops)} groups/s not trained, ${short(sum(groups, DROPS))} so far` : "",
+      this.#tall.matches ? `${amount(drops)} groups/s not trained, ${short(dropped(groups))} so far` : "",
     ]);
     this.#gauge(groups.queued.groups / policy.max_queued_groups, policy.batch_groups / policy.max_queued_groups);
     this.#lines("trainer", [
@@ -100,7 +99,7 @@ export class Loop {
     this.#arrow("drops", drops, "groups/s not trained");
     this.#note("loads", this.#tall.matches ? "loaded" : "loaded version");
     this.#note("publishes", this.#tall.matches ? "versions" : "");
-    this.#note("drops", `${short(sum(groups, DROPS))} so far, by reason below`);
+    this.#note("drops", `${short(dropped(groups))} so far, by reason below`);
     this.#note("batches", this.#tall.matches ? "batches" : `in batches of ${count(policy.batch_groups)}`);
     this.#note("groups", staleness(estimate, this.#tall.matches));
     const party = partyOf(run.waits_on);
@@ -213,8 +212,6 @@ export class Loop {
     return box;
   }
 }
-
-const sum = (groups, states) => states.reduce((total, state) => total + groups[state].groups, 0);
 
 function range(numbers) {
   const [least, most] = [Math.min(...numbers), Math.max(...numbers)];

@@ -3,7 +3,7 @@
 import { byId, element, setAttribute, setText, show } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { amount, count, versions } from "./format.js";
-import { DROPS, History, totalsOf } from "./history.js";
+import { History, dropRate, dropped, totalsOf } from "./history.js";
 import { showEnvironments, showLedger } from "./ledger.js";
 import { Loop } from "./loop.js";
 import { showPolicy } from "./policy.js";
@@ -118,7 +118,8 @@ function refused(error) {
     return;
   }
   missing = shown.name;
-  if (error.reason === "layout_changed") {
+  const another = error.reason === "layout_changed" && !unreadable.has(missing);
+  if (another) {
     unreadable.add(missing);
   }
   close();
@@ -129,6 +130,9 @@ function refused(error) {
     empty(`Run ${missing} is not shown`, error.message, "");
   }
   state("bad", error.status === 404 ? "no such run" : "refused");
+  if (another) {
+    lookForRuns(); // Nobody named it: one that can be read is shown at once.
+  }
 }
 
 // --- token ----------------------------------------------------------------------------------------------------
@@ -268,26 +272,24 @@ function render() {
 function showTiles(run, rate, nowMs) {
   const { groups, policy } = run;
   const { predicted, measured } = run.estimate;
-  const drops = DROPS.map(rate);
   const values = {
     decoded: rate("decoded_tokens"),
     trained: rate("assembled_response_tokens"),
     accepted: rate("accepted_groups"),
     queued: groups.queued.groups,
     staleness: measured.staleness,
-    dropped: drops.includes(null) ? null : drops.reduce((sum, one) => sum + one, 0),
+    dropped: dropRate(rate),
   };
   if (shown.live) {
     shown.history.note(nowMs, values);
   }
-  const lost = DROPS.reduce((sum, state) => sum + groups[state].groups, 0);
   const notes = {
     decoded: "by all engines",
     trained: "response tokens of batches",
     accepted: `${count(groups.accepted.groups)} so far`,
     queued: `of ${count(policy.max_queued_groups)}; a batch is ${count(policy.batch_groups)}`,
     staleness: predicted.staleness === null ? "measured; no prediction yet" : `measured; predicted ${versions(predicted.staleness)}${predicted.rough ? ", rough" : ""}`,
-    dropped: `${count(lost)} so far`,
+    dropped: `${count(dropped(groups))} so far`,
   };
   for (const [name, tile] of Object.entries(tiles)) {
     const text = name === "staleness" ? versions(values[name]) : name === "queued" ? count(values[name]) : amount(values[name]);

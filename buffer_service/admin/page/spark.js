@@ -1,6 +1,6 @@
 // A small curve of the last minutes, from 0 to its own highest value. It fills its width as soon as there is a minute.
 
-import { element, setAttribute, setText, shape } from "./dom.js";
+import { element, setAttribute, setText, shape, span } from "./dom.js";
 import { amount, seconds } from "./format.js";
 import { SERIES_S } from "./history.js";
 
@@ -11,7 +11,7 @@ const LEAST_MS = 60_000;
 /** A tile: a name, the present value with its unit, a note, and the curve. */
 export class Tile {
   constructor(holder, label, unit) {
-    this.value = element("span", { class: "number" });
+    this.value = span("number");
     this.note = element("p", { class: "note" });
     this.area = shape("path", { class: "area" });
     this.line = shape("path", { class: "curve" });
@@ -21,7 +21,7 @@ export class Tile {
       element(
         "article",
         { class: "tile" },
-        element("h3", {}, label, " ", element("span", { class: "unit" }, unit)),
+        element("h3", {}, label, " ", span("unit", unit)),
         element("p", { class: "value" }, this.value),
         this.curve,
         this.note,

@@ -1,9 +1,8 @@
 // Staleness, predicted beside measured, and what it depends on.
 
-import { byId, element, listFacts, listRows, setAttribute, setText, show } from "./dom.js";
-import { amount, count, percent, seconds, versions } from "./format.js";
+import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span } from "./dom.js";
+import { NOTHING, amount, count, percent, seconds, versions } from "./format.js";
 
-const COLUMNS = ["versions", "pre-queue", "in-queue", "total", "of tokens", "worst so far"];
 const PARTS = ["pre_queue", "in_queue"];
 
 export function showStaleness(run) {
@@ -18,33 +17,19 @@ export function showStaleness(run) {
   );
   const gate = policy.max_staleness < 0 ? "no gate" : `max_staleness ${policy.max_staleness}`;
   setText(byId("staleness-gate"), `${gate}; too stale: ${policy.stale_action}`);
+  const prediction = predicted.rough ? "predicted, rough" : "predicted";
   bars(byId("staleness-bars"), [
-    [predicted.rough ? "predicted, rough" : "predicted", predicted],
+    [prediction, predicted],
     ["measured", measured],
   ]);
-  listRows(byId("staleness-rows"), COLUMNS, [
-    {
-      cells: [
-        predicted.rough ? "predicted, rough" : "predicted",
-        ...[predicted.pre_queue, predicted.in_queue, predicted.staleness].map(versions),
-        "–",
-        "–",
-      ],
-    },
-    {
-      cells: [
-        "measured",
-        ...[measured.pre_queue, measured.in_queue, measured.staleness, measured.tokens].map(versions),
-        count(measured.worst),
-      ],
-    },
-    ...(measured.environments.length > 1 ? measured.environments : []).map((one) => ({
-      cells: [
-        `${one.environment || "(none)"}, so far`,
-        ...[one.pre_queue, one.in_queue, one.staleness, one.tokens].map(versions),
-        "",
-      ],
-    })),
+  const means = (name, { pre_queue, in_queue, staleness, tokens }, worst) => ({
+    cells: [name, ...[pre_queue, in_queue, staleness, tokens].map(versions), worst],
+  });
+  const environments = measured.environments.length > 1 ? measured.environments : [];
+  listRows(byId("staleness-rows"), [
+    means(prediction, predicted, NOTHING), // Of tokens nothing is predicted.
+    means("measured", measured, count(measured.worst)),
+    ...environments.map((one) => means(`${one.environment || "(none)"}, so far`, one, "")),
   ]);
   const notes = predicted.form === "" ? "" : `closed form: ${[predicted.form, ...predicted.notes].join("; ")}`;
   setText(byId("staleness-form"), notes);
@@ -54,14 +39,11 @@ export function showStaleness(run) {
 /** A bar a line: its parts as long as their share of the longest line. */
 function bars(holder, lines) {
   const longest = Math.max(0.01, ...lines.map(([, mean]) => mean.staleness ?? 0));
-  lines.forEach(([label, mean], index) => {
-    if (index >= holder.children.length) {
-      const parts = PARTS.map((part) => element("span", { class: `part ${part}` }));
-      holder.append(
-        element("div", { class: "bar-line" }, element("span", { class: "bar-label" }), element("span", { class: "bar" }, ...parts), element("span", { class: "bar-value" })),
-      );
-    }
-    const [name, bar, value] = holder.children[index].children;
+  const line = () => {
+    const parts = PARTS.map((part) => span(`part ${part}`));
+    return element("div", { class: "bar-line" }, span("bar-label"), span("bar", ...parts), span("bar-value"));
+  };
+  listEach(holder, lines, line, ({ children: [name, bar, value] }, [label, mean]) => {
     setText(name, label);
     PARTS.forEach((part, place) => {
       bar.children[place].style.width = `${(100 * Math.max(0, mean[part] ?? 0)) / longest}%`;
