@@ -106,6 +106,8 @@ class PlanFollower:
             _log.warning("collective update failed", engine=slot.engine_id, version=str(plan.version), error=str(error))
             standing = Standing.LOST
         except asyncio.CancelledError:
+            if received:
+                slot.move(Event.DISOWNED, loaded=before)
             await self._abandon_ship(trusted=trusted)
             raise
         finally:

@@ -6,6 +6,7 @@ import pytest
 
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.slots.engine_state import Event
+from rollout_workers.versions import BASE
 from tests.workers.building import time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
@@ -129,3 +130,4 @@ async def test_cancelled_member_leaves_unpublished_weights_paused(fake: FakeServ
         await received(it)
     assert it.engine.calls[3:] == ["leave g1"]
     assert not await it.engine.ready()
+    assert (it.slot.loaded, it.slot.current) == (BASE, False), "nobody has published what it received"
