@@ -32,9 +32,7 @@ class WeightsInvalid(WorkerError):
 
     def __init__(self, label: str, file: str, why: str) -> None:
         super().__init__(f"weights {label}: {file}: {why}")
-        self.label = label
         self.file = file
-        self.why = why
 
 
 class WeightsUnavailable(WorkerError):
@@ -45,8 +43,6 @@ class WeightsUnavailable(WorkerError):
 
     def __init__(self, label: str, source: str, why: str) -> None:
         super().__init__(f"weights {label} cannot be had from {source}: {why}")
-        self.label = label
-        self.source = source
 
 
 class RolloutFailed(WorkerError):
@@ -56,8 +52,6 @@ class RolloutFailed(WorkerError):
 
     def __init__(self, function: str, sample_index: int, why: str) -> None:
         super().__init__(f"rollout function {function} failed for sample {sample_index}: {why}")
-        self.function = function
-        self.sample_index = sample_index
 
 
 class EpisodeFull(WorkerError):
@@ -78,8 +72,6 @@ class RewardFailed(WorkerError):
     def __init__(self, function: str, sample_index: int | None, why: str) -> None:
         where = "" if sample_index is None else f" for sample {sample_index}"
         super().__init__(f"reward function {function} failed{where}: {why}")
-        self.function = function
-        self.sample_index = sample_index
 
 
 class PromptRefused(WorkerError):
@@ -89,7 +81,6 @@ class PromptRefused(WorkerError):
 
     def __init__(self, task_id: str, why: str) -> None:
         super().__init__(f"task {task_id}: {why}")
-        self.task_id = task_id
 
 
 class GenerationFailed(WorkerError):
@@ -99,7 +90,6 @@ class GenerationFailed(WorkerError):
 
     def __init__(self, lease_id: str, why: str) -> None:
         super().__init__(f"lease {lease_id}: {why}")
-        self.lease_id = lease_id
 
 
 class SamplesFailed(WorkerError):
@@ -111,7 +101,6 @@ class SamplesFailed(WorkerError):
         first = min(errors)
         others = f" (and {len(errors) - 1} more samples of the group)" if len(errors) > 1 else ""
         super().__init__(f"lease {lease_id}: sample {first} was given up{others}: {errors[first]}")
-        self.lease_id = lease_id
         self.errors = errors
 
 

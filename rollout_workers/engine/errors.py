@@ -43,8 +43,6 @@ class EngineUnavailable(EngineError):
 
     def __init__(self, engine: str, doing: str, cause: str) -> None:
         super().__init__(f"cannot be reached while {doing}: {cause}", engine=engine)
-        self.doing = doing
-        self.cause = cause
 
 
 class EngineRejected(EngineError):
@@ -54,9 +52,7 @@ class EngineRejected(EngineError):
 
     def __init__(self, engine: str, doing: str, status: int, message: str) -> None:
         super().__init__(f"refused with status {status} while {doing}: {message}", engine=engine)
-        self.doing = doing
         self.status = status
-        self.engine_message = message
         self.retryable = status in {429, 503}
 
 
@@ -73,9 +69,6 @@ class EngineLoadFailed(EngineError):
         self, engine: str, path: str, version_label: str, *, cause: str, weights: Literal["kept", "unknown"]
     ) -> None:
         super().__init__(f"weights {version_label} from {path} were not loaded: {cause}", engine=engine)
-        self.path = path
-        self.version_label = version_label
-        self.cause = cause
         self.weights = weights
 
 
@@ -87,8 +80,6 @@ class EngineTimeout(EngineError):
 
     def __init__(self, engine: str, doing: str, deadline_s: float) -> None:
         super().__init__(f"no answer within {deadline_s:g} s while {doing}", engine=engine)
-        self.doing = doing
-        self.deadline_s = deadline_s
 
 
 class EngineMalformed(EngineError):
@@ -98,8 +89,6 @@ class EngineMalformed(EngineError):
 
     def __init__(self, engine: str, doing: str, what: str) -> None:
         super().__init__(f"unusable answer while {doing}: {what}", engine=engine)
-        self.doing = doing
-        self.what = what
 
 
 class EngineUnfit(EngineError):
@@ -109,7 +98,6 @@ class EngineUnfit(EngineError):
 
     def __init__(self, engine: str, why: str) -> None:
         super().__init__(f"cannot be driven: {why}", engine=engine)
-        self.why = why
 
 
 class EngineNotStarted(EngineError):
@@ -120,6 +108,4 @@ class EngineNotStarted(EngineError):
 
     def __init__(self, engine: str, why: str, log_path: str, log_tail: str) -> None:
         super().__init__(f"{why}; the end of {log_path}:\n{log_tail}", engine=engine)
-        self.why = why
-        self.log_path = log_path
         self.log_tail = log_tail

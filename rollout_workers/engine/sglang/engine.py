@@ -97,11 +97,9 @@ class SglangEngine:
         return self._info
 
     async def vocab_size(self) -> int:
-        """See Engine."""
         return (await self.info()).vocab_size
 
     async def loaded_version(self) -> str:
-        """See Engine."""
         return await self._weights.loaded_version()
 
     async def check_version(self) -> None:
@@ -109,12 +107,10 @@ class SglangEngine:
         await settings.check_version(self._calls)
 
     def check_sampling(self, request: SampleRequest) -> None:
-        """See Engine."""
         if self._generate_calls is not None:
             self._generate_calls.check_sampling(request)
 
     async def ready(self) -> bool:
-        """See Engine."""
         try:
             reply = await self._http.call(
                 "GET",
@@ -142,7 +138,6 @@ class SglangEngine:
             raise EngineMalformed(self.address, doing, f"{type(error).__name__} {error}") from error
 
     async def was_restarted(self) -> bool:
-        """See Engine."""
         return self._start is not None and await settings.was_restarted(self._calls, self._start)
 
     async def _connect(self) -> EngineInfo:
@@ -205,12 +200,10 @@ class SglangEngine:
         return self._generate_calls.tokens_in_hand if self._generate_calls is not None else 0
 
     def give_up(self, why: str) -> None:
-        """See Engine."""
         if self._generate_calls is not None:
             self._generate_calls.give_up(why)
 
     def take_cut_off(self) -> int:
-        """See Engine."""
         return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0
 
     def _say_decoding(self, by: int) -> None:
@@ -257,7 +250,6 @@ class SglangEngine:
     # --- weights ----------------------------------------------------------------------------------------------
 
     async def pause(self, mode: PauseMode) -> None:
-        """See Engine."""
         await self.info()  # a paused server answers none of the questions that need its tokenizer
         doing = f"pausing ({mode})"
         gate = self._flights.gate
@@ -277,7 +269,6 @@ class SglangEngine:
         self._weights.paused = mode
 
     async def resume(self) -> None:
-        """See Engine."""
         await self._calls.post_ok("/continue_generation", {}, "resuming")
         self._weights.paused = None
         await self._flights.gate.open()
@@ -288,27 +279,22 @@ class SglangEngine:
         await self._weights.load_files(path, version_label)
 
     async def load_tensors(self, path: Path, version_label: str) -> None:
-        """See Engine."""
         await self.info()
         await self._weights.load_tensors(path, version_label)
 
     async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
-        """See Engine."""
         await self.info()
         self._weights.check_tensors(tensors)
 
     async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
-        """See Engine."""
         await self._weights.join_group(place, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
-        """See Engine."""
         await self._weights.leave_group(group_name)
 
     async def receive(
         self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
     ) -> None:
-        """See Engine."""
         await self._weights.receive(tensors, group_name=group_name, version_label=version_label, deadline_s=deadline_s)
 
     async def checksums(self) -> dict[str, str]:
@@ -316,7 +302,6 @@ class SglangEngine:
         return await self._weights.checksums()
 
     async def close(self) -> None:
-        """See Engine."""
         if live := self._flights.live:
             await self._flights.gate.give_up(live)
             await (await self._generation()).abort_quietly(sorted(live))

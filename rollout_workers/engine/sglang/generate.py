@@ -44,7 +44,6 @@ class SglangGenerate:
         call."""
 
     def check_sampling(self, request: SampleRequest) -> None:
-        """See Engine."""
         wire.check_sampling(request, self._settings)
 
     @property

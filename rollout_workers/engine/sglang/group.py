@@ -26,7 +26,6 @@ class SglangGroup:
         self._calls = calls
 
     async def join(self, place: GroupPlace, *, deadline_s: float) -> None:
-        """See Engine.join_group."""
         deadline_at = time.monotonic() + deadline_s
         await self.leave(place.group_name)
         await self._until_somebody_listens(place, deadline_at, deadline_s)
@@ -46,7 +45,6 @@ class SglangGroup:
             raise self._failed(place, reply.message)
 
     async def leave(self, group_name: str) -> None:
-        """See Engine.leave_group."""
         doing = f"leaving process group {group_name}"
         reply = await self._calls.post("/destroy_weights_update_group", {"group_name": group_name}, doing)
         # Older servers have no such command, and one that is no member refuses it.

@@ -14,17 +14,14 @@ from rollout_workers.engine.types import Engine
 
 
 def check(options: HostOptions) -> None:
-    """See KindHosts."""
     bounds.check("sglang_version", options.sglang_version, lambda v: not v or release_of(v) is not None, "as in 0.5.23")
 
 
 def host_at(url: str, options: HostOptions) -> RemoteHost:
-    """See KindHosts."""
     return RemoteHost(url, options, partial(SglangEngine, options=server_options(options)))
 
 
 def own_hosts(options: HostOptions) -> "list[LaunchedHost]":
-    """See KindHosts."""
     launch = options.launch
     return [LaunchedHost(i, options, launch) for i in range(launch.engines)] if launch is not None else []
 

@@ -103,7 +103,6 @@ class SglangWeights:
         self._took({tensor.name: tensor.shape for tensor in found}, version_label)
 
     async def load_tensors(self, path: Path, version_label: str) -> None:
-        """See Engine."""
         found = await self._headers(path, version_label)
         self._check_handover(path, version_label, found)
         doing = f"handing over {version_label}"
@@ -161,7 +160,6 @@ class SglangWeights:
     # --- by broadcast -----------------------------------------------------------------------------------------
 
     def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
-        """See Engine."""
         why = ""
         if self._ranks != 1:
             why = f"it has {self._ranks} ranks; engines of one rank take part in collective updates"
@@ -174,18 +172,15 @@ class SglangWeights:
             raise self._failed("a broadcast", "to come", why, kept=True)
 
     async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
-        """See Engine."""
         await self._group.join(place, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
-        """See Engine."""
         await self._end_left_session("leaving a process group")
         await self._group.leave(group_name)
 
     async def receive(
         self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
     ) -> None:
-        """See Engine."""
         source = f"process group {group_name}"
         doing = f"receiving {version_label}"
         deadline_at = time.monotonic() + deadline_s

@@ -21,9 +21,7 @@ class WallClock:
     """Clock of real time."""
 
     def now_s(self) -> float:
-        """See Clock."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """See Clock."""
         await asyncio.sleep(max(0.0, seconds))

@@ -109,7 +109,6 @@ class SimulatedEngine:
     # --- Engine -----------------------------------------------------------------------------------------------
 
     async def info(self) -> EngineInfo:
-        """See Engine."""
         await self._reach("asking for its settings")
         return EngineInfo(
             name="simulated",
@@ -123,11 +122,9 @@ class SimulatedEngine:
         )
 
     async def vocab_size(self) -> int:
-        """See Engine."""
         return (await self.info()).vocab_size
 
     async def loaded_version(self) -> str:
-        """See Engine."""
         await self._reach("asking for the loaded version")
         return self._weights.label
 
@@ -139,13 +136,11 @@ class SimulatedEngine:
         return False
 
     async def ready(self) -> bool:
-        """See Engine."""
         return not self._dead and not self._halted
 
     async def generate(
         self, requests: Sequence[SampleRequest], *, deadline_s: float | None = None
     ) -> list[GeneratedSample]:
-        """See Engine."""
         check_requests(requests, await self.info())
         doing = f"generating {len(requests)} samples"
         allowed_s = self.options.generate_timeout_s if deadline_s is None else deadline_s
@@ -184,7 +179,6 @@ class SimulatedEngine:
         return 0
 
     def give_up(self, why: str) -> None:
-        """See Engine."""
         given_up, self._given_up = self._given_up, asyncio.Event()
         self._why_given_up = why
         given_up.set()
@@ -194,18 +188,15 @@ class SimulatedEngine:
         return 0
 
     async def load(self) -> EngineLoad:
-        """See Engine."""
         await self._reach("asking for its load")
         running, waiting = len(self._decoding), len(self._slots.waiting)
         return EngineLoad(running=running, waiting=waiting, token_usage=min(running / self.options.slots, 1.0))
 
     async def abort(self, rids: Sequence[str]) -> None:
-        """See Engine."""
         await self._reach("aborting a request")
         await self._end(rids)
 
     async def pause(self, mode: PauseMode) -> None:
-        """See Engine."""
         await self._reach(f"pausing ({mode})")
         self._gate.close()
         self._paused = mode
@@ -215,7 +206,6 @@ class SimulatedEngine:
             sample.wake.set()
 
     async def resume(self) -> None:
-        """See Engine."""
         await self._reach("resuming")
         self._paused = None
         for sample in self._decoding.values():
@@ -239,7 +229,6 @@ class SimulatedEngine:
         await self._weights.join_group(place, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
-        """See Engine."""
         await self._weights.leave_group(group_name)
 
     async def receive(
@@ -254,7 +243,6 @@ class SimulatedEngine:
         await self._weights.receive(group_name, version_label)
 
     async def close(self) -> None:
-        """See Engine."""
         await self._end([*self._gate.waiting, *self._slots.waiting, *self._decoding])
 
     # --- faults -----------------------------------------------------------------------------------------------

@@ -8,12 +8,10 @@ from rollout_workers.engine.types import Engine
 
 
 def check(options: HostOptions) -> None:
-    """See KindHosts."""
     bounds.check("sglang_version", options.sglang_version, lambda v: not v, "given together with SGLang servers")
 
 
 def own_hosts(options: HostOptions) -> "list[SimulatedHost]":
-    """See KindHosts."""
     simulated = options.simulated
     return [SimulatedHost(i, options, simulated) for i in range(simulated.engines)] if simulated is not None else []
 

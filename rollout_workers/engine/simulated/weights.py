@@ -63,7 +63,6 @@ class SimulatedWeights:
         self._group_name = place.group_name
 
     async def leave_group(self, group_name: str) -> None:
-        """See Engine."""
         await self._reach(f"leaving process group {group_name}")
         if group_name == self._group_name:
             self._group_name = ""

@@ -85,11 +85,9 @@ class VllmEngine:
         return (await self._connected()).info
 
     async def vocab_size(self) -> int:
-        """See Engine."""
         return (await self.info()).vocab_size
 
     async def loaded_version(self) -> str:
-        """See Engine."""
         return await settings.ask_label(self._calls)
 
     async def check_version(self) -> None:
@@ -97,12 +95,10 @@ class VllmEngine:
         await settings.ask_label(self._calls)
 
     def check_sampling(self, request: SampleRequest) -> None:
-        """See Engine."""
         if self._found is not None:
             wire.check_sampling(request, self._found.info.vocab_size)
 
     async def ready(self) -> bool:
-        """See Engine."""
         doing, within_s = "asking if it is ready", self.options.ready_timeout_s
         try:
             health = await self._http.call("GET", "/health", doing=doing, deadline_s=within_s, repeatable=False)
@@ -112,7 +108,6 @@ class VllmEngine:
         return health.status == paused.status == HTTPStatus.OK and paused.body == {"is_paused": False}
 
     async def load(self) -> EngineLoad:
-        """See Engine."""
         return await settings.ask_load(self._calls)
 
     async def was_restarted(self) -> bool:
@@ -158,15 +153,12 @@ class VllmEngine:
 
     @property
     def tokens_in_hand(self) -> int:
-        """See Engine."""
         return self._completions.tokens_in_hand
 
     def give_up(self, why: str) -> None:
-        """See Engine."""
         self._completions.give_up(why)
 
     def take_cut_off(self) -> int:
-        """See Engine."""
         return self._completions.take_cut_off()
 
     def _say_decoding(self, by: int) -> None:
@@ -202,7 +194,6 @@ class VllmEngine:
             raise
 
     async def resume(self) -> None:
-        """See Engine."""
         await self._calls.post_ok("/resume", {}, "resuming")
         await self._flights.gate.open()
 
@@ -239,7 +230,6 @@ class VllmEngine:
         raise self._weights.failed(source, version_label, _NOT_OFFERED, kept=True)
 
     async def close(self) -> None:
-        """See Engine."""
         if live := self._flights.live:
             await self._flights.gate.give_up(live)
             await self._completions.abort(self._flights.sent())

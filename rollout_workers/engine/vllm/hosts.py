@@ -9,10 +9,8 @@ from rollout_workers.engine.vllm.engine import VllmEngine
 
 
 def check(options: HostOptions) -> None:
-    """See KindHosts."""
     bounds.check("sglang_version", options.sglang_version, lambda v: not v, "given together with SGLang servers")
 
 
 def host_at(url: str, options: HostOptions) -> RemoteHost:
-    """See KindHosts."""
     return RemoteHost(url, options, partial(VllmEngine, options=server_options(options)))
