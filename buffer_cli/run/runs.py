@@ -18,7 +18,8 @@ from buffer_cli.status.standing import print_run, state
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_wire.errors import StoreFault, UnknownRun
-from buffer_wire.estimate_messages import estimate_of
+from buffer_wire.estimate import Estimate
+from buffer_wire.messages import value_of
 from rollout_buffer.v1 import runs_pb2
 
 
@@ -67,7 +68,7 @@ def show(name: str, service: CallOptions, *, as_json: bool) -> None:
     if as_json:
         print_json(as_values(run, view))
         return
-    print_run(Console(highlight=False), view, estimate_of(run.estimate))
+    print_run(Console(highlight=False), view, value_of(Estimate, run.estimate))
     output.show(_policy_table(run.policy))
 
 

@@ -9,7 +9,8 @@ from buffer_cli.output import print_json
 from buffer_cli.status import watch as watching
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.standing import print_run
-from buffer_wire.estimate_messages import estimate_of
+from buffer_wire.estimate import Estimate
+from buffer_wire.messages import value_of
 
 INTERVAL_S = 2.0
 """Seconds between two looks of a watch, where nothing else is said."""
@@ -32,7 +33,7 @@ def show(
     if as_json:
         print_json(as_values(run, view))
     else:
-        print_run(Console(highlight=False), view, estimate_of(run.estimate))
+        print_run(Console(highlight=False), view, value_of(Estimate, run.estimate))
     return None
 
 

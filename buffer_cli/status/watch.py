@@ -27,7 +27,8 @@ from buffer_cli.status.standing import print_run
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.diagnosis import Standing, waits_on
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.estimate_messages import estimate_of
+from buffer_wire.estimate import Estimate
+from buffer_wire.messages import value_of
 from rollout_buffer.v1 import runs_pb2
 
 
@@ -235,7 +236,7 @@ class _Screen:
             highlight=False,
         )
         with printed.capture() as capture:
-            print_run(printed, seen.view, estimate_of(seen.run.estimate))
+            print_run(printed, seen.view, value_of(Estimate, seen.run.estimate))
         return Text.from_ansi(capture.get(), no_wrap=True)
 
 

@@ -10,7 +10,9 @@ from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.observability.estimate import estimate
 from buffer_service.rules.totals import TOTALS
-from buffer_wire.estimate_messages import estimate_of, to_estimate
+from buffer_wire.estimate import Estimate
+from buffer_wire.messages import message_of, value_of
+from rollout_buffer.v1 import runs_pb2
 from tests.support.views import make_engines, make_view, make_window
 
 POLICIES: list[dict[str, Any]] = [
@@ -59,6 +61,6 @@ def test_whatever_was_counted_there_is_an_estimate() -> None:
         missing = {field.name for field in fields(found.quantities) if getattr(found.quantities, field.name) is None}
         assert missing == {one.name for one in found.unknown} - {"predicted"}
         assert (found.predicted.staleness is None) == ("predicted" in {one.name for one in found.unknown})
-        assert estimate_of(to_estimate(found)) == found
+        assert value_of(Estimate, message_of(runs_pb2.RunEstimate, found)) == found
         predicted += found.predicted.staleness is not None
     assert predicted > 20

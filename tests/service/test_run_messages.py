@@ -6,7 +6,8 @@ from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, RunPolicy
 from buffer_service.observability.estimate import estimate
 from buffer_service.rpc.convert.runs import to_run, view_of
-from buffer_wire.estimate_messages import estimate_of
+from buffer_wire.estimate import Estimate
+from buffer_wire.messages import value_of
 from rollout_buffer.v1 import runs_pb2
 from tests.support.views import ledger, make_loop, make_view
 from trainer_client.client.replies import run_state
@@ -85,7 +86,7 @@ def test_an_estimate_travels_there_and_back_and_to_the_trainer() -> None:
     for view in (make_loop(rho=1.5), make_loop(rho=0.6, grown=slow), make_loop(publishes=2), VIEW):
         message = runs_pb2.Run.FromString(to_run(view).SerializeToString())
         found = estimate(view)
-        assert estimate_of(message.estimate) == found
+        assert value_of(Estimate, message.estimate) == found
         assert run_state(message, 1).estimate == found
 
 

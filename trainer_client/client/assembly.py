@@ -4,10 +4,10 @@ import time
 from typing import TYPE_CHECKING
 
 from buffer_wire.codec import Delivered, split_pull
+from buffer_wire.messages import value_of
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable
 from trainer_client.batch import Batch, BatchInfo, Group
-from trainer_client.client.replies import decoded
 
 if TYPE_CHECKING:
     from rollout_buffer.v1 import batches_pb2
@@ -43,7 +43,7 @@ class PullAssembly:
             wanted = "no batch facts" if info is None else f"{len(self._groups)} of {info.shard_groups} groups"
             raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
         groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
-        facts = decoded(
+        facts = value_of(
             BatchInfo, info, staleness_mean=info.staleness_mean_milli / 1000, waited_s=time.monotonic() - self._started
         )
         return Batch(facts, groups, self._received_bytes)

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField, UnknownRun
+from buffer_wire.messages import value_of
 from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client.client import replies
 from trainer_client.client.call import Call
@@ -281,5 +282,5 @@ def resume(
             allow_regenerate=allow_regenerate,
         ),
         batches_pb2.ResumeResponse,
-        lambda reply: replies.decoded(Resumed, reply),
+        lambda reply: value_of(Resumed, reply),
     )

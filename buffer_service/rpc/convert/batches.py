@@ -5,6 +5,7 @@ from buffer_service.rpc.convert import fields
 from buffer_wire import limits
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import batches_pb2 as pb
 
 _MODES = {pb.RESUME_MODE_UNSPECIFIED: ops.ResumeMode.REPLAY, **members(pb.ResumeMode, ops.ResumeMode)}
@@ -29,22 +30,13 @@ def pull(request: pb.PullBatchRequest) -> ops.Pull:
 def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
     """The facts of a step, up to this round, that open a pull stream."""
     mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
-    return pb.BatchInfo(
-        step=batch.step,
-        train_version=batch.train_version,
-        total_groups=batch.total_groups,
-        total_samples=batch.total_samples,
-        total_tokens=batch.total_tokens,
-        total_loss_tokens=batch.total_loss_tokens,
+    return message_of(
+        pb.BatchInfo,
+        batch,
         shard_groups=len(batch.shard),
-        shard_tokens=batch.shard_tokens,
         staleness_mean_milli=mean_milli,
-        staleness_max=batch.staleness_max,
-        replayed=batch.replayed,
         waited_ms=waited_ms,
         queued_groups=batch.queued,
-        round=batch.round,
-        final=batch.final,
     )
 
 
@@ -57,18 +49,4 @@ def resume(request: pb.ResumeRequest) -> ops.Resume:
         mode=_MODES[request.mode],
         request_id=fields.line(request.request_id, "request_id", 1, 64),
         allow_regenerate=request.allow_regenerate,
-    )
-
-
-def to_resumed(result: ops.Resumed) -> pb.ResumeResponse:
-    """The reply of a resume."""
-    return pb.ResumeResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        epoch=result.epoch,
-        next_step=result.next_step,
-        next_unassembled_step=result.next_unassembled_step,
-        version=result.version,
-        cursor=result.cursor,
-        feeder_state=result.feeder_state,
     )

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from buffer_service.domain.ops import WeightVersion
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
+from buffer_wire.messages import MessageT, message_of
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import common_pb2
 
@@ -91,6 +92,11 @@ def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
 def to_version(value: WeightVersion) -> common_pb2.WeightVersion:
     """The message of a weight version."""
     return common_pb2.WeightVersion(epoch=value.epoch, version=value.version)
+
+
+def reply(kind: type[MessageT], result: Any, **given: Any) -> MessageT:  # noqa: ANN401 - of any field's type
+    """The reply of an operation: its result's fields, the proof of its revision, and `given` fields."""
+    return message_of(kind, result, revision_proof=result.revision.proof, **given)
 
 
 def unique(values: Iterable[T], field: str, part: str = "") -> None:

@@ -8,12 +8,12 @@ from buffer_service.domain.gate import oldest_useful_version
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rpc.convert import fields
-from buffer_service.rules.transitions import TaskState
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, read_varint
 from buffer_wire.codec import fields as wire_fields
 from buffer_wire.enums import members, numbers
 from buffer_wire.errors import InvalidField
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import inspect_pb2 as pb
 
 MAX_PAGE, USUAL_PAGE = 256, 100
@@ -21,7 +21,6 @@ MAX_NAMED, USUAL_NAMED = 100, 20
 MAX_TOKENS, USUAL_TOKENS = 65_536, 1_024
 
 _SETS = members(pb.TaskSet, ins.TaskSet)
-_STATES = numbers(pb.TaskState, TaskState)
 _PLACES = {ins.Place.UNKNOWN: pb.GROUP_PLACE_UNSPECIFIED}
 _PLACES |= numbers(pb.GroupPlace, [place for place in ins.Place if place])
 _TASK_ID, _LEASE_ID, _ENVIRONMENT, _WORKER_ID = 1, 3, 4, 8
@@ -96,120 +95,80 @@ def max_tokens(value: int) -> int:
 
 def to_task(task: ins.TaskFacts) -> pb.TaskInfo:
     """The message of a task."""
-    message = pb.TaskInfo(
-        task_id=task.task_id,
-        sequence=task.sequence,
-        state=_STATES[TaskState(task.state)],
-        environment=task.environment,
-        priority=task.priority,
-        generation=task.generation,
-        attempt=task.attempt,
-        failures=task.failures,
-        error=task.error,
-        returned=task.returned,
-        leaseless=task.leaseless,
-        leased_ms=task.leased_ms,
-        continuation_tokens=task.continuation_tokens,
+    return message_of(
+        pb.TaskInfo,
+        task,
         # A payload's key ends in its size.
         continuation_bytes=int(task.payload_key.rpartition(":")[2] or 0),
         group_id=f"{task.task_id}/{task.generation}" if task.accepted_attempt >= 0 else "",
-        filtered=task.filtered,
         place=_PLACES[task.place],
+        not_before_ms=_if_any(task.not_before_ms),
+        continuation_head=_if_any(task.continuation_head),
+        lease=_to_lease(task) if task.expires_ms >= 0 else None,
     )
-    if task.not_before_ms >= 0:
-        message.not_before_ms = task.not_before_ms
-    if task.continuation_head >= 0:
-        message.continuation_head = task.continuation_head
-    if task.expires_ms >= 0:
-        message.lease.CopyFrom(
-            pb.LeaseInfo(
-                lease_id=f"{task.task_id}/{task.generation}/{task.attempt}",
-                worker_id=task.worker_id,
-                instance_id=task.instance_id,
-                expires_ms=task.expires_ms,
-                heard_ms=max(0, task.expires_ms - task.lease_ttl_ms),
-                version=task.lease_version,
-            )
-        )
-    return message
+
+
+def _to_lease(task: ins.TaskFacts) -> pb.LeaseInfo:
+    return pb.LeaseInfo(
+        lease_id=f"{task.task_id}/{task.generation}/{task.attempt}",
+        worker_id=task.worker_id,
+        instance_id=task.instance_id,
+        expires_ms=task.expires_ms,
+        heard_ms=max(0, task.expires_ms - task.lease_ttl_ms),
+        version=task.lease_version,
+    )
 
 
 def to_group(group: ins.GroupView, place: ins.Place) -> pb.GroupInfo:
     """The message of a group."""
-    in_step = group.round >= 0
-    return pb.GroupInfo(
-        group_id=group.group_id,
-        task_id=group.task_id,
-        sequence=group.sequence,
+    return message_of(
+        pb.GroupInfo,
+        group,
         place=_PLACES[place],
-        environment=group.environment,
-        priority=group.priority,
-        samples=group.samples,
-        tokens=group.tokens,
-        response_tokens=group.response_tokens,
-        longest_tokens=group.longest_tokens,
-        loss_tokens=group.loss_tokens,
         bytes=group.size_bytes,
         head_version=group.head,
         tail_version=group.tail,
         mean_version_milli=group.mean_milli,
-        reward_milli=group.reward_milli,
-        turns=group.turns,
-        truncated_samples=group.truncated_samples,
-        round=group.round if in_step else None,
-        rank=group.rank if in_step else None,
+        round=_if_any(group.round),
+        rank=_if_any(group.rank),
     )
+
+
+def _if_any(value: int) -> int | None:
+    """The value, None for -1, which stands for nothing."""
+    return value if value >= 0 else None
 
 
 def to_step(step: ins.StepView) -> pb.StepInfo:
     """The message of a step."""
-    return pb.StepInfo(
-        step=step.step,
+    return message_of(
+        pb.StepInfo,
+        step,
         place=_PLACES[step.place],
-        train_version=step.train_version,
-        target_groups=step.target_groups,
-        micro_batch_groups=step.micro_batch_groups,
-        rounds=step.rounds,
         world_size=step.ranks,
-        groups=step.groups,
-        samples=step.samples,
-        tokens=step.tokens,
-        loss_tokens=step.loss_tokens,
         bytes=step.size_bytes,
         staleness_mean_milli=1000 * step.staleness_sum // max(1, step.groups),
-        staleness_max=step.staleness_max,
     )
 
 
 def to_waits(waits: ins.Waits) -> pb.GetWaitsResponse:
     """Message of the waits of a run: who waits on whom."""
-    return pb.GetWaitsResponse(
-        revision=waits.revision,
-        now_ms=waits.now_ms,
+    return message_of(
+        pb.GetWaitsResponse,
+        waits,
         blocked_groups=waits.blocked,
         pushes=[_to_push(push) for push in waits.pushes],
         leases=waits.leased,
         expiring=[to_task(task) for task in waits.expiring],
-        workers=waits.workers,
-        asked=[
-            pb.WorkerInfo(
-                worker_id=worker.worker_id,
-                instance_id=worker.instance_id,
-                asked_ms=worker.asked_ms,
-                leases=worker.leases,
-            )
-            for worker in waits.asked
-        ],
         admission=_to_admission(waits.policy, waits.clock, waits.leased),
-        needed_groups=waits.needed_groups,
     )
 
 
 def _to_push(push: ins.BlockedPush) -> pb.BlockedPush:
     names = _names(push.head)
-    return pb.BlockedPush(
-        since_ms=push.since_ms,
-        tried_ms=push.tried_ms,
+    return message_of(
+        pb.BlockedPush,
+        push,
         bytes=push.size_bytes,
         task_id=names.get(_TASK_ID, ""),
         lease_id=names.get(_LEASE_ID, ""),

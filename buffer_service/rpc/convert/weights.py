@@ -8,11 +8,10 @@ from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_wire import limits
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
-from rollout_buffer.v1 import common_pb2
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import weights_pb2 as pb
 
-_TO_STATES = words(pb.EngineState)
-_STATES = {number: word for word, number in _TO_STATES.items()}
+_STATES = {number: word for word, number in words(pb.EngineState).items()}
 _HTTP = ("http://", "https://")
 _SCHEMES = ("/", "file:///", *_HTTP)
 _URL_CHARS = 4_096
@@ -97,12 +96,10 @@ def _check_tensor_files(files: pb.FilesManifest) -> None:
 
 def to_watch(view: ops.WeightsView) -> pb.WatchWeightsResponse:
     """The message of the published weights."""
-    return pb.WatchWeightsResponse(
-        revision=view.revision,
-        revision_proof=view.revision.proof,
-        published=fields.to_version(view.published),
+    return fields.reply(
+        pb.WatchWeightsResponse,
+        view,
         manifest=pb.WeightManifest.FromString(view.manifest) if view.manifest else None,
-        paused=view.paused,
         plan=pb.CollectivePlan.FromString(view.plan) if view.plan else None,
     )
 
@@ -148,47 +145,6 @@ def _reload_counters(phases: Sequence[pb.ReloadPhaseTime]) -> Sequence[int]:
     return counters
 
 
-def stored_report(message: pb.EngineReport) -> ops.EngineReport:
-    """An engine report that the service itself has sent."""
-    return ops.EngineReport(
-        engine_id=message.engine_id,
-        worker_id=message.worker_id,
-        state=_STATES[message.state],
-        loaded=_stored_version(message.loaded),
-        reloads=message.reloads,
-        last_reload_ms=message.last_reload_ms,
-        last_error=message.last_error,
-        errors=message.errors,
-        membership=message.membership,
-        prepared=_stored_version(message.prepared) if message.HasField("prepared") else None,
-        weights_url=message.weights_url,
-        silent_ms=message.silent_ms,
-        decoded_tokens=message.decoded_tokens,
-        decode_busy_ms=message.decode_busy_ms,
-        decode_request_ms=message.decode_request_ms,
-    )
-
-
-def _stored_version(message: common_pb2.WeightVersion) -> ops.WeightVersion:
-    return ops.WeightVersion(message.epoch, message.version)
-
-
 def to_report(value: ops.EngineReport) -> pb.EngineReport:
     """The message of an engine report."""
-    return pb.EngineReport(
-        engine_id=value.engine_id,
-        worker_id=value.worker_id,
-        state=_TO_STATES[value.state],
-        loaded=fields.to_version(value.loaded),
-        reloads=value.reloads,
-        last_reload_ms=min(value.last_reload_ms, _U32),
-        last_error=value.last_error,
-        errors=value.errors,
-        membership=value.membership,
-        prepared=fields.to_version(value.prepared) if value.prepared else None,
-        weights_url=value.weights_url,
-        silent_ms=value.silent_ms,
-        decoded_tokens=value.decoded_tokens,
-        decode_busy_ms=value.decode_busy_ms,
-        decode_request_ms=value.decode_request_ms,
-    )
+    return message_of(pb.EngineReport, value, last_reload_ms=min(value.last_reload_ms, _U32), reload_phases=None)

@@ -287,7 +287,8 @@ class BatchServicer:
     async def Resume(self, request: batches_pb2.ResumeRequest, _: Context) -> batches_pb2.ResumeResponse:
         """Take a run over."""
         run_id = fields.run_id(request.run.run_id)
-        return batches.to_resumed(await self.store.call(commands.resume(run_id, batches.resume(request))))
+        resumed = await self.store.call(commands.resume(run_id, batches.resume(request)))
+        return fields.reply(batches_pb2.ResumeResponse, resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +302,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         """Publish a weight version, and commit the steps that it covers."""
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.call(commands.publish(run_id, weights.publish(request), seen_revision=seen))
-        return weights_pb2.PublishResponse(
-            revision=result.revision,
-            revision_proof=result.revision.proof,
-            published=fields.to_version(result.published),
-            committed_steps=result.committed_steps,
-        )
+        return fields.reply(weights_pb2.PublishResponse, result)
 
     async def WatchWeights(  # type: ignore[override]
         self, request: weights_pb2.WatchWeightsRequest, context: Context
@@ -333,9 +329,4 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         """Record which weights an engine has loaded."""
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.call(commands.report_engine(run_id, weights.report(request), seen_revision=seen))
-        return weights_pb2.ReportEngineResponse(
-            revision=result.revision,
-            revision_proof=result.revision.proof,
-            published=fields.to_version(result.published),
-            may_load=result.may_load,
-        )
+        return fields.reply(weights_pb2.ReportEngineResponse, result)
