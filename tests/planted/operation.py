@@ -79,7 +79,7 @@ def count_payloads(run_id: str) -> Command[tuple[Revision, int, int]]:
         ),
         Edit("buffer_service/commands/__init__.py", at='    "continue_run",\n', put='    "count_payloads",\n'),
         Edit(
-            "buffer_service/rpc/servicers.py",
+            "buffer_service/rpc/servicers/loop.py",
             at="    async def DeleteRun(self",
             where="before",
             put='''\
@@ -123,7 +123,7 @@ def count_payloads(run_id: str) -> Call[runs_pb2.CountPayloadsResponse, tuple[in
                 at="    delete_run = operation(requests.delete_run)\n",
                 put="    count_payloads = operation(requests.count_payloads)\n",
             )
-            for module in ("blocking", "aio")
+            for module in ("operations", "aio")
         ),
         Edit(
             "docs/security.md",
