@@ -1,12 +1,12 @@
 """`make bench-depth`: what a push and a pull of 20 KB groups cost with 1,000 and with 1,000,000 groups queued.
 
-For every order of the queue a store of its own is filled with small groups (the index does not see a payload size, and
-a million of 20 KB do not fit into memory). Then, at both depths, batches of 20 KB groups are pushed and as many groups
-pulled, committed and freed, so that the depth stays. Cost is CPU of the store and of its client, without gRPC, which
-would dilute the ratio. Script times are the server's own (SLOWLOG): wall time, so whoever else gets the core is in
-them. Calls that took less than 0.2 ms are counted and stand for 0.2 ms: a threshold of 0 would also log every command
-inside of a script, a seventh of a push's time. As a control a script that only counts, for about 2 ms, runs as often as
-batches are pulled: what the machine does to it, it does to the others.
+For every order of the queue a store of its own is filled with small groups. (The index does not see a payload's size,
+and a million of 20 KB do not fit into memory.) Then, at both depths, batches of 20 KB groups are pushed and as many
+groups pulled, committed and freed, so that the depth stays. Cost is CPU of the store and of its client, without gRPC,
+which would dilute the ratio. Script times are the server's own (SLOWLOG): wall time, so whoever else gets the core is
+in them. Calls that took less than 0.2 ms are counted and stand for 0.2 ms: a threshold of 0 would also log every
+command inside of a script, a seventh of a push's time. As a control a script that only counts, for about 2 ms, runs as
+often as batches are pulled: what the machine does to it, it does to the others.
 
 With `lifo` the pulled groups are the 20 KB ones; with the other orders they are the oldest, small ones, at both depths
 alike.
@@ -42,7 +42,7 @@ FILL_CALL, PUSH_CALL = 64, 50
 """Groups of a store call; 50 of 20 KB are a bundle of 1 MB."""
 SLOW_US = 5_000
 SEEN_US = 200
-"""From which time on SLOWLOG keeps a call."""
+"""Time of a call from which on SLOWLOG keeps it."""
 CONTROL = "local x = 0 for i = 1, tonumber(ARGV[1]) do x = x + i end return x"
 CONTROL_US = 2_000
 ENVIRONMENTS = 8
@@ -205,7 +205,7 @@ def _script_calls(control: "redis.Redis") -> int:
 
 
 def _script_us(control: "redis.Redis", calls: int) -> list[int]:
-    """Of the last `calls` scripts."""
+    """Times of the last `calls` scripts."""
     seen = _durations(control, b"EVALSHA ")
     return [SEEN_US] * (calls - len(seen)) + seen
 
@@ -215,7 +215,7 @@ def _durations(control: "redis.Redis", command: bytes) -> list[int]:
 
 
 def _calibrate(control: "redis.Redis") -> int:
-    """How far the control script has to count for CONTROL_US."""
+    """Number to which the control script has to count for CONTROL_US."""
     control.slowlog_reset()
     for _ in range(20):
         control.eval(CONTROL, 0, "100000")

@@ -3,9 +3,9 @@
     python -m bench.engine_rate --sglang-python .venv-sglang/bin/python --dtype float32
 
 The demo's sizes follow from these figures: short prompts, short answers, groups of 8 in one request each, several
-groups in flight, and a trainer on the same cores. Each line is one measurement of `--seconds`: after a second of
-warm-up, the rate of finished samples and generated tokens, the 50th and 95th percentile of a group's time, how many
-reloads were done and how long one stopped the engine, and the trainer's steps per second.
+groups in flight, and a trainer on the same cores. Each line is one measurement of `--seconds`, after a second of
+warm-up. It has the rate of finished samples and generated tokens, and the 50th and 95th percentile of a group's time.
+It also says how many reloads were done, how long one stopped the engine, and the trainer's steps per second.
 """
 
 import argparse
@@ -33,7 +33,7 @@ VOCABULARY = 128
 
 @dataclass(slots=True)
 class Tally:
-    """What happened within the measured seconds."""
+    """Counts of the measured seconds."""
 
     samples: int = 0
     tokens: int = 0

@@ -32,7 +32,7 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass(slots=True)
 class Cost:
-    """What one measured section took. `wall_s` in seconds, `cpu` seconds by name of the process group."""
+    """Cost of one measured section. `wall_s` in seconds, `cpu` seconds by name of the process group."""
 
     wall_s: float = 0.0
     cpu: dict[str, float] = field(default_factory=dict)

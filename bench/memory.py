@@ -7,7 +7,7 @@ connection each:
     streams   150 push streams into a full queue, each with 4 MB bundles for as long as the service reads them
     readers   120 pulls of one step of 36 MB, each of which reads a message a second
 
-Reported are the peak of the process's memory (VmHWM) above what it had idle, over the budget (`--blocked-bytes`), and
+Reported is the peak of the process's memory (VmHWM) above what it had idle, over the budget (`--blocked-bytes`). So is
 what it still has 10 s after the clients have gone. With `--check` the exit status is 1 where a peak is above 1.5
 budgets, or what is kept above half of one.
 """
@@ -50,7 +50,7 @@ _STEP = workload.Size("1200kb", 1_200_000, 30, 30)
 _RETRY_S, _READ_EVERY_S, _AFTER_S = 0.5, 1.0, 10.0
 
 Client = Callable[[Any, int], Coroutine[Any, Any, None]]
-"""Of a channel and a number, until it is cancelled."""
+"""Client on a channel, with a number; it runs until it is cancelled."""
 
 
 def clients(address: str) -> dict[str, Handler]:

@@ -3,8 +3,8 @@
 A batch is 32 groups of 147 KB. The service runs as `rollout-buffer serve` starts it. Before each pull its queue is
 filled, and the batch before is committed and freed; only the pull itself is timed: `BufferClient.pull`, from its call
 to the batch with every group's header read. The floor is a bare grpc.aio server on uvloop, with the service's channel
-and malloc options, that streams random messages of exactly the sizes that the pull had, to a blocking channel in the
-same process with the client's options. The two take turns, in changing order; ratios of quantiles inside one run.
+and malloc options. It streams random messages of exactly the sizes that the pull had to a blocking channel in the same
+process, with the client's options. The two take turns, in changing order; ratios of quantiles inside one run.
 """
 
 import argparse

@@ -43,7 +43,7 @@ _RESULTS = Path(__file__).parent / "results" / "reload.json"
 
 @dataclass(slots=True)
 class Window:
-    """What was accepted in some seconds."""
+    """Counts of what was accepted in some seconds."""
 
     tokens_per_s: float
     reload_ms: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ def tasks() -> Iterator[Task]:
 
 @contextmanager
 def publisher_of(kind: str, folder: Path) -> Iterator[Any]:
-    """How weights travel."""
+    """Make the publisher by which weights travel."""
     files = FilesPublisher(folder / "published", serve="path" if kind == "path" else "http")
     if kind in ("path", "http"):
         with files as publisher:

@@ -11,7 +11,7 @@ _SPAWN = mp.get_context("spawn")
 _REPLY_TIMEOUT_S = 300.0
 
 Handler = Callable[..., Any]
-"""What a role does with one command; its return value travels back."""
+"""Function of a role for one command; its return value travels back."""
 
 
 def _serve(connection: Connection, build: Callable[..., dict[str, Handler]], args: tuple[object, ...]) -> None:

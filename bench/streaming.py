@@ -27,7 +27,7 @@ from trainer_client.tasks import SamplingParams, Task
 N, G, SLOTS = 32, 8, 256
 MEDIAN, SIGMA, CAP = 100, 0.5, 1_000
 MEAN = MEDIAN * 2.718281828 ** (SIGMA**2 / 2)
-"""Of a lognormal; the cap of ten medians is beyond 4.6 sigma."""
+"""Sigma of a lognormal; the cap of ten medians is beyond 4.6 sigma."""
 PROMPT = 8
 MICRO, QUEUE = 4, 8
 RHOS = (0.67, 0.85, 1.07, 1.5)
@@ -36,7 +36,7 @@ _RESULTS = Path(__file__).parent / "results" / "streaming.json"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was counted in one run after its warm-up."""
+    """Counts of one run after its warm-up."""
 
     steps: int
     wall_s: float

@@ -1,10 +1,10 @@
 """Runs luacheck on the expanded scripts of a folder, and checks what luacheck cannot know of their libraries.
 
-A script includes whole libraries and uses a part of each, so an unused local or library counts only if it is unused in
-every script that holds its line; every other warning counts at once. Of the libraries, tables whose names begin with a
-capital: what a script names of one is defined in it, each function is used by some script, a script has fewer than
-MAX_LOCALS locals of its own and its libraries', and a library has no local but its table, so that what a call knows is
-in the `ctx` that it passes.
+A script includes whole libraries and uses a part of each. So an unused local or library counts only if it is unused in
+every script that holds its line; every other warning counts at once. Libraries are tables whose names begin with a
+capital. What a script names of one is defined in it, and each function is used by some script. A script has fewer than
+MAX_LOCALS locals of its own and its libraries'. A library has no local but its table, so that what a call knows is in
+the `ctx` that it passes.
 
 usage: lint_lua.py FOLDER LIBRARIES
 """
@@ -71,7 +71,7 @@ def _luacheck_findings(output: str, lines: Mapping[str, list[str]]) -> Iterator[
 
 
 def _names(texts: Mapping[str, str]) -> Iterator[str]:
-    """What is named of a library and not there, and what is there and nobody names."""
+    """Names of a library that it lacks, and those that nobody uses."""
     unused: set[str] = set()
     used: set[str] = set()
     for path, text in texts.items():

@@ -1,10 +1,10 @@
 """Finds the sentences of Markdown pages and of docstrings that are too long to be read at once, and riddles.
 
-A sentence has at most 25 words. A full stop, a question or exclamation mark, a colon or a semicolon ends it, and so
-does the end of its paragraph, list item, heading or table cell. A span of code counts as one word, and so do several
-with nothing but commas between them; the target of a link and HTML tags count as none; blocks of code are not read.
-Generated pages are read like the others: what is too long there is put right in the comment or the description that
-the page is written from.
+A sentence has at most 25 words. A full stop, a question or exclamation mark, a colon or a semicolon ends it. So does
+the end of its paragraph, list item, heading or table cell. A span of code counts as one word, and so do several with
+nothing but commas between them; the target of a link and HTML tags count as none; blocks of code are not read.
+Generated pages are read like the others: what is too long there is put right in the comment or the description that the
+page is written from.
 
 A docstring, also one below an assignment, begins with a noun or a verb: one that begins with a word like "What" or "Of"
 says nothing without its neighbours.
@@ -100,7 +100,7 @@ def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def complaints(page: Path) -> Iterator[str]:
-    """What is wrong with a page's sentences, or with a module's docstrings."""
+    """Complaints about a page's sentences, or a module's docstrings."""
     text = page.read_text()
     parts = docstrings(ast.parse(text)) if page.suffix == ".py" else [(1, text)]
     for line, part in parts:

@@ -2,7 +2,8 @@
 
 A folder of the product has at most 12 modules, `__init__` not counted. An import inside a function is of an optional
 dependency, which a core install lacks. Of anything else it is there for the time that an import takes, which the client
-promises, and stands in `with CALLS.under_way():` (trainer_client.forks says why), or the list below gives its reason.
+promises. Then it stands in `with CALLS.under_way():` (trainer_client.forks says why), or the list below gives its
+reason.
 
 An entry of the list that is not needed has to go from it.
 
@@ -21,7 +22,7 @@ PRODUCT = (
     "trainer_client",
 )  # fmt: skip
 CORE = ("google", "grpc", "numpy", "rollout_buffer")
-"""What every install has, beside the product and the standard library."""
+"""Packages that every install has, beside the product and the standard library."""
 
 LATE = {
     "buffer_cli": "a command imports its work when it runs",

@@ -91,7 +91,7 @@ UNITS = {
     "turns": "turns",
     "groups_spanning_versions": "groups",
 }
-"""By how a name ends; the longest end counts."""
+"""Units by how a name ends; the longest end counts."""
 
 INTRODUCTION = """\
 # Metrics
@@ -127,7 +127,7 @@ class Family:
 
     @property
     def written_name(self) -> str:
-        """As it is queried."""
+        """Name as it is queried."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property

@@ -62,7 +62,7 @@ class Copy:
         return "" if ran.returncode == 0 else "\n".join((ran.stdout + ran.stderr).strip().splitlines()[-25:])
 
     def without(self, change: Change, path: str, regenerated: Sequence[str]) -> str:
-        """What fails when one file of a planted change is left out; empty: nobody notices."""
+        """Failures when one file of a planted change is left out; empty: nobody notices."""
         alone = [path, *regenerated] if path.endswith(".proto") else [path]
         kept = {name: (self._folder / name).read_bytes() for name in alone}
         for name in alone:
@@ -108,7 +108,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def tried(copy: Copy, change: Change) -> tuple[list[str], int]:
-    """What is wrong with a change that applies, and the number of generated files that it changes."""
+    """Complaints about a change that applies, and the number of generated files that it changes."""
     copy.plant(change)
     regenerated = copy.generate()
     wrong = []

@@ -117,7 +117,7 @@ class Documented:
             yield from self._enum((_ENUMS, index), enum)
 
     def comment(self, path: CommentPath, name: str) -> str:
-        """What stands above it. Raises Undocumented."""
+        """Comment above it. Raises Undocumented."""
         text = self.comments.get(path, "")
         if not text.strip():
             raise Undocumented(f"{self.file.name}: {name} has no comment")

@@ -134,7 +134,9 @@ SAMPLED = {50: (1_402, 8_080), 90: (1_353, 12_080)}
 """Mean of the published sampled means, and the longest response, which every row has: so it is the cap."""
 
 FITTED = {tailness: Lognormal.with_mean(mean, SIGMAS[tailness], cap) for tailness, (mean, cap) in SAMPLED.items()}
-"""By published "tailness", of which no definition is known: σ, C, N and ρ are fitted to trained means and maxima."""
+"""Settings by published "tailness", of which no definition is known: σ, C, N and ρ are fitted to trained means and
+maxima.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """`python -m bench.lab.grid`: simulator against closed form, every cell, into results/staleness_grid.json.
 
-The grid is fixed here: N = 16 groups of G = 8 (B = 128, the size of the published runs), lognormal lengths with σ 0.5
-as in the streaming table, no cap. Where the closed form holds (ρ <= 0.8 or >= 1.2) |difference| <= 0.15 is asked.
-Beside the page's form stands the one with the period of small batches (closed_forms.small_batch_period).
+The grid is fixed here: N = 16 groups of G = 8 (B = 128, the size of the published runs). Lengths are lognormal with σ
+0.5 as in the streaming table, without a cap. Where the closed form holds (ρ <= 0.8 or >= 1.2) |difference| <= 0.15 is
+asked. Beside the page's form stands the one with the period of small batches (closed_forms.small_batch_period).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Into results/staleness_sync.json, and docs/sync_or_async.md. ρ is rollout over train throughput of split GPUs with
 every slot busy; with C/B = 1 a batch is generated at once, with 0.25 in four waves. Each setting also has the
-synchronous loop on as many GPUs that all generate and then all train, which switch at no cost and have κ = 3.
+synchronous loop on as many GPUs. All generate and then all train; they switch at no cost and have κ = 3.
 """
 
 import argparse

@@ -20,7 +20,7 @@ _PULL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of the steps after the warm-up; nothing is subtracted from any time."""
+    """Figures of the steps after the warm-up; nothing is subtracted from any time."""
 
     steps: int
     warmup: int
@@ -29,28 +29,29 @@ class Measured:
     staleness: float
     """Versions, of groups, by the service's statistics."""
     staleness_of_pulled: float
-    """The same by the groups that the trainer has pulled."""
+    """Staleness by the groups that the trainer has pulled."""
     staleness_max: int
     period_s: float
     trainer_idle_share: float
-    """Of the wall time: all but training steps."""
+    """Share of the wall time: all but training steps."""
     slot_idle_share: float
-    """Of C·v: what is missing in the tokens that were generated; reloads, and whatever the parts take, included."""
+    """Share of C·v that is missing in the tokens that were generated; reloads, and whatever the parts take, included.
+    """
     sampled_mean_length: float
     trained_mean_length: float
     dropped_groups: int
-    """By overflow."""
+    """Groups dropped by overflow."""
     stale_groups: int
     """Dropped by the gate."""
     publish_lag_s: float
     """Mean time from the trainer's call of publish to the engine's having the weights, the load itself included."""
     trainer_sleeps: Sleeps
     engine_sleeps: Sleeps
-    """Of the whole run."""
+    """Sleeps of the engine over the whole run."""
 
     @property
     def disturbed(self) -> bool:
-        """Whether sleeps were too long for the figures to mean anything: by 2 % of training, or 5 % of generating."""
+        """True if sleeps were too long for the figures to mean anything: by 2 % of training, or 5 % of generating."""
         return any(
             sleeps.slept_s > (1 + share) * sleeps.asked_s
             for sleeps, share in ((self.trainer_sleeps, 0.02), (self.engine_sleeps, 0.05))
@@ -110,7 +111,7 @@ class _Trainer:
         self.begin()
 
     def begin(self) -> None:
-        """What was counted so far was warm-up."""
+        """Forget what was counted so far: it was warm-up."""
         self.sleeps = Sleeps()
         self.staleness: list[int] = []
         self.published_at: dict[int, float] = {}

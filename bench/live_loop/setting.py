@@ -20,7 +20,7 @@ class Setting:
     preset: str
     """The policy, with N on top."""
     max_staleness: int | None = None
-    """In place of the preset's."""
+    """Value in place of the preset's."""
     rho: float
     groups_per_batch: int = 8
     group_size: int = 4
@@ -32,13 +32,13 @@ class Setting:
     load_s: float = 0.02
     """Time for which the engine pauses to load weights."""
     whole_groups: bool = False
-    """Whether the worker has only as many groups in flight as have a slot for each response. Otherwise it has enough of
+    """True if the worker has only as many groups in flight as have a slot for each response. Otherwise it has enough of
     them that every slot that becomes free takes the next response, as in the simulator.
     """
 
     @property
     def lengths(self) -> Lognormal:
-        """Of responses, as the simulated engine draws them."""
+        """Lengths of responses, as the simulated engine draws them."""
         return Lognormal(math.log(LENGTH_MEDIAN), self.length_sigma, LENGTH_CAP)
 
     @property
@@ -66,15 +66,15 @@ class Setting:
 
     @property
     def policy(self) -> Policy:
-        """Of the run."""
+        """Policy of the run."""
         return Policy(preset=self.preset, batch_groups=self.groups_per_batch, max_staleness=self.max_staleness)
 
     def slower(self, times: float) -> "Setting":
-        """The same loop with all times so many times as long, but those that service and worker take."""
+        """Make the same loop with all times so many times as long, but those that service and worker take."""
         return replace(self, tokens_per_s=self.tokens_per_s / times, load_s=self.load_s * times)
 
     def simulation(self, *, steps: int, warmup: int, seed: int, publish_lag_s: float = 0.0) -> Simulation:
-        """The same loop, simulated; `publish_lag_s`: until engines begin to load what is published."""
+        """Simulate the same loop; `publish_lag_s`: until engines begin to load what is published."""
         workload = Workload(
             concurrency=self.concurrency,
             group_size=self.group_size,

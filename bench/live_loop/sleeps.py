@@ -1,4 +1,4 @@
-"""How long sleeps took against what was asked for: what tells a machine that is busy with other things."""
+"""Lengths of sleeps against what was asked for, which tell a machine that is busy with other things."""
 
 import asyncio
 import time

@@ -24,12 +24,12 @@ _DRAIN_TIMEOUT_S = 30
 
 @dataclass(slots=True)
 class Account:
-    """What a worker's process knows at its end."""
+    """Report of a worker's process at its end."""
 
     sleeps: Sleeps = field(default_factory=Sleeps)
-    """Of the engine."""
+    """Sleeps of the engine."""
     loaded_at: dict[int, float] = field(default_factory=dict)
-    """By version, seconds on the monotonic clock, which all processes of a machine share."""
+    """Seconds on the monotonic clock, by version; the clock is one that all processes of a machine share."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
             account.loaded_at[int(version_label.partition(".")[2])] = time.monotonic()
 
     class Host:
-        """Of the one engine."""
+        """Host of the one engine."""
 
         base_model: str | None = None
         ended = False

@@ -1,4 +1,4 @@
-"""Which engine lags, how long reloads take, and what becomes of leases and tasks."""
+"""Dashboard of the fleet: which engine lags, how long reloads take, and what becomes of leases and tasks."""
 
 from deploy.dashboards.panels import Line, Lines, Number
 from deploy.dashboards.queries import of_run, run_rate

@@ -32,12 +32,12 @@ class Line:
     right_axis_unit: str = ""
     """Unit of an axis of its own at the right; empty: the panel's axis."""
     dashed: bool = False
-    """For limits and targets."""
+    """True for limits and targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What all kinds have in common. `unit`: Grafana's name of it, for example "s", "percentunit", "reqps"."""
+    """Base of all kinds. `unit`: Grafana's name of it, for example "s", "percentunit", "reqps"."""
 
     title: str
     description: str
@@ -59,7 +59,7 @@ class Lines(Panel):
     """Upper end of the axis."""
 
     def build(self) -> timeseries.Panel:
-        """As Grafana takes it."""
+        """Build it as Grafana takes it."""
         panel = (
             timeseries.Panel()
             .unit(self.unit)
@@ -119,7 +119,7 @@ class Number(Panel):
         return [self.line]
 
     def build(self) -> stat.Panel:
-        """As Grafana takes it."""
+        """Build it as Grafana takes it."""
         panel = (
             stat.Panel()
             .unit(self.unit)
@@ -155,7 +155,7 @@ class Heatmap(Panel):
         return [self.line]
 
     def build(self) -> heatmap.Panel:
-        """As Grafana takes it."""
+        """Build it as Grafana takes it."""
         return (
             heatmap.Panel()
             .calculate(False)

@@ -30,7 +30,7 @@ class Dashboard:
     description: str
     rows: Sequence[Row]
     of_a_run: bool = True
-    """Whether one run is chosen; else it is about the service."""
+    """True if one run is chosen; else it is about the service."""
 
 
 def rendered(dashboard: Dashboard) -> str:

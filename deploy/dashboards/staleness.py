@@ -1,4 +1,4 @@
-"""How old is what is trained, where does it come from, and does it change what is trained."""
+"""Dashboard of staleness: how old is what is trained, where that comes from, and whether it changes what is trained."""
 
 from deploy.dashboards.overview import MEASURED
 from deploy.dashboards.panels import Heatmap, Line, Lines

@@ -1,7 +1,7 @@
 """`make demo`: a small language model learns arithmetic through the whole asynchronous loop, every part real.
 
-The parts: tasks from reasoning-gym, the buffer service over a private Valkey, a rollout worker with SGLang servers on
-the CPU, and this process as the trainer, which publishes new weights after every step.
+The parts: tasks from reasoning-gym, the buffer service over a private Valkey, and a rollout worker with SGLang servers
+on the CPU. This process is the trainer, which publishes new weights after every step.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """The learner: one optimizer step per batch, on one core, from arrays as the buffer service delivers them.
 
-Invariants: prompts start in column 0 and padding is on the right, so that causal attention alone keeps padding
-away from every token that counts and no attention mask is needed. A checkpoint appears under its name complete or
-not at all.
+Invariants: prompts start in column 0 and padding is on the right. So causal attention alone keeps padding away from
+every token that counts, without an attention mask. A checkpoint appears under its name complete or not at all.
 """
 
 import os
@@ -47,7 +46,7 @@ class LearnerConfig:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     threads: int = 1
-    """Of torch, in this process: the engine has the other core."""
+    """Threads of torch in this process: the engine has the other core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one optimizer step saw, before it changed the weights."""
+    """Figures of one optimizer step, before it changed the weights."""
 
     step: int
     """Optimizer steps done, this one included."""

@@ -1,7 +1,7 @@
 """A tiny Qwen3 made from scratch, its tokenizer, and the directory layout that SGLang and transformers load.
 
-Invariant: a directory appears under its final name complete or not at all (written aside, then renamed), because
-engines may open it the moment a version is announced.
+Invariant: a directory appears under its final name complete or not at all, written aside and then renamed. Engines may
+open it the moment a version is announced.
 """
 
 import shutil
@@ -30,7 +30,7 @@ class ModelConfig:
     head_dim: int = 32
     """SGLang's CPU attention takes 32 or 64."""
     context_length: int = 4096
-    """In tokens, prompt and response together. Rotary positions cost nothing, and engines refuse to be started
+    """Tokens, prompt and response together. Rotary positions cost nothing, and engines refuse to be started
     with more than this."""
     initializer_range: float = 0.06
     """Standard deviation of the initial weights: about 1/√hidden_size. The usual 0.02 is made for wide models;

@@ -21,7 +21,7 @@ _SMOOTHED_STEPS = 9
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a picture shows of one training step."""
+    """Point of a picture: what it shows of one training step."""
 
     step: int
     reward: float
@@ -42,7 +42,7 @@ def plot_run(records: Sequence[StepRecord], path: Path, *, title: str, eta: int 
 
 
 def plot_seeds(runs: Mapping[str, Sequence[StepRecord]], path: Path, *, title: str, eta: int | None = None) -> None:
-    """The same with one curve for each run, by its name ("seed 1").
+    """Draw one curve for each run, by its name ("seed 1").
 
     Thin: every step; bold: centred mean over 9 steps. Staleness: mean over the groups of a step, and for a
     single run the greatest as a shade. Raises ValueError where a run has no record, or there is no run.

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live bar on a terminal, a line every few steps elsewhere."""
+"""Display of the running demo: a live bar on a terminal, a line every few steps elsewhere."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What the demo remembers of each step, and the summary that it writes at the end."""
+"""Records of the demo's steps, and the summary that it writes at the end."""
 
 import json
 from collections.abc import Sequence

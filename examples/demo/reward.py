@@ -1,8 +1,8 @@
 """The demo's reward: 1 for exactly the right answer, 0 for anything else.
 
-No credit for form: a number that is wrong, a right number with a character more or less ("+3", "03", "3 "), and a
-response that did not end by itself all get 0. reasoning-gym's own scorer is not used because it tolerates such
-forms. Needs nothing but the vocabulary's tables, for it runs inside the worker.
+No credit for form: a wrong number gets 0, and so does a right one with a character more or less ("+3", "03", "3 "). A
+response that did not end by itself gets 0 too. reasoning-gym's own scorer is not used because it tolerates such forms.
+Needs nothing but the vocabulary's tables, for it runs inside the worker.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The demo's vocabulary: one token per character, as plain tables that need no library.
 
-The trainer's tokenizer is built from these tables (model.py) and the reward, which runs inside the worker, reads
-them directly, so that both ends agree on every id by construction. Ids fill the model's whole vocabulary: no id
-that the model can sample lacks a meaning.
+The trainer's tokenizer is built from these tables (model.py). The reward, which runs inside the worker, reads them
+directly. So both ends agree on every id by construction. Ids fill the model's whole vocabulary: no id that the model
+can sample lacks a meaning.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ class WarmUpFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WarmUpConfig:
-    """When to stop, and how to get there."""
+    """Settings of the warm-up: when to stop, and how to get there."""
 
     target_exact_match: float = 0.3
     """Expected share of right samples at temperature 1, between 0 and 1."""
@@ -41,7 +41,7 @@ class WarmUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpReport:
-    """What the warm-up took and reached."""
+    """Result of the warm-up: what it took and reached."""
 
     steps: int
     exact_match: float

@@ -20,7 +20,7 @@ from examples.fsdp.tasks import MAX_NEW_TOKENS, VOCAB_SIZE
 RUN_ID = "fsdp"
 _LOOK_EVERY_S = 0.1
 _OTHERS_S = 60.0
-"""How long the other ranks have to end by themselves when one has failed."""
+"""Time that the other ranks have to end by themselves when one has failed."""
 LENGTHS = ("--length-median", "32", "--length-sigma", "1.0")
 """A response in six is longer than 87 tokens, one in fifty longer than 250."""
 

@@ -18,7 +18,7 @@ class ModelConfig:
     layers: int = 2
     heads: int = 2
     context_length: int = 288
-    """In tokens, prompt and response together."""
+    """Tokens, prompt and response together."""
 
 
 class Block(nn.Module):
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
 
 
 def build_model(seed: int, config: ModelConfig | None = None) -> Transformer:
-    """The same weights on every rank that gives the same seed."""
+    """Make the same weights on every rank that gives the same seed."""
     torch.manual_seed(seed)
     return Transformer(config or ModelConfig())
 

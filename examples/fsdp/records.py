@@ -1,4 +1,4 @@
-"""What a rank trained on and what came of it: one line of JSON a step, in a file of each rank."""
+"""Records of what a rank trained on and what came of it: one line of JSON a step, in a file of each rank."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ class StepRecord:
     groups: list[int]
     """Sequence numbers of the rank's groups."""
     sha256: str
-    """Of their payloads, in order."""
+    """Digest of the payloads, in order."""
     tokens: int
-    """Of the rank's groups."""
+    """Tokens of the rank's groups."""
     total_groups: int
     total_tokens: int
     """Over all ranks."""
@@ -36,7 +36,7 @@ class StepView:
     step: int
     version: int
     tokens: list[int]
-    """By rank."""
+    """Values by rank."""
     reward: float
     loss: float
     staleness: float
@@ -46,7 +46,7 @@ class StepView:
 
     @property
     def imbalance(self) -> float:
-        """How far the fullest rank is above the mean, as a share of it."""
+        """Excess of the fullest rank over the mean, as a share of it."""
         return max(self.tokens) * len(self.tokens) / sum(self.tokens) - 1
 
 

@@ -38,17 +38,17 @@ _DELTA = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """The same on every rank, but for the rank."""
+    """Settings, the same on every rank but for the rank."""
 
     address: str
     """host:port of the service."""
     out: Path
-    """Where checkpoints, weights and records go; all ranks see it."""
+    """Folder of checkpoints, weights and records; all ranks see it."""
     steps: int
     rank: int
     world_size: int
     checkpoint_every: int = 3
-    """In steps."""
+    """Distance in steps."""
     keep_versions: int = 3
     """Newest versions of the weights that stay on disk in any case."""
     timeout_s: float = 120.0

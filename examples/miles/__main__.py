@@ -54,7 +54,7 @@ def train_async(args: Namespace) -> Iterator[tuple[int, stand_in.RolloutFnTrainO
 
 
 def reward(sample: object) -> float:
-    """Of the worker: what share of the response are small letters."""
+    """Reward of the worker: the share of small letters in the response."""
     ids = sample.response_ids  # type: ignore[attr-defined]  # a RewardInput of the worker's package
     return float(((ids >= ord("a")) & (ids <= ord("z"))).mean())
 

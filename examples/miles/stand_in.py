@@ -68,7 +68,7 @@ class EvalDatasetConfig:
 
 @dataclass
 class SlimeEvalDatasetConfig(EvalDatasetConfig):
-    """What only slime has."""
+    """Names that only slime has."""
 
     custom_rm_path: str | None = None
     multimodal_keys: dict[str, str] | None = None
@@ -159,13 +159,13 @@ class Dataset:
 
 
 class MilesDataset(Dataset):
-    """Of Miles' samples."""
+    """Samples of Miles, from its prompts."""
 
     sample = MilesSample
 
 
 class SlimeDataset(Dataset):
-    """Of slime's samples."""
+    """Samples of slime, from its prompts."""
 
     sample = SlimeSample
 
@@ -231,7 +231,7 @@ _POSITION = ("sample_offset", "epoch_id", "sample_group_index", "sample_index")
 
 
 class SlimeDataSource(RolloutDataSourceWithBuffer):
-    """Of slime's samples."""
+    """Data source of slime's samples."""
 
     dataset_of = SlimeDataset
 
@@ -309,7 +309,7 @@ CONTENTS: dict[str, dict[str, dict[str, Any]]] = {
         "rollout.data_source": {"RolloutDataSourceWithBuffer": SlimeDataSource},
     },
 }
-"""By package and module, what stands in for their classes and functions."""
+"""Stand-ins for classes and functions, by package and module."""
 
 
 def modules(name: str) -> dict[str, ModuleType]:

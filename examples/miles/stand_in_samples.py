@@ -28,7 +28,7 @@ class Sample:
     teacher_log_probs: list[float] | None = None
 
     class Status(Enum):
-        """Where a sample stands."""
+        """State of a sample."""
 
         PENDING = "pending"
         COMPLETED = "completed"
@@ -106,7 +106,7 @@ _OF_A_GENERATION = (
 
 @dataclass
 class MilesSample(Sample):
-    """What only Miles has."""
+    """Fields that only Miles has."""
 
     rollout_indexer_topk: Any = None
     opd_reverse_kl: list[float] | None = None
@@ -115,7 +115,7 @@ class MilesSample(Sample):
     routing_key: str | None = None
 
     def reset_for_retry(self) -> None:
-        """What was generated is forgotten; the prompt and its identity stay, and what a teacher said."""
+        """Forget what was generated; the prompt and its identity stay, and what a teacher said."""
         fresh = MilesSample()
         for name in _OF_A_GENERATION:
             setattr(self, name, getattr(fresh, name))
@@ -130,7 +130,7 @@ class MilesSample(Sample):
 
 @dataclass
 class SlimeSample(Sample):
-    """What only slime has."""
+    """Fields that only slime has."""
 
     multimodal_train_input_id: str | None = None
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

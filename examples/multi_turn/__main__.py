@@ -22,7 +22,7 @@ RUN_ID = "multi-turn"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one batch is made of."""
+    """Contents of one batch."""
 
     samples: int
     calls: int

@@ -24,7 +24,7 @@ CLIP = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """What a run of the loop is."""
+    """Settings of a run of the loop."""
 
     address: str
     """host:port of the service."""

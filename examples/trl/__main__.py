@@ -23,7 +23,7 @@ COLUMNS = {
     "sampling/importance_sampling_ratio/mean": "ratio",
     "grad_norm": "grad_norm",
 }
-"""What is logged, and its title in the table."""
+"""Logged values, with their titles in the table."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def write_model(directory: Path) -> Path:
 
 
 def train(address: str, model: Path, out: Path, options: argparse.Namespace) -> None:
-    """What a user writes: a data set, a GRPOConfig, where the run is, and train."""
+    """Train as a user writes it: a data set, a GRPOConfig, where the run is, and train."""
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.utils import logging

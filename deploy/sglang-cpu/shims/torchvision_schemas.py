@@ -1,8 +1,8 @@
 """Declares two torchvision operators, so that `import torchvision` works beside a CPU build of torch.
 
-The torchvision wheel on PyPI is compiled against CUDA. Beside a CPU torch its native library cannot be loaded, the
-operators it would register are missing, and torchvision's own Python files then fail at import ("operator
-torchvision::nms does not exist"). SGLang imports torchvision through its image code even when it serves text.
+The torchvision wheel on PyPI is compiled against CUDA. Beside a CPU torch its native library cannot be loaded, and the
+operators it would register are missing. Then torchvision's own Python files fail at import ("operator torchvision::nms
+does not exist"). SGLang imports torchvision through its image code even when it serves text.
 
 Loaded by torchvision_schemas.pth in every interpreter of the environment, because SGLang may start its scheduler
 and detokenizer as new ones. It costs nothing until torchvision is imported; then it declares the schemas (no
