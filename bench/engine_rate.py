@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 
 GROUP = 8

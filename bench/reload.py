@@ -24,7 +24,8 @@ from bench.engine_rate import VOCABULARY, make_model
 from bench.ours import service
 from bench.tables import put, table
 from bench.worker import worker
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from trainer_client import BufferClient, TrainerSession
 from trainer_client.policy import Policy
 from trainer_client.publish import CollectivePublisher, FilesPublisher, TensorsPublisher

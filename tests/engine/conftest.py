@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from tests.engine.fake_sglang import FakeSglang
 from tests.support.sglang_python import sglang_python
 from tests.support.tiny_model import TinyModelShape, write_constant_model, write_random_model

@@ -20,7 +20,8 @@ from rollout_workers.engine.errors import EngineNotStarted
 from rollout_workers.engine.options import LaunchOptions
 from rollout_workers.engine.sglang import launch
 from rollout_workers.engine.sglang.hosts import own_hosts
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions, free_port
+from rollout_workers.engine.sglang.launch import SglangLauncher, free_port
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.options import WorkerOptions
 
 REPOSITORY = Path(__file__).parents[2]
@@ -268,7 +269,8 @@ def test_the_server_dies_with_a_parent_that_is_killed(python: Path, tmp_path: Pa
     parent = f"""
 import asyncio
 from pathlib import Path
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 
 async def main():
     log = Path({str(tmp_path / "log")!r})

@@ -15,7 +15,8 @@ from rollout_workers.engine.errors import EngineError, EngineNotStarted, EngineU
 from rollout_workers.engine.hosts import RemoteHost
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.hosts import host_at
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.sglang.versions import HABITS, LEAST, release_of, text
 from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import open_slot

@@ -14,7 +14,8 @@ import pytest_asyncio
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, Models
 from tests.support.sglang_python import sglang_python

@@ -8,7 +8,8 @@ from rollout_workers.engine import options as bounds
 from rollout_workers.engine.hosts import RemoteHost, server_options
 from rollout_workers.engine.options import HostOptions, LaunchOptions
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import SglangLauncher, SglangServerOptions
+from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.sglang.versions import release_of
 from rollout_workers.engine.types import Engine
 
