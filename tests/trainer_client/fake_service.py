@@ -15,6 +15,12 @@ from buffer_wire.revision import Revision
 from buffer_wire.status import status_of
 from rollout_buffer.v1 import batches_pb2, runs_pb2, tasks_pb2, weights_pb2
 from tests.support.push import GroupArrays
+from trainer_client import ClientOptions
+
+OPTIONS = ClientOptions(timeout_s=10, attempt_timeout_s=5)
+
+Do = Callable[..., Any]
+"""do(method, *args, **kwargs): the method's result, of either client."""
 
 Answer: TypeAlias = Message | Sequence[bytes] | RolloutBufferError | Callable[[Any, grpc.ServicerContext], Any]
 

@@ -6,21 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from buffer_wire.errors import BatchNotReady, InvalidField
-from tests.trainer_client.fake_service import FakeService
+from tests.trainer_client.fake_service import OPTIONS, FakeService
 from tests.trainer_client.streamed_run import StreamedRun
-from trainer_client import AsyncBufferClient, BufferClient, ClientOptions, SessionOptions
+from trainer_client import AsyncBufferClient, BufferClient, SessionOptions
 from trainer_client.batch import Batch
 
 pytestmark = pytest.mark.matrix
 
 QUICK = SessionOptions(pull_timeout_s=5)
-OPTIONS = ClientOptions(timeout_s=10, attempt_timeout_s=5)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeService]:
-    with FakeService() as service:
-        yield service
 
 
 @pytest.fixture
