@@ -19,7 +19,7 @@ Needs the extra `trl` (pip install 'rollout-buffer[trl]').
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch
 from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.trl_tasks import (
-    Prompts,
     RowTasks,
+    TaskForm,
     TaskOptions,
     rollouts_of,
     row_of,
@@ -88,8 +88,8 @@ if _missing := missing_hooks(GRPOTrainer, GRPOConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSource:
-    """Source of a trainer's batches: a run of the buffer."""
+class BufferSource(TaskForm):
+    """Source of a trainer's batches: a run of the buffer, fed with tasks of this form."""
 
     client: BufferClient
     run_id: str
@@ -98,13 +98,6 @@ class BufferSource:
     simulated ones."""
     policy: Policy = field(default_factory=Policy)
     """Policy of the run. batch_groups is filled in: the config's generation_batch_size / num_generations."""
-    prompts: Prompts = "token_ids"
-    """Form of the prompts, which decides who applies the chat template: the trainer ("token_ids"), or the worker
-    ("messages")."""
-    metadata_columns: Sequence[str] | None = None
-    """Columns of the data set that go to the worker's reward function; None: all but the prompt."""
-    environment_column: str | None = None
-    """Column that names a task's environment; None: none is named."""
     prefetch: int = 0
     """Number of batches pulled while training."""
     options: SessionOptions = field(default_factory=SessionOptions)

@@ -50,7 +50,20 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
+class TaskForm:
+    """Form of the tasks that rows become."""
+
+    prompts: Prompts = "token_ids"
+    """Form of the prompts, which decides who applies the chat template: the trainer ("token_ids"), or the worker
+    ("messages")."""
+    metadata_columns: Sequence[str] | None = None
+    """Columns that go to the worker's reward function as metadata; None: all but the prompt."""
+    environment_column: str | None = None
+    """Column that names the task's environment; None: none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions(TaskForm):
     """Options of the conversion from rows to tasks."""
 
     group_size: int
@@ -59,13 +72,6 @@ class TaskOptions:
     shuffle: bool
     """True gives every pass over the rows an order of its own."""
     seed: int
-    prompts: Prompts = "token_ids"
-    """Form of the prompts, which decides who applies the chat template: the trainer ("token_ids"), or the worker
-    ("messages")."""
-    metadata_columns: Sequence[str] | None = None
-    """Columns that go to the worker's reward function as metadata; None: all but the prompt."""
-    environment_column: str | None = None
-    """Column that names the task's environment; None: none is named."""
 
 
 class RowTasks:

@@ -5,7 +5,7 @@ structs of msgspec with array_like and omit_defaults: trailing fields that are n
 each (int32, float32), so that a column is one copy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +13,6 @@ import numpy.typing as npt
 from buffer_wire.layout import Array
 from trainer_client.integrations.prime_rl.micro_batches import MicroBatch
 
-FIELDS = (
-    "input_ids",
-    "loss_mask",
-    "advantages",
-    "inference_logprobs",
-    "position_ids",
-    "sequence_lengths",
-    "temperatures",
-    "env_names",
-    "seq_lens",
-    "ref_logprobs",
-    "routed_experts",
-    "mm_kwargs",
-    "mm_token_type_ids",
-    "rl_weights",
-    "ce_weights",
-    "ref_kl_weights",
-)
 ROUTED_EXPERTS_FIELDS = ("data", "shape", "dtype")
 
 _NIL, _FALSE, _TRUE = b"\xc0", 0xC2, 0xC3
@@ -44,26 +26,7 @@ def encode(micro_batches: Sequence[MicroBatch]) -> bytes:
 
 
 def _micro_batch(batch: MicroBatch) -> bytes:
-    lengths = _ints(np.array(batch.lengths))
-    fields = [
-        _ints(batch.token_ids),
-        _bools(batch.loss_mask),
-        _floats(batch.advantages),
-        _floats(batch.logprobs),
-        _ints(batch.position_ids),
-        lengths,
-        _floats(batch.temperatures),
-        _texts(batch.environments),
-        # Segments that attention tells apart: without images the same as the rollouts.
-        lengths,
-        _floats(batch.streams.get("ref_logprobs")),
-        _experts(batch.routed_experts),
-        _NIL,
-        _NIL,
-        _floats(batch.streams.get("rl_weights")),
-        _floats(batch.streams.get("ce_weights")),
-        _floats(batch.streams.get("ref_kl_weights")),
-    ]
+    fields = [encoded(batch) for encoded in _FIELDS.values()]
     while fields[-1] == _NIL:
         fields.pop()
     return b"".join([_length(0xDD, len(fields)), *fields])
@@ -108,3 +71,30 @@ def _experts(experts: Array | None) -> bytes:
     data = np.ascontiguousarray(experts).tobytes()
     fields = [_length(0xC6, len(data)), data, _ints(np.array(experts.shape)), _text(experts.dtype.name)]
     return b"".join([_length(0xDD, len(ROUTED_EXPERTS_FIELDS)), *fields])
+
+
+def _nothing(_: MicroBatch) -> bytes:
+    return _NIL
+
+
+_FIELDS: Mapping[str, Callable[[MicroBatch], bytes]] = {
+    "input_ids": lambda batch: _ints(batch.token_ids),
+    "loss_mask": lambda batch: _bools(batch.loss_mask),
+    "advantages": lambda batch: _floats(batch.advantages),
+    "inference_logprobs": lambda batch: _floats(batch.logprobs),
+    "position_ids": lambda batch: _ints(batch.position_ids),
+    "sequence_lengths": lambda batch: _ints(np.array(batch.lengths)),
+    "temperatures": lambda batch: _floats(batch.temperatures),
+    "env_names": lambda batch: _texts(batch.environments),
+    # Segments that attention tells apart: without images the same as the rollouts.
+    "seq_lens": lambda batch: _ints(np.array(batch.lengths)),
+    "ref_logprobs": lambda batch: _floats(batch.streams.get("ref_logprobs")),
+    "routed_experts": lambda batch: _experts(batch.routed_experts),
+    "mm_kwargs": _nothing,
+    "mm_token_type_ids": _nothing,
+    "rl_weights": lambda batch: _floats(batch.streams.get("rl_weights")),
+    "ce_weights": lambda batch: _floats(batch.streams.get("ce_weights")),
+    "ref_kl_weights": lambda batch: _floats(batch.streams.get("ref_kl_weights")),
+}
+FIELDS = tuple(_FIELDS)
+"""Names of a micro-batch's fields, in their order."""
