@@ -41,7 +41,7 @@ def worker(
     engine_urls: Annotated[
         list[str] | None, _engines("--engine", help="http://host:port of a running server; repeatable.")
     ] = None,
-    engine_kind: Annotated[str | None, _engines(help="What the servers are. Default: sglang.")] = None,
+    engine_kind: Annotated[str | None, _engines(help="What the servers are: sglang (default) or vllm.")] = None,
     router: Annotated[str | None, _engines(help="URL of an sglang-router, whose servers are the engines.")] = None,
     launch: Annotated[Path | None, _engines(help="Launch SGLang servers with this model directory.")] = None,
     simulate: Annotated[bool, _engines("--simulate", help="Engines that only keep SGLang's timing.")] = False,
@@ -102,7 +102,7 @@ def worker(
     bundle_bytes: Annotated[int | None, typer.Option(help="Bytes that make a push bundle.")] = None,
     bundle_wait_s: Annotated[float | None, _times(help="Wait for a bundle to fill.")] = None,
 ) -> None:
-    """Generate rollouts: lease tasks, drive SGLang, score, push, and reload weights in flight.
+    """Generate rollouts: lease tasks, drive engines, score, push, and reload weights in flight.
 
     Name the engines in exactly one way: --engine URL (repeatable), --router URL, --launch MODEL, or --simulate.
     SIGTERM and Ctrl-C drain: partial work is handed back. A second one ends at once.

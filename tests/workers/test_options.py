@@ -72,6 +72,9 @@ def test_default_worker_id_is_a_legal_one() -> None:
     [
         ("engine_kind", {"engine_urls": ("http://a:1",), "engine_kind": "an abacus"}),
         ("engine_kind", {"engine_urls": ("http://a:1",), "engine_kind": "simulated"}),
+        ("engine_kind", {"launch": LaunchOptions(Path("m")), "engine_kind": "vllm", "pause_mode": "abort"}),
+        ("engine_kind", {"router": "http://a:1", "engine_kind": "vllm", "pause_mode": "abort"}),
+        ("pause_mode", {"engine_urls": ("http://a:1",), "engine_kind": "vllm"}),
         ("sglang_version", {"engine_urls": ("http://a:1",), "sglang_version": "new"}),
         ("sglang_version", {"simulated": SimulatedOptions(), "sglang_version": "0.5.23"}),
     ],

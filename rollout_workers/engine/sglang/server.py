@@ -77,41 +77,41 @@ def for_cpu(options: SglangServerOptions) -> SglangServerOptions:
 
 def arguments(options: SglangServerOptions, port: int) -> list[str]:
     """Arguments of the interpreter that start the server at this port."""
-    arguments = ["-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--model-path", str(options.model_path), "--weight-version", options.weight_version]
-    arguments += ["--device", options.device, "--dtype", options.dtype, "--log-level", options.log_level]
+    given = ["-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
+    given += ["--model-path", str(options.model_path), "--weight-version", options.weight_version]
+    given += ["--device", options.device, "--dtype", options.dtype, "--log-level", options.log_level]
     if options.context_length is not None:
-        arguments += ["--context-length", str(options.context_length)]
+        given += ["--context-length", str(options.context_length)]
     if options.max_total_tokens is not None:
-        arguments += ["--max-total-tokens", str(options.max_total_tokens)]
+        given += ["--max-total-tokens", str(options.max_total_tokens)]
     if options.max_running_requests is not None:
-        arguments += ["--max-running-requests", str(options.max_running_requests)]
+        given += ["--max-running-requests", str(options.max_running_requests)]
     if options.device == "cpu":
-        arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-        arguments += ["--grammar-backend", "none"]
+        given += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        given += ["--grammar-backend", "none"]
     if options.overlap_schedule is False:
-        arguments.append("--disable-overlap-schedule")
+        given.append("--disable-overlap-schedule")
     # Events of a stream bring what is new, instead of all so far each time.
-    arguments.append("--incremental-streaming-output")
+    given.append("--incremental-streaming-output")
     if options.sleep_on_idle:
-        arguments.append("--sleep-on-idle")
+        given.append("--sleep-on-idle")
     if options.metrics:
-        arguments.append("--enable-metrics")
-    return [*arguments, *options.extra_flags]
+        given.append("--enable-metrics")
+    return [*given, *options.extra_flags]
 
 
 def environment(options: SglangServerOptions) -> dict[str, str]:
     """Environment of the server: this process's, without what belongs to this process alone."""
-    environment = dict(os.environ)
+    values = dict(os.environ)
     if options.threads is not None:
-        environment.setdefault("OMP_NUM_THREADS", str(options.threads))
+        values.setdefault("OMP_NUM_THREADS", str(options.threads))
     if options.device == "cpu":
         # Its models are files on this machine: nothing is looked up elsewhere, unless somebody wants it. Penalties
         # are compiled at their first use, which needs more than a CPU's environment has, and ends the server.
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE", "TORCHDYNAMO_DISABLE"):
-            environment.setdefault(name, "1")
+            values.setdefault(name, "1")
     if options.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
     for inherited in (
         "PYTHONPATH",  # of this environment, not of that one
         "PYTHONHOME",
@@ -119,5 +119,5 @@ def environment(options: SglangServerOptions) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE",  # would cost every later start seven seconds
         "SGLANG_RETURN_ORIGINAL_LOGPROB",  # would report log-probabilities from before the temperature
     ):
-        environment.pop(inherited, None)
-    return environment
+        values.pop(inherited, None)
+    return values
