@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -65,6 +65,8 @@ class _Shared:
 
     service: ServiceClient
     tools: Tools
+    evaluating: Tools
+    """Tools for the work of evaluations: their results and counts go apart."""
     watcher: WeightWatcher
     fetcher: WeightFetcher
 
@@ -180,10 +182,15 @@ class Worker:
             options.max_sample_attempts,
             self._rollout,
         )
+        # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
+        results = Pusher(
+            service, self.evaluated, bundle_bytes=options.bundle_bytes, bundle_wait_s=options.bundle_wait_s
+        )
+        evaluating = replace(tools, pusher=results, counters=self.evaluated)
         watcher = WeightWatcher(service)
-        parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run()]
+        parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run(), results.run()]
         parts.append(hurry_after_publishes(watcher, self._keepers))
-        shared = _Shared(service, tools, watcher, fetcher)
+        shared = _Shared(service, tools, evaluating, watcher, fetcher)
         seats = [self._seat(shared, slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:
             progress = Progress(
@@ -219,9 +226,9 @@ class Worker:
         options = self.options
         slot.breaker = Breaker(options.breaker_failures)
         slot.weights_url = self._weights_url
-        if options.evaluations == "only":
-            return self._evaluation_seat(shared, slot, host)
         keeper = LeaseKeeper(slot.engine_id, shared.service)
+        if options.evaluations == "only":
+            return self._evaluation_seat(shared, slot, host, keeper)
         self._keepers.append(keeper)
         dispatcher = Dispatcher(
             slot,
@@ -236,7 +243,7 @@ class Worker:
         self._dispatchers.append(dispatcher)
         driver: Driver = dispatcher
         if options.evaluations == "also":
-            slot.hold = evaluator = self._evaluator(shared, slot, on_change=dispatcher.look_again)
+            slot.hold = evaluator = self._evaluator(shared, slot, keeper, on_change=dispatcher.look_again)
             driver = Together(dispatcher, evaluator)
         self._drivers.append(driver)
         permits = Permits(slot, shared.watcher)
@@ -253,10 +260,10 @@ class Worker:
         reporter = Reporter(slot, shared.service, shared.watcher, permits, options.worker_id)
         return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run()])
 
-    def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
+    def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost, keeper: LeaseKeeper) -> Seat:
         """Seat of an engine that works for evaluations only."""
         options, target = self.options, EvaluationTarget(shared.service)
-        slot.hold = evaluator = self._evaluator(shared, slot, target=target)
+        slot.hold = evaluator = self._evaluator(shared, slot, keeper, target=target)
         self._drivers.append(evaluator)
         loader = WeightLoader(
             slot,
@@ -268,12 +275,13 @@ class Worker:
             weightless=options.simulated is not None,
         )
         guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
-        return Seat(slot, host, evaluator.keeper, evaluator, [loader.run(), guard.run()], is_reported=False)
+        return Seat(slot, host, keeper, evaluator, [keeper.run(), loader.run(), guard.run()], is_reported=False)
 
     def _evaluator(
         self,
         shared: "_Shared",
         slot: EngineSlot,
+        keeper: LeaseKeeper,
         *,
         on_change: Callable[[], None] | None = None,
         target: EvaluationTarget | None = None,
@@ -281,12 +289,12 @@ class Worker:
         options = self.options
         return Evaluator(
             slot,
-            shared.service.evaluations,
-            shared.tools,
+            shared.service,
+            keeper,
+            shared.evaluating,
             concurrency=options.groups_per_engine,
             hold_s=options.evaluation_hold_s,
             lease_wait_s=options.lease_wait_s,
-            counters=self.evaluated,
             on_change=on_change,
             target=target,
         )

@@ -19,10 +19,9 @@ from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.admin.metrics.staleness import StalenessCollector
 from buffer_service.admin.metrics.store import StoreCollector
 from buffer_service.admin.reading import UNREAD
-from buffer_service.domain.evaluations import EvaluationOutcome
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
-from buffer_service.observability.metrics import DIRECTIONS, REFUSALS, RpcMetrics
+from buffer_service.observability.metrics import DIRECTIONS, EVALUATION_OUTCOMES, OF_RESULTS, REFUSALS, RpcMetrics
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
 from buffer_service.rules.filters import REASONS
 from buffer_service.rules.pauses import Pause
@@ -65,8 +64,8 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("*", "part"): ("pre_queue", "in_queue"),
     ("held_bytes", "direction"): DIRECTIONS,
     ("rpcs", "code"): sorted(code.name for code in grpc.StatusCode),
-    ("pushed_groups", "outcome"): tuple(PushKind),
-    ("evaluation_leases_ended", "outcome"): tuple(EvaluationOutcome),
+    ("pushed_groups", "outcome"): tuple(kind for kind in PushKind if kind not in OF_RESULTS),
+    ("evaluation_leases_ended", "outcome"): EVALUATION_OUTCOMES,
     # `claim` is part of the call that comes after it.
     ("store_call_seconds", "operation"): (*sorted(load_scripts().keys() - {"claim"}), "fetch", "command"),
     ("store_errors", "kind"): STORE_ERRORS,

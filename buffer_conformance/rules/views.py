@@ -14,6 +14,7 @@ FINAL = frozenset(
         groups_pb2.PUSH_OUTCOME_DUPLICATE,
         groups_pb2.PUSH_OUTCOME_CLOSED,
         groups_pb2.PUSH_OUTCOME_FILTERED,
+        groups_pb2.PUSH_OUTCOME_RECORDED,
     }
 )
 """Outcomes after which there is nothing left to do for a lease."""

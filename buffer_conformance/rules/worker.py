@@ -25,9 +25,14 @@ EXIT_WITHIN_S = 60.0
 _TTL_SLACK = 1.1
 
 
-def _identity(exchange: Exchange) -> tuple[str, str, str]:
+def _asker(exchange: Exchange) -> tuple[str, str, int]:
+    """Process and sink of a request; those for the two sinks are remembered apart."""
     request = exchange.request
-    return request.worker_id, request.instance_id, request.request_id
+    return request.worker_id, request.instance_id, request.sink
+
+
+def _identity(exchange: Exchange) -> tuple[str, str, int, str]:
+    return *_asker(exchange), exchange.request.request_id
 
 
 @rule("W1", "A lease request that got no answer is asked again under its request id.", "Leases")
@@ -40,7 +45,7 @@ def _lease_repeats(record: Record, finding: Finding) -> None:
         calls,
         _identity,
         lambda call: without_run(call, "max_tasks", "wait_ms"),
-        of_one_kind=lambda call: _identity(call)[:2],
+        of_one_kind=_asker,
         said="the same request (only seen_revision, and a smaller max_tasks or wait_ms, may differ)",
     )
 
@@ -88,7 +93,7 @@ def _heartbeats(record: Record, finding: Finding) -> None:
 @rule("W7", "Lease requests name the version that the engine was last reported with.", "Numbering")
 def _loaded_as_reported(record: Record, finding: Finding) -> None:
     reported = reports(record)
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, str, int, str]] = set()
     for call in record.of("LeaseTasks"):
         if _identity(call) in seen:
             continue
@@ -173,24 +178,26 @@ def _ends_in_order(record: Record, finding: Finding) -> None:
 
 @rule("W13", "Lease requests that bring nothing are not repeated in a hurry.", "Fine print")
 def _lease_pace(record: Record, finding: Finding) -> None:
-    calls = grouped(record.of("LeaseTasks"), lambda call: _identity(call)[:2])
+    calls = grouped(record.of("LeaseTasks"), _asker)
     paced(finding, calls, lambda call: call.reply is None or not call.reply.leases)
 
 
 @rule("W14", "One instance id a process, one request id a request, bundles numbered from 1.", "Leases")
 def _identities(record: Record, finding: Finding) -> None:
-    answered: dict[tuple[str, str, str], Exchange] = {}
+    answered: dict[tuple[str, str, int, str], Exchange] = {}
     terms = [mark.at_s for mark in record.marked("sigterm")]
     instances: dict[str, str] = {}
     for call in record.of("LeaseTasks"):
-        worker, instance, _ = key = _identity(call)
+        worker, instance, _, request_id = key = _identity(call)
         finding.expect(
             instances.setdefault(worker, instance) == instance,
             f"{call}: worker {worker!r} is instance {instance!r}, and was {instances[worker]!r} in the same process",
         )
         stopping = any(at <= call.began_s for at in terms)
         if key in answered and not stopping:
-            finding.violations.append(f"{call} uses request id {key[2]!r} again, which {answered[key]} had answered")
+            finding.violations.append(
+                f"{call} uses request id {request_id!r} again, which {answered[key]} had answered"
+            )
         if call.reply is not None:
             answered.setdefault(key, call)
     for call in record.of("PushGroups"):

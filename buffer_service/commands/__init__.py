@@ -6,9 +6,6 @@ from buffer_service.commands.evaluating import (
     evaluation,
     evaluation_results,
     evaluations,
-    extend_evaluation,
-    finish_evaluation,
-    lease_evaluation,
     submit_evaluation,
 )
 from buffer_service.commands.groups import abandon_push
@@ -28,10 +25,7 @@ __all__ = [
     "evaluation_results",
     "evaluations",
     "extend",
-    "extend_evaluation",
-    "finish_evaluation",
     "give_back",
-    "lease_evaluation",
     "list_groups",
     "list_steps",
     "list_tasks",

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.commands.replies import pack, text
-from buffer_service.commands.tasks import extended
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
@@ -59,66 +57,6 @@ def delete_evaluation(run_id: str, eval_id: str, *, seen_revision: Revision = NO
     return Command(run_id, "eval_delete", pack(seen_revision, eval_id), _revision, rest=rest)
 
 
-def lease_evaluation(
-    run_id: str, ask: ev.EvaluationAsk, *, seen_revision: Revision = NO_REVISION
-) -> Command[ev.EvaluationLeased]:
-    """Lease tasks; an empty grant list comes with the reason."""
-    arguments = pack(
-        seen_revision,
-        ask.worker_id,
-        ask.instance_id,
-        ask.request_id,
-        ask.engine_id,
-        ask.loaded.epoch,
-        ask.loaded.version,
-        ask.max_tasks,
-        int(ask.would_load),
-    )
-    return Command(run_id, "eval_lease", arguments, _leased, again=arguments)
-
-
-def extend_evaluation(
-    run_id: str,
-    worker_id: str,
-    instance_id: str,
-    lease_ids: Sequence[str],
-    *,
-    seen_revision: Revision = NO_REVISION,
-) -> Command[ops.Extended]:
-    """Prolong leases that are live."""
-    return Command(run_id, "eval_extend", pack(seen_revision, worker_id, instance_id, list(lease_ids)), extended)
-
-
-def finish_evaluation(
-    run_id: str, finish: ev.FinishEvaluation, *, seen_revision: Revision = NO_REVISION
-) -> Command[tuple[Revision, ev.EvaluationOutcome]]:
-    """End a lease; the revision, and what became of the task.
-
-    Raises UnknownLease, EvaluationsFull, StoreOutOfMemory, InvalidField (a group that is not of this task, or has
-    tokens of other weights).
-    """
-    payloads = []
-    if finish.kind is ev.FinishKind.GROUP:
-        payloads.append((new_payload_key(run_id, len(finish.body)), finish.body))
-    arguments = pack(
-        seen_revision,
-        finish.worker_id,
-        finish.instance_id,
-        finish.lease_id,
-        finish.kind.value,
-        finish.error,
-        payloads[0][0] if payloads else "",
-        finish.task_id,
-        finish.samples,
-        finish.head.epoch,
-        finish.head.version,
-        finish.tail.epoch,
-        finish.tail.version,
-        len(finish.body),
-    )
-    return Command(run_id, "eval_finish", arguments, _finished, payloads)
-
-
 def _revision(_tag: str, fields: Fields) -> Revision:
     revision: Revision
     revision, _ = fields
@@ -145,25 +83,6 @@ def _results(_tag: str, fields: Fields) -> ev.EvaluationResults:
             for index, task_id, attempts, error, key in results
         ],
     )
-
-
-def _leased(_tag: str, fields: Fields) -> ev.EvaluationLeased:
-    revision, wait, ttl_ms, grants, wanted = fields
-    return ev.EvaluationLeased(
-        revision=revision,
-        grants=[
-            ev.EvaluationGrant(text(lease_id), text(task_id), ops.WeightVersion(epoch, version), attempt, spec)
-            for lease_id, task_id, epoch, version, attempt, spec in grants
-        ],
-        wait=ops.LeaseWait(text(wait)) if wait else None,
-        wanted=ev.Wanted(ops.WeightVersion(wanted[0], wanted[1]), wanted[2]) if wanted else None,
-        ttl_ms=ttl_ms,
-    )
-
-
-def _finished(_tag: str, fields: Fields) -> tuple[Revision, ev.EvaluationOutcome]:
-    revision, outcome = fields
-    return revision, ev.EvaluationOutcome(text(outcome))
 
 
 def _view(fields: Fields) -> ev.EvaluationView:

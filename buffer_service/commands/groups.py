@@ -8,6 +8,9 @@ from buffer_service.domain.command import Command, Fields
 from buffer_service.domain.window import length_buckets
 from buffer_wire.revision import NO_REVISION, Revision
 
+_REFUSED_FOR = {"first_revision": ops.PushKind.FORGOTTEN, "stored_bytes": ops.PushKind.EVALUATIONS_FULL}
+"""Kinds of refusals by the field that is to blame; of every other field INVALID."""
+
 
 def push_portion(
     run_id: str,
@@ -40,13 +43,13 @@ def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
 def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:
     if outcome == b"more":
         return None
-    group_id = f"{facts.task_id}/{facts.generation}"
+    group_id, sink = f"{facts.task_id}/{facts.generation}", ops.sink_of(facts.lease_id)
     if isinstance(outcome, list):
         field, value, limit = (text(part) for part in outcome)
-        kind = ops.PushKind.FORGOTTEN if field == "first_revision" else ops.PushKind.INVALID
-        return ops.Pushed(kind, group_id, "", field, value, limit)
+        kind = _REFUSED_FOR.get(field, ops.PushKind.INVALID)
+        return ops.Pushed(kind, group_id, "", field, value, limit, sink)
     kind = ops.PushKind(text(outcome))
-    return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "")
+    return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "", sink=sink)
 
 
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:

@@ -108,7 +108,6 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     ),
     "deleting": lambda run_id: errors.NotReady(f"run {run_id!r} is being deleted", run_id=run_id),
     "version_conflict": lambda _run_id, version, published: errors.VersionConflict(version, published),
-    "unknown_lease": lambda _run_id, lease_id: errors.UnknownLease(lease_id),
     "unknown_task": errors.UnknownTask,
     "unknown_evaluation": errors.UnknownEvaluation,
     "evaluation_exists": errors.EvaluationExists,
@@ -116,7 +115,6 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "evaluation_version": lambda _run_id, version, published: errors.InvalidField(
         "version", version, f"{published}, the published version, or an earlier one whose manifest the run still has"
     ),
-    "evaluation_result": lambda _run_id, field, value, limit: errors.InvalidField(field, value, limit),
     "page_of_other_shards": lambda _run_id, step: errors.InvalidField(
         "page_token", f"a page of step {step}", "a token from after the last resume and split over ranks; list it anew"
     ),

@@ -39,6 +39,8 @@ def lease(
         ask.loaded.version,
         ask.max_tasks,
         ask.message_bytes,
+        ask.sink.value,
+        int(ask.would_load),
     )
     return Command(run_id, "lease", arguments, _leased, again=arguments)
 
@@ -52,7 +54,7 @@ def extend(
     seen_revision: Revision = NO_REVISION,
 ) -> Command[ops.Extended]:
     """Prolong leases that are live."""
-    return Command(run_id, "extend", pack(seen_revision, worker_id, instance_id, list(lease_ids)), extended)
+    return Command(run_id, "extend", pack(seen_revision, worker_id, instance_id, list(lease_ids)), _extended)
 
 
 def give_back(
@@ -82,24 +84,28 @@ def _submitted(_tag: str, fields: Fields) -> ops.Submitted:
 
 
 def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
-    revision, wait, required, ttl_ms, epoch, version, grants = fields
+    revision, wait, required, ttl_ms, epoch, version, grants, wanted = fields
     leased = ops.Leased(
         revision=revision,
-        grants=[_grant(text(task_id), generation, attempt, spec) for task_id, generation, attempt, spec, _ in grants],
+        grants=[_grant(*grant) for grant in grants],
         wait=ops.LeaseWait(text(wait)) if wait else None,
         published=ops.WeightVersion(epoch, version),
         required_version=required,
         ttl_ms=ttl_ms,
+        wanted=ops.Wanted(ops.WeightVersion(wanted[0], wanted[1]), wanted[2]) if wanted else None,
     )
-    return leased, [text(key) for *_, key in grants]
+    return leased, [text(key) for *_, key, _name, _pinned in grants]
 
 
-def _grant(task_id: str, generation: int, attempt: int, spec: bytes) -> ops.LeaseGrant:
-    return ops.LeaseGrant(f"{task_id}/{generation}/{attempt}", task_id, generation, attempt, spec, b"")
+def _grant(
+    task_id: bytes, generation: int, attempt: int, spec: bytes, _key: bytes, name: bytes, pinned: Sequence[int]
+) -> ops.LeaseGrant:
+    lease_id = f"{text(task_id)}/{generation}/{attempt}"
+    weights = ops.WeightVersion(*pinned) if pinned else None
+    return ops.LeaseGrant(lease_id, text(name), generation, attempt, spec, b"", weights)
 
 
-def extended(_tag: str, fields: Fields) -> ops.Extended:
-    """The reply of a heartbeat."""
+def _extended(_tag: str, fields: Fields) -> ops.Extended:
     revision, ttl_ms, states = fields
     return ops.Extended(revision, [ops.LeaseState(text(state)) for state in states], ttl_ms)
 

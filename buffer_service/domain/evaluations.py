@@ -1,15 +1,14 @@
 """Evaluations: tasks that are generated wholly at one weight version, beside the training.
 
-A task is pending → leased → finished or failed; a lease that is handed back or expires makes it pending again. Nothing
-of it is in the ledgers, the queue or the batches of its run. Requests and results of the operations, and what a store
-has to offer for them.
+A task is pending → leased → finished or failed; a lease that is handed back or expires makes it pending again. Its
+leases are those of all tasks (ops/tasks.py), but nothing of it is in the ledgers, the queue or the batches of its run.
+Requests and results of the trainer's operations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
-from buffer_service.domain.ops import Buffer, LeaseWait, WeightVersion
+from buffer_service.domain.ops import WeightVersion
 from buffer_wire.revision import Revision
 
 MAX_EVALUATIONS = 64
@@ -23,8 +22,6 @@ MAX_ATTEMPTS = 5
 
 FAILURES_SHOWN = 100
 """Failed tasks that a view names, the first ones."""
-
-EXPIRED = "lease expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,86 +87,6 @@ class EvaluationSubmitted:
     revision: Revision
     evaluation: EvaluationView
     created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationAsk:
-    """A worker asks for up to max_tasks tasks of exactly the loaded version; 0 only asks what is wanted."""
-
-    worker_id: str
-    instance_id: str
-    request_id: str
-    engine_id: str
-    loaded: WeightVersion
-    max_tasks: int
-    would_load: bool
-    """The engine would load other weights: the reply says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationGrant:
-    """A lease of an evaluation's task. `spec` are the bytes that were stored."""
-
-    lease_id: str
-    task_id: str
-    version: WeightVersion
-    attempt: int
-    spec: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Weights that an evaluation with pending tasks waits for; manifest as it was published, empty for none."""
-
-    version: WeightVersion
-    manifest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationLeased:
-    """Result of a lease request; `wait` is None when everything asked for was given."""
-
-    revision: Revision
-    grants: Sequence[EvaluationGrant]
-    wait: LeaseWait | None
-    wanted: Wanted | None
-    ttl_ms: int
-
-
-class FinishKind(StrEnum):
-    """Ways in which a lease of an evaluation's task ends."""
-
-    GROUP = "group"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class FinishEvaluation:
-    """The end of one lease. The fields from `body` on are those of a group: the serialized wire Group and what its
-    header says.
-    """
-
-    worker_id: str
-    instance_id: str
-    lease_id: str
-    kind: FinishKind
-    error: str = ""
-    body: Buffer = field(default=b"", repr=False)
-    task_id: str = ""
-    samples: int = 0
-    head: WeightVersion = WeightVersion()  # noqa: RUF009 (frozen)
-    tail: WeightVersion = WeightVersion()  # noqa: RUF009 (frozen)
-
-
-class EvaluationOutcome(StrEnum):
-    """Outcome for the task when a lease of it ends."""
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-    CLOSED = "closed"
-    PENDING = "pending"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from buffer_service.domain import ops
-from buffer_service.domain.evaluations import EvaluationOutcome
 from buffer_service.observability.tally import Tally
 from buffer_wire.errors import PermissionDenied, Unauthenticated
 
@@ -23,6 +22,22 @@ _WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 
 DIRECTIONS = ("in", "out")
 """Directions of messages on their way through a process."""
+
+OF_RESULTS = (ops.PushKind.RECORDED, ops.PushKind.EVALUATIONS_FULL)
+"""Outcomes that only results of evaluations have."""
+
+_RESULT_OUTCOMES = {
+    ops.PushKind.RECORDED: "accepted",
+    ops.PushKind.DUPLICATE: "duplicate",
+    ops.PushKind.CLOSED: "closed",
+}
+_RETURN_OUTCOMES = {
+    ops.ReturnOutcome.PENDING: "pending",
+    ops.ReturnOutcome.FAILED: "failed",
+    ops.ReturnOutcome.LOST: "closed",
+}
+EVALUATION_OUTCOMES = ("accepted", "duplicate", "closed", "pending", "failed")
+"""Outcomes for evaluations' tasks when a lease of them ends."""
 
 REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
 """Reasons for which callers are refused."""
@@ -63,8 +78,8 @@ class RpcMetrics:
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
-        self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind}
-        self._evaluated = {outcome: evaluated.labels(outcome.value) for outcome in EvaluationOutcome}
+        self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind if kind not in OF_RESULTS}
+        self._evaluated = {outcome: evaluated.labels(outcome) for outcome in EVALUATION_OUTCOMES}
         self._blocked = gauge("rollout_buffer_blocked_pushes", "Pushes that wait for room in a full queue.")
         self._held = gauge(
             "rollout_buffer_held_bytes",
@@ -111,14 +126,19 @@ class RpcMetrics:
 
     def pushed(self, outcomes: Sequence[ops.Pushed]) -> None:
         """A push was settled."""
-        kinds = [outcome.kind for outcome in outcomes]
+        kinds = [outcome.kind for outcome in outcomes if outcome.sink is ops.TaskSink.QUEUE]
         for kind, counter in self._pushed.items():
             if count := kinds.count(kind):
                 self._tally.add(counter, count)
+        for outcome in outcomes:
+            if outcome.sink is ops.TaskSink.EVALUATIONS and outcome.kind in _RESULT_OUTCOMES:
+                self._tally.add(self._evaluated[_RESULT_OUTCOMES[outcome.kind]], 1)
 
-    def evaluated(self, outcome: EvaluationOutcome) -> None:
-        """A lease of an evaluation's task ended."""
-        self._tally.add(self._evaluated[outcome], 1)
+    def returned(self, lease_ids: Sequence[str], outcomes: Sequence[ops.ReturnOutcome]) -> None:
+        """Leases were handed back; those of evaluations' tasks are counted."""
+        for lease_id, outcome in zip(lease_ids, outcomes, strict=True):
+            if ops.sink_of(lease_id) is ops.TaskSink.EVALUATIONS:
+                self._tally.add(self._evaluated[_RETURN_OUTCOMES[outcome]], 1)
 
     def holds(self, direction: str) -> Callable[[int], None]:
         """Return the function to call with the bytes of messages that are held, whenever that number changes."""

@@ -18,6 +18,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.pushes import Pushes
 from buffer_service.rpc.flow.room import Incoming, Room
 from buffer_service.rpc.flow.waiting import Lines
@@ -115,11 +116,11 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, slots), server)
     # Workers take no larger messages than the default, whatever this service takes.
     lease_bytes = min(settings.max_message_bytes, MAX_MESSAGE_BYTES)
-    tasks_pb2_grpc.add_TaskServiceServicer_to_server(loop.TaskServicer(store, lines, drain, lease_bytes), server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
-    evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(
-        EvaluationServicer(store, lines, drain, slots, metrics, settings.max_message_bytes), server
+    tasks_pb2_grpc.add_TaskServiceServicer_to_server(
+        loop.TaskServicer(store, Leasing(store, lines), drain, metrics, lease_bytes), server
     )
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
+    evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, slots), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -89,9 +89,6 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "ReadEvaluation": _LOOK,
         "ListEvaluations": _LOOK,
         "DeleteEvaluation": _TRAINER,
-        "LeaseEvaluation": _WORKER,
-        "ExtendEvaluation": _WORKER,
-        "FinishEvaluation": _WORKER,
     },
     "InspectService": {
         "ListTasks": _LOOK,

@@ -13,7 +13,7 @@ SCHEMA = "rb:schema"
 """Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
 ends."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the layout that this service knows; each run's record has it too.
 
 A script ends at a run of another version. A service of the version before serves beside this one during an upgrade.

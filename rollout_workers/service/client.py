@@ -27,7 +27,6 @@ from rollout_buffer.v1 import (
     weights_pb2,
     weights_pb2_grpc,
 )
-from rollout_workers.service.evaluation_calls import EvaluationCalls
 from rollout_workers.versions import Version
 
 R = TypeVar("R")
@@ -101,7 +100,6 @@ class ServiceClient:
             response_deserializer=groups_pb2.PushGroupsResponse.FromString,
         )
         self._waits: dict[str, WaitLog] = {}
-        self.evaluations = EvaluationCalls(self, self._control, self._bulk, call_timeout_s=CALL_TIMEOUT_S)
 
     def ref(self) -> common_pb2.RunRef:
         """The run, with the highest revision seen."""
@@ -125,9 +123,20 @@ class ServiceClient:
         return self._waits.setdefault(what, WaitLog(what))
 
     async def lease(
-        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float
+        self,
+        holder: str,
+        request_id: str,
+        loaded: Version,
+        *,
+        max_tasks: int,
+        wait_s: float,
+        sink: "tasks_pb2.TaskSink.ValueType" = tasks_pb2.TASK_SINK_QUEUE,
+        would_load: bool = False,
     ) -> tasks_pb2.LeaseTasksResponse:
-        """Up to `max_tasks` leases for engine `holder`; waits up to `wait_s` at the service for the first one."""
+        """Up to `max_tasks` leases for engine `holder`; waits up to `wait_s` at the service for the first one.
+
+        `would_load`: the reply is to say which weights an evaluation wants.
+        """
 
         def attempt() -> Awaitable[tasks_pb2.LeaseTasksResponse]:
             request = tasks_pb2.LeaseTasksRequest(
@@ -139,6 +148,8 @@ class ServiceClient:
                 loaded=loaded.wire(),
                 max_tasks=max_tasks,
                 wait_ms=round(wait_s * 1000),
+                sink=sink,
+                would_load=would_load,
             )
             return self._tasks.LeaseTasks(request, timeout=CALL_TIMEOUT_S + wait_s)
 

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2
@@ -17,14 +16,6 @@ class PushResult:
 
     outcome: str
     error: RolloutBufferError | None = None
-
-
-class ResultSink(Protocol):
-    """Receiver of finished groups."""
-
-    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
-        """Hand a group over; returns the final answer. Cancelling withdraws the group."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ process group. It does not count among the engines that may be out of service.
 
 import structlog
 
-from rollout_buffer.v1 import evaluations_pb2 as pb
+from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.watcher import Published, WeightWatcher
@@ -18,7 +18,7 @@ _log = structlog.get_logger()
 class EvaluationTarget(WeightWatcher):
     """Watcher of the weights that evaluations want, for the loader of one engine; it is not `run`."""
 
-    async def aim(self, slot: EngineSlot, wanted: pb.WantedWeights) -> None:
+    async def aim(self, slot: EngineSlot, wanted: tasks_pb2.WantedWeights) -> None:
         """Have the engine loaded with these weights; returns when it has them, or soon, to ask again what is wanted."""
         target = Published.of(Version.of(wanted.version), wanted.manifest)
         if target != self.latest:

@@ -9,18 +9,14 @@ the queue or the counters of the training.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import structlog
 
-from buffer_wire.errors import InvalidRequest, RolloutBufferError
-from buffer_wire.limits import MAX_MESSAGE_BYTES
-from rollout_buffer.v1 import evaluations_pb2 as pb
-from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from buffer_wire.errors import RolloutBufferError
+from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes, until_any
-from rollout_workers.counters import Counters, describe
-from rollout_workers.service.evaluation_calls import EvaluationCalls
-from rollout_workers.service.parcels import PushResult
+from rollout_workers.counters import describe
+from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.evaluation_target import EvaluationTarget
 from rollout_workers.tasks.keeper import LeaseKeeper
@@ -38,52 +34,7 @@ _AGAIN_S = 0.5
 _UNSEEN_S = 2.0
 
 _ON_ENGINE = (Stage.PREPARING, Stage.GENERATING)
-_RETURNED = {
-    pb.EVALUATION_OUTCOME_PENDING: tasks_pb2.RETURN_OUTCOME_PENDING,
-    pb.EVALUATION_OUTCOME_FAILED: tasks_pb2.RETURN_OUTCOME_FAILED,
-}
-_PUSHED = {
-    pb.EVALUATION_OUTCOME_ACCEPTED: "queued",
-    pb.EVALUATION_OUTCOME_DUPLICATE: "duplicate",
-    pb.EVALUATION_OUTCOME_CLOSED: "closed",
-}
 _log = structlog.get_logger()
-
-
-class EvaluationResults:
-    """Takes the groups of one engine's evaluations to the service, in the place of the pusher."""
-
-    def __init__(
-        self, holder: str, calls: EvaluationCalls, counters: Counters, pinned: Callable[[str], Version]
-    ) -> None:
-        self._holder = holder
-        self._calls = calls
-        self._counters = counters
-        self._pinned = pinned
-
-    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
-        """The final answer to a group. Raises what no repeat can mend, but for refusals."""
-        result = await self._pushed(header, payload)
-        self._counters.pushed[result.outcome] += 1
-        return result
-
-    async def _pushed(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
-        wanted = self._pinned(header.lease_id)
-        found = {Version.of(span.version) for sample in header.samples for span in sample.spans}
-        if found != {wanted}:
-            said = ", ".join(sorted(version.label for version in found))
-            return PushResult(
-                "refused", RolloutBufferError(f"it has tokens of {said}, and {wanted.label} is evaluated")
-            )
-        group = groups_pb2.Group(header=header, payload=payload)
-        size = group.ByteSize()
-        if size > MAX_MESSAGE_BYTES - 1_024:
-            return PushResult("refused", RolloutBufferError(f"the group takes {size} bytes, too many for a message"))
-        try:
-            outcome = await self._calls.finish(self._holder, header.lease_id, group)
-        except InvalidRequest as error:
-            return PushResult("refused", error)
-        return PushResult(_PUSHED.get(outcome, "closed"))
 
 
 class Evaluator:
@@ -95,38 +46,36 @@ class Evaluator:
     def __init__(  # noqa: PLR0913 - what the worker's options say
         self,
         slot: EngineSlot,
-        calls: EvaluationCalls,
+        service: ServiceClient,
+        keeper: LeaseKeeper,
         tools: Tools,
         *,
         concurrency: int,
         hold_s: float,
         lease_wait_s: float,
-        counters: Counters,
         on_change: Callable[[], None] | None = None,
         target: EvaluationTarget | None = None,
     ) -> None:
         self._slot = slot
-        self._calls = calls
-        results = EvaluationResults(slot.engine_id, calls, counters, self._pinned)
-        self._tools = replace(tools, pusher=results, counters=counters, may_take_out=False)
+        self._service = service
+        self._keeper = keeper
+        self._tools = tools
         self._concurrency = concurrency
         self._hold_s = hold_s
         self._lease_wait_s = lease_wait_s
         self._on_change = on_change
         self._target = target
-        self.keeper = LeaseKeeper(f"{slot.engine_id} (evaluations)", _Beats(slot.engine_id, calls))
         self._changes = Changes()
         self._asking = asyncio.Lock()
-        self._works: dict[str, tuple[Work, Version]] = {}
+        self._works: dict[str, Work] = {}
         self._group: asyncio.TaskGroup | None = None
         self._stopping = False
         self._yielding = 0
         """Above 0 while the weights are to go: the waiting request is broken off."""
-        self._known = True
-        """False when the service is too old for evaluations."""
         self._closed_until = 0.0
         self._requests = 0
-        self._unanswered = False
+        self._unanswered: Version | None = None
+        """Weights that the last request named; None once it is answered."""
         self.waiting_on = ""
         """Reason why the last lease request brought nothing; empty when it did not."""
 
@@ -140,7 +89,7 @@ class Evaluator:
     @property
     def generating(self) -> int:
         """Groups on the engine now."""
-        return sum(work.stage in _ON_ENGINE for work, _ in self._works.values())
+        return sum(work.stage in _ON_ENGINE for work in self._works.values())
 
     @property
     def active(self) -> bool:
@@ -153,17 +102,15 @@ class Evaluator:
             self._group = group
             leasing = group.create_task(self._lease_loop(), name=f"evaluations of {self._slot.engine_id}")
             watching = group.create_task(self._drop_outdated())
-            keeping = group.create_task(self.keeper.run())
             await self._changes.until(lambda: self._stopping)
             leasing.cancel()
             await asyncio.wait([leasing])
             await self._return_unseen()
             async with asyncio.TaskGroup() as interrupting:
-                for work, _ in list(self._works.values()):
+                for work in list(self._works.values()):
                     interrupting.create_task(work.interrupt())
             await self._changes.until(lambda: not self._works)
-            for task in (watching, keeping):
-                task.cancel()
+            watching.cancel()
 
     def stop(self) -> None:
         """Lease nothing more, and stop generating."""
@@ -172,7 +119,7 @@ class Evaluator:
 
     def cut(self, *stages: Stage) -> None:
         """Have the work in these stages handed back."""
-        for work, _ in list(self._works.values()):
+        for work in list(self._works.values()):
             if work.stage in stages:
                 work.cut()
 
@@ -196,9 +143,6 @@ class Evaluator:
 
     # ── leasing ──────────────────────────────────────────────────────────────
 
-    def _pinned(self, lease_id: str) -> Version:
-        return self._works[lease_id][1]
-
     def _room(self) -> int:
         return min(self._concurrency - self.generating, _MAX_PER_REQUEST)
 
@@ -218,14 +162,7 @@ class Evaluator:
             if not self._may_ask():
                 continue
             began = time.monotonic()
-            try:
-                reply = await self._poll()
-            except RolloutBufferError as error:
-                if error.attributes.get("status") != "UNIMPLEMENTED":
-                    raise
-                self._known = self._unanswered = False
-                _log.info("no evaluations", why="the service does not know them")
-                return
+            reply = await self._poll()
             if reply is None or reply.leases:
                 continue
             if reply.HasField("wanted") and self._target is not None and not self._works:
@@ -234,7 +171,7 @@ class Evaluator:
                 # Not every wait is waited for at the service.
                 await asyncio.sleep(_AFTER_QUICK_ANSWER_S)
 
-    async def _poll(self) -> pb.LeaseEvaluationResponse | None:
+    async def _poll(self) -> tasks_pb2.LeaseTasksResponse | None:
         """Send a request that waits for work; None when it was broken off because the weights are to go."""
         asking = asyncio.create_task(self._ask(self._lease_wait_s))
         yielding = asyncio.create_task(self._changes.until(lambda: self._yielding > 0 or self._stopping))
@@ -246,40 +183,46 @@ class Evaluator:
                 task.cancel()
             await asyncio.gather(asking, yielding, return_exceptions=True)
 
-    async def _ask(self, wait_s: float) -> pb.LeaseEvaluationResponse:
-        """Send one request. A request that was broken off is repeated under its own name, and so brings what it was
+    async def _ask(self, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
+        """Send one request. One that was broken off is repeated first, or in its place, and so brings what it was
         given.
         """
         async with self._asking:
-            if not self._unanswered:
-                self._requests += 1
-            self._unanswered = True
-            began = time.monotonic()
-            reply = await self._calls.lease(
-                self._slot.engine_id,
-                f"v{self._requests}",
-                self._slot.loaded,
-                max_tasks=max(self._room(), 1) if self._slot.leasable else 0,
-                wait_s=wait_s,
-                would_load=self._target is not None,
-            )
-            self._unanswered = False
-            self.waiting_on = "" if reply.leases else "evaluations"
-            for lease in reply.leases:
-                await self._take(lease, began)
-            return reply
+            if self._unanswered not in (None, self._slot.loaded):
+                # It named other weights: what it was given goes back.
+                await self._send(0, 0.0)
+            return await self._send(max(self._room(), 1) if self._slot.leasable else 0, wait_s)
 
-    async def _take(self, lease: pb.EvaluationLease, asked_at: float) -> None:
-        slot, version = self._slot, Version.of(lease.version)
-        fit = slot.leasable and not slot.loading and slot.loaded == version
+    async def _send(self, max_tasks: int, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
+        if self._unanswered is None:
+            self._requests += 1
+            self._unanswered = self._slot.loaded
+        began = time.monotonic()
+        reply = await self._service.lease(
+            self._slot.engine_id,
+            f"v{self._requests}",
+            self._unanswered,
+            max_tasks=max_tasks,
+            wait_s=wait_s,
+            sink=tasks_pb2.TASK_SINK_EVALUATIONS,
+            would_load=self._target is not None,
+        )
+        self._unanswered = None
+        self.waiting_on = "" if reply.leases else "evaluations"
+        for lease in reply.leases:
+            await self._take(lease, began)
+        return reply
+
+    async def _take(self, lease: tasks_pb2.Lease, asked_at: float) -> None:
+        slot = self._slot
+        fit = slot.leasable and not slot.loading and slot.loaded == Version.of(lease.pinned)
         if not fit or self._stopping or self._group is None or lease.lease_id in self._works:
             if lease.lease_id not in self._works:
                 await self._hand_back(lease.lease_id)
             return
-        as_lease = tasks_pb2.Lease(lease_id=lease.lease_id, task=lease.task, attempt=lease.attempt, ttl_ms=lease.ttl_ms)
-        work = Work(as_lease, slot, self._tools, give_back=self._give_back, on_generated=self._notify_soon)
-        self._works[lease.lease_id] = work, version
-        self.keeper.hold(as_lease, asked_at, work.ended)
+        work = Work(lease, slot, self._tools, give_back=self._give_back, on_generated=self._notify_soon)
+        self._works[lease.lease_id] = work
+        self._keeper.hold(lease, asked_at, work.ended)
         self._group.create_task(self._see_through(work), name=f"evaluation {lease.lease_id}")
         self._notify()
 
@@ -287,7 +230,7 @@ class Evaluator:
         try:
             await work.run()
         finally:
-            self.keeper.release(work.lease.lease_id)
+            self._keeper.release(work.lease.lease_id)
             del self._works[work.lease.lease_id]
             self._notify()
 
@@ -306,7 +249,7 @@ class Evaluator:
     async def _ask_at_last(self, deadline: float) -> bool:
         """Ask without waiting; True if there was something. A service that does not answer holds nothing up."""
         slot = self._slot
-        if not (self._known and slot.leasable) or slot.loading or self._room() <= 0:
+        if not slot.leasable or slot.loading or self._room() <= 0:
             return False
         try:
             async with asyncio.timeout(min(_LAST_QUESTION_S, max(deadline - time.monotonic(), 0.1))):
@@ -319,7 +262,7 @@ class Evaluator:
         new comes.
         """
         self._closed_until = time.monotonic() + _CLOSED_S
-        works = [work for work, _ in self._works.values() if work.stage in _ON_ENGINE]
+        works = [work for work in self._works.values() if work.stage in _ON_ENGINE]
         _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
         await self._take_off(works)
 
@@ -347,7 +290,7 @@ class Evaluator:
         slot = self._slot
 
         def outdated() -> list[Work]:
-            return [work for work, version in self._works.values() if version != slot.loaded or not slot.reachable]
+            return [work for work in self._works.values() if work.pinned != slot.loaded or not slot.reachable]
 
         told: set[Work] = set()
         while True:
@@ -359,33 +302,17 @@ class Evaluator:
     # ── ways back ────────────────────────────────────────────────────────────
 
     async def _give_back(self, back: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
-        # What there is so far is of no use: the next attempt begins anew.
-        back.ClearField("continuation")
-        outcome = await self._calls.hand_back(self._slot.engine_id, back.lease_id, back.kind, back.error)
-        return _RETURNED.get(outcome, tasks_pb2.RETURN_OUTCOME_LOST)
+        return (await self._service.give_back(self._slot.engine_id, [back])).outcomes[0]
 
     async def _hand_back(self, lease_id: str) -> None:
-        await self._calls.hand_back(self._slot.engine_id, lease_id, tasks_pb2.RETURN_KIND_INTERRUPTED)
+        await self._give_back(tasks_pb2.LeaseReturn(lease_id=lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED))
 
     async def _return_unseen(self) -> None:
         """Hand back leases that were granted to a request that was broken off."""
-        if not self._unanswered:
+        if self._unanswered is None:
             return
         try:
             async with asyncio.timeout(_UNSEEN_S):
                 await self._ask(0.0)
         except (TimeoutError, RolloutBufferError) as error:
             _log.warning("leases of the last request expire by themselves", error=describe(error))
-
-
-class _Beats:
-    """Heartbeats of an engine's evaluations, whose holder is the engine."""
-
-    def __init__(self, holder: str, calls: EvaluationCalls) -> None:
-        self._holder = holder
-        self._calls = calls
-        self.address = calls.address
-        self.wait_log = calls.wait_log
-
-    async def extend(self, _: str, lease_ids: list[str], *, timeout_s: float) -> pb.ExtendEvaluationResponse:
-        return await self._calls.extend(self._holder, lease_ids, timeout_s=timeout_s)

@@ -15,14 +15,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes
-from rollout_workers.service.client import WaitLog, on_whom, worth_waiting
+from rollout_workers.service.client import ServiceClient, on_whom, worth_waiting
 from rollout_workers.weights.watcher import WeightWatcher
 
 _MAX_PER_REQUEST = 4_096
@@ -40,20 +39,6 @@ class LeaseEnd(enum.StrEnum):
     """Lease that was taken back: its group could no longer be fresh enough to be trained."""
 
 
-class Extended(Protocol):
-    """The answer to a heartbeat."""
-
-    @property
-    def ttl_ms(self) -> int:
-        """Time to live from the moment the request was sent."""
-        ...
-
-    @property
-    def states(self) -> Sequence["tasks_pb2.LeaseState.ValueType"]:
-        """States of the leases, in request order."""
-        ...
-
-
 OnEnd = Callable[[LeaseEnd], None]
 
 _LEVELS = {LeaseEnd.LOST: logging.WARNING, LeaseEnd.CANCELLED: logging.INFO}
@@ -66,27 +51,10 @@ class _Held:
     """Monotonic time before the request that granted or last extended it."""
 
 
-class Heartbeats(Protocol):
-    """Receiver of heartbeats: the service, for the leases of tasks or of evaluations."""
-
-    @property
-    def address(self) -> str:
-        """Address of the service."""
-        ...
-
-    def wait_log(self, what: str) -> WaitLog:
-        """The log of waits to `what`."""
-        ...
-
-    async def extend(self, holder: str, lease_ids: list[str], *, timeout_s: float) -> Extended:
-        """Prolong leases of `holder`."""
-        ...
-
-
 class LeaseKeeper:
     """Heartbeats for the leases of one holder."""
 
-    def __init__(self, holder: str, service: Heartbeats) -> None:
+    def __init__(self, holder: str, service: ServiceClient) -> None:
         self._holder = holder
         self._service = service
         self._held: dict[str, _Held] = {}

@@ -27,14 +27,15 @@ from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
 from rollout_workers.rewards import Scorer
-from rollout_workers.service.parcels import ResultSink
+from rollout_workers.service.pusher import Pusher
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.episodes import Episodes
 from rollout_workers.tasks.keeper import LeaseEnd
 from rollout_workers.tasks.rollout import SingleTurn
 from rollout_workers.tasks.scoring import GroupRewards
+from rollout_workers.versions import Version
 
-ENDED_WELL = frozenset({"queued", "duplicate", "closed", "filtered"})
+ENDED_WELL = frozenset({"queued", "recorded", "duplicate", "closed", "filtered"})
 
 GiveBack = Callable[[tasks_pb2.LeaseReturn], Awaitable["tasks_pb2.ReturnOutcome.ValueType"]]
 
@@ -65,14 +66,12 @@ class Tools:
     worker_id: str
     prompts: Prompts
     scorer: Scorer
-    pusher: ResultSink
+    pusher: Pusher
     counters: Counters
     generate_timeout_s: float
     max_sample_attempts: int
     rollout: Rollout | None = None
     """Rollout function that makes the samples; None: they are single turns of the model."""
-    may_take_out: bool = True
-    """An engine that cannot sample as a task asks gets no work any more, and the task goes back; False: it fails."""
 
 
 class Work:
@@ -104,6 +103,11 @@ class Work:
         self._cut = False
         self._settled = False
         """True once the counters know what became of the tokens."""
+
+    @property
+    def pinned(self) -> Version | None:
+        """Weights that all of the group has to come from; None: any."""
+        return Version.of(self.lease.pinned) if self.lease.HasField("pinned") else None
 
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
@@ -193,7 +197,8 @@ class Work:
         try:
             slot.engine.check_sampling(request)
         except InvalidField as error:
-            if not self._tools.may_take_out:
+            # The queue's tasks are alike: the engine gets no work any more, and the task goes back.
+            if self.pinned is not None:
                 raise
             slot.take_out(f"tasks ask for {error}")
             return False
@@ -313,7 +318,8 @@ class Work:
             counters.tokens_discarded[how] += progress.generated
 
     def _continuation(self) -> groups_pb2.Group | None:
-        if self._progress is None:
+        # A pinned task begins anew, perhaps on another engine: what there is so far is of no use.
+        if self._progress is None or self.pinned is not None:
             return None
         continuation = self._progress.to_continuation(self._tools.worker_id)
         if continuation is not None and continuation.ByteSize() > MAX_MESSAGE_BYTES - (1 << 20):

@@ -20,7 +20,7 @@ from tests.support.rpc import make_group
 
 ANSWER_S = 30.0
 """A call that waits for nothing has its answer by then, or the service hangs."""
-WAITS = frozenset({"LeaseTasks", "LeaseEvaluation", "PushGroup", "PullBatch", "ReadEvaluation"})
+WAITS = frozenset({"LeaseTasks", "PushGroup", "PullBatch", "ReadEvaluation"})
 WAIT_S = 0.3
 """Of streams and waits, which may have no end; and now and then"""
 NO_TIME_S = 0.001

@@ -102,8 +102,6 @@ class World:
         if name == "LeaseTasksResponse":
             self.leases += [(lease.task.task_id, lease.lease_id, lease.generation) for lease in reply.leases]
             del self.leases[:-32]
-        elif name == "LeaseEvaluationResponse":
-            self.leases += [(lease.task.task_id, lease.lease_id, 0) for lease in reply.leases]
         elif name == "SubmitTasksResponse":
             self.cursor = reply.cursor
         elif name == "ResumeResponse":

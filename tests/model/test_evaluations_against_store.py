@@ -6,6 +6,7 @@ every refusal, the run's view and the list of evaluations are compared after eac
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import RolloutBufferError
 from tests.model.budget import TIMES
 from tests.model.comparison import canonical, differences
+from tests.model.notation import PLAIN
 from tests.model.subjects import StoreSubject
 from tests.oracle import ReferenceModel
 from tests.oracle.evaluation_book import Book
@@ -25,9 +27,7 @@ OPERATIONS = int(6_000 * TIMES)
 HISTORY = 150
 SECRET = "of every run"
 WORKERS = ("w1", "w2")
-SEEN_BY = frozenset(
-    {"submit_evaluation", "delete_evaluation", "lease_evaluation", "extend_evaluation", "finish_evaluation", "publish"}
-)
+SEEN_BY = frozenset({"submit_evaluation", "delete_evaluation", "lease", "extend", "give_back", "push", "publish"})
 
 
 class History:
@@ -42,7 +42,7 @@ class History:
         self.model = ReferenceModel(lambda: self.now)
         self.instances = dict.fromkeys(WORKERS, 1)
         self.leases: list[str] = []
-        self.requests: list[ev.EvaluationAsk] = []
+        self.requests: list[ops.LeaseAsk] = []
         self.said: list[str] = []
         subject.set_time(run_id, self.now)
 
@@ -98,19 +98,20 @@ class History:
             self.instances[worker] += 1
         view = self.model.view(self.run_id)
         versions = [view.published, ops.WeightVersion(1, 0), ops.WeightVersion(view.epoch, 1)]
-        ask = ev.EvaluationAsk(
+        ask = ops.LeaseAsk(
             worker,
             str(self.instances[worker]),
             f"r{len(self.requests)}",
             self.random.choice(("e", "e", "e", "bad")),
             self.random.choice([view.published, *versions]),
             self.random.choice((0, 1, 2, 5)),
-            self.random.random() < 0.5,
+            sink=ops.TaskSink.EVALUATIONS,
+            would_load=self.random.random() < 0.5,
         )
         if self.requests and self.random.random() < 0.15:
             ask = self.random.choice(self.requests[-3:])
         self.requests.append(ask)
-        leased = self.both("lease_evaluation", ask)
+        leased = self.both("lease", ask)
         if leased is not None:
             self.leases += [grant.lease_id for grant in leased.grants]
             self.seen[f"lease:{leased.wait}:{bool(leased.grants)}:{leased.wanted is not None}"] += 1
@@ -118,7 +119,7 @@ class History:
     def extend(self) -> None:
         worker = self.random.choice(WORKERS)
         ids = [self.some_lease() for _ in range(self.random.randrange(1, 4))]
-        extended = self.both("extend_evaluation", worker, str(self.instances[worker]), ids)
+        extended = self.both("extend", worker, str(self.instances[worker]), ids)
         self.seen.update(f"extend:{state}" for state in (extended.states if extended else ()))
 
     def finish(self) -> None:
@@ -126,17 +127,18 @@ class History:
         live = [(one.worker_id, found.lease_id(task)) for found, task, one in self.book.leased()]
         if live and self.random.random() < 0.7:
             worker, lease_id = self.random.choice(live)
-        kind = self.random.choice((ev.FinishKind.GROUP, ev.FinishKind.FAILED, ev.FinishKind.FAILED, *ev.FinishKind))
-        group: dict[str, Any] = {}
-        if kind is ev.FinishKind.GROUP:
-            group = self.group_of(lease_id)
-        error = "broken" if kind is ev.FinishKind.FAILED else ""
-        ended = self.both(
-            "finish_evaluation",
-            ev.FinishEvaluation(worker, str(self.instances[worker]), lease_id, kind, error, **group),
-        )
-        if ended is not None:
-            self.seen[f"finish:{kind}:{ended[1]}"] += 1
+        if self.random.random() < 0.4:
+            pushed = self.both("push", [self.group_of(lease_id)])
+            self.seen.update(f"push:{outcome.kind}" for outcome in (pushed.outcomes if pushed else ()))
+            return
+        kind = self.random.choice((*ops.ReturnKind, ops.ReturnKind.FAILED))
+        self.hand_back(worker, lease_id, kind, "broken" if kind is ops.ReturnKind.FAILED else "")
+
+    def hand_back(self, worker: str, lease_id: str, kind: ops.ReturnKind, error: str) -> None:
+        kept = (b"kept", ops.WeightVersion(1, 0), 7) if self.random.random() < 0.2 else (b"", None, 0)
+        given = [ops.LeaseReturn(lease_id, kind, error, *kept)]
+        returned = self.both("give_back", worker, str(self.instances[worker]), given)
+        self.seen.update(f"return:{kind}:{outcome}" for outcome in (returned.outcomes if returned else ()))
 
     def wear_out(self) -> None:
         """Tasks of one version fail again and again."""
@@ -146,34 +148,43 @@ class History:
         version = self.random.choice(views).version
         for attempt in range(ev.MAX_ATTEMPTS):
             instance, request = str(self.instances["w2"]), f"wear{len(self.said)}.{attempt}"
-            ask = ev.EvaluationAsk("w2", instance, request, "e", version, 3, would_load=False)
-            leased = self.both("lease_evaluation", ask)
+            leased = self.both("lease", replace(ASK, worker_id="w2", instance_id=instance, request_id=request,
+                                                loaded=version, max_tasks=3))  # fmt: skip
             for grant in leased.grants if leased else ():
-                failed = ev.FinishEvaluation("w2", instance, grant.lease_id, ev.FinishKind.FAILED, "worn out")
-                ended = self.both("finish_evaluation", failed)
-                self.seen[f"finish:failed:{ended[1]}"] += 1
+                self.hand_back("w2", grant.lease_id, ops.ReturnKind.FAILED, "worn out")
             self.now += 16_000
             self.subject.set_time(self.run_id, self.now)
 
-    def group_of(self, lease_id: str) -> dict[str, Any]:
+    def group_of(self, lease_id: str) -> ops.NewGroup:
         """A group for the lease, at times a wrong one."""
-        name, _, index, _ = [*lease_id.split("/"), "", "", ""][:4]
+        task = lease_id.partition("/")[0]
+        name, _, place = task.partition("@")
+        index = place.partition(".")[2]
         version = ops.WeightVersion(1, 0)
         if name in self.names():
             version = self.model.evaluation(self.run_id, name)[1].version
         wrong = self.random.random()
         position = int(index) if index.isdecimal() else 0
-        return {
-            "body": f"body of {lease_id}".encode(),
+        body = f"body of {lease_id}".encode()
+        facts = {
             "task_id": f"{name}.{index}" if wrong > 0.05 else "another",
+            "generation": int(0.1 < wrong < 0.13),
+            "lease_id": lease_id,
             "samples": 1 + position % 2 + (wrong > 0.95),
+            "size_bytes": len(body),
             "head": version,
             "tail": version if not 0.05 < wrong < 0.1 else ops.WeightVersion(version.epoch, version.version + 1),
         }
+        return ops.NewGroup(ops.GroupFacts(**(PLAIN["GroupFacts"] | facts)), body)
 
     def some_lease(self) -> str:
         if not self.leases or self.random.random() < 0.03:
-            return self.random.choice(("nonsense", "a/1/0/9", "a/1/0/0", "a//0/1", "a/1/99999/1", "a/1/6/1"))
+            return self.random.choice(
+                (
+                    *("a@/0/1", "a@1.0/0/9", "a@1.0/0/0", "a@.0/0/1", "a@1.99999/0/1", "a@1.6/0/1"),
+                    *("a@01.0/0/1", "a@1.00/0/1", "@1.0/0/1"),
+                )
+            )
         return self.random.choice(self.leases[-12:])
 
     def read(self) -> None:
@@ -220,7 +231,7 @@ class History:
         self.look(self.subject.view(self.run_id))
 
     def roll_back(self) -> None:
-        self.both("lease_evaluation", self.requests[-1] if self.requests else ASK, ahead=1 << 50)
+        self.both("lease", self.requests[-1] if self.requests else ASK, ahead=1 << 50)
         self.resume()
 
     # ── helpers ──
@@ -253,18 +264,17 @@ class History:
         assert self.subject.leftovers(self.run_id) == []
 
 
-ASK = ev.EvaluationAsk("w1", "1", "r", "e", ops.WeightVersion(1, 0), 1, would_load=False)
+ASK = ops.LeaseAsk("w1", "1", "r", "e", ops.WeightVersion(1, 0), 1, sink=ops.TaskSink.EVALUATIONS)
 
 OUTCOMES = (
-    *(f"finish:group:{outcome}" for outcome in ("accepted", "duplicate", "closed")),
-    *(f"finish:failed:{outcome}" for outcome in ("pending", "failed", "closed")),
-    *(f"finish:interrupted:{outcome}" for outcome in ("pending", "closed")),
-    *(f"finish_evaluation:{reason}" for reason in ("invalid_field", "unknown_lease")),
+    *(f"push:{outcome}" for outcome in ("recorded", "duplicate", "closed", "invalid", "unknown_lease")),
+    *(f"return:failed:{outcome}" for outcome in ("pending", "failed", "lost")),
+    *(f"return:interrupted:{outcome}" for outcome in ("pending", "lost")),
     *(f"submit_evaluation:{reason}" for reason in ("ok", "stale_epoch", "evaluation_exists", "invalid_field")),
     *(f"extend:{state}" for state in ("live", "lost")),
     *(f"lease:{wait}:False:False" for wait in ("paused", "quarantined", "no_tasks", "backing_off", "engine_stale")),
     *("lease:engine_stale:False:True", "lease:None:True:False", "lease:no_tasks:True:False", "lease:None:False:True"),
-    *("delete_evaluation:ok", "delete_evaluation:unknown_evaluation", "lease_evaluation:store_rolled_back"),
+    *("delete_evaluation:ok", "delete_evaluation:unknown_evaluation", "lease:store_rolled_back"),
 )
 
 

@@ -1,7 +1,6 @@
 """The evaluations of a run: what they consist of, and who works on them.
 
-Invariants: a task is pending, leased, finished or failed, and has a lease exactly while it is leased; leases of a
-deleted evaluation lapse by themselves; a worker has a record while it holds leases.
+Invariant: a task is pending, leased, finished or failed, and has a lease exactly while it is leased.
 """
 
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 
 from buffer_service.domain.ops import WeightVersion
 from tests.oracle.records import Lease
+from tests.oracle.rules.identity import EvaluationTaskId, LeaseId
 
 
 @dataclass(slots=True, eq=False)
@@ -55,27 +55,18 @@ class Evaluation:
 
     def lease_id(self, task: Task) -> str:
         """Id of the present, or last, lease."""
-        return f"{self.eval_id}/{self.number}/{task.index}/{task.attempt}"
+        return str(LeaseId(self.task_id(task), 0, task.attempt))
 
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """A worker's process while it holds leases, and its last request that was given some."""
-
-    instance_id: str
-    request_id: str = ""
-    granted: list[str] = field(default_factory=list)
-    """Lease ids."""
+    def task_id(self, task: Task) -> str:
+        """Id of the task as leases name it."""
+        return str(EvaluationTaskId(self.eval_id, self.number, task.index))
 
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """The evaluations of a run, and who works on them."""
+    """The evaluations of a run."""
 
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
-    workers: dict[str, Worker] = field(default_factory=dict)
-    lapsing: dict[str, Lease] = field(default_factory=dict)
-    """Leases of deleted evaluations, by id: they keep the record of their worker."""
 
     @property
     def stored_bytes(self) -> int:
@@ -88,8 +79,3 @@ class Book:
             for task in evaluation.tasks:
                 if task.lease is not None:
                     yield evaluation, task, task.lease
-
-    def forget_idle(self) -> None:
-        """Drop the records of workers without leases."""
-        busy = {lease.worker_id for _, _, lease in self.leased()} | {one.worker_id for one in self.lapsing.values()}
-        self.workers = {name: worker for name, worker in self.workers.items() if name in busy}

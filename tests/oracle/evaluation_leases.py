@@ -1,42 +1,41 @@
-"""The workers' side of evaluations: lease, extend, finish, expire.
+"""Leases and results of evaluations' tasks: what differs from the queue's.
 
 Invariants: a task is leased only to an engine whose version is the evaluation's; every result is wholly of that
 version; an attempt that fails counts towards the cap, one that is interrupted does not.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from buffer_service.domain.evaluations import (
-    EXPIRED,
-    MAX_ATTEMPTS,
-    MAX_STORED_BYTES,
-    EvaluationAsk,
-    EvaluationGrant,
-    EvaluationLeased,
-    EvaluationOutcome,
-    FinishEvaluation,
-    FinishKind,
+from buffer_service.domain.evaluations import MAX_ATTEMPTS, MAX_STORED_BYTES
+from buffer_service.domain.ops import (
+    GroupFacts,
+    LeaseAsk,
+    Leased,
+    LeaseGrant,
+    LeaseReturn,
+    LeaseWait,
+    Pushed,
+    PushKind,
+    ReturnKind,
+    ReturnOutcome,
+    TaskSink,
     Wanted,
 )
-from buffer_service.domain.ops import Extended, LeaseState, LeaseWait
-from buffer_wire.errors import EvaluationsFull, InvalidField, UnknownLease
-from buffer_wire.revision import Revision
-from tests.oracle.evaluation_book import Evaluation, Task, Worker
-from tests.oracle.records import Lease
+from tests.oracle.evaluation_book import Evaluation, Task
+from tests.oracle.records import Lease, Worker
 from tests.oracle.rules.failures import backoff_ms
+from tests.oracle.rules.identity import EvaluationTaskId, LeaseId, group_id
 from tests.oracle.state import RunState
 
 QUARANTINED = "quarantined"
-EXPIRIES_PER_LEASE = 100
+EXPIRED = "lease expired"
 
 
-def lease(run: RunState, ask: EvaluationAsk) -> EvaluationLeased:
+def lease(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
     """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
-    expire(run, EXPIRIES_PER_LEASE)
-    book = run.evaluations
-    worker = _release_former(run, ask)
-    if worker is not None and worker.request_id == ask.request_id:
-        live = [_find_live(run, lease_id, ask.worker_id, ask.instance_id) for lease_id in worker.granted]
+    if worker.evaluation_request_id == ask.request_id:
+        live = [find_live(run, lease_id, ask.worker_id, ask.instance_id) for lease_id in worker.evaluation_leases]
         return _reply(run, [_grant(*found) for found in live if found is not None])
     if run.paused:
         return _reply(run, [], LeaseWait.PAUSED)
@@ -44,7 +43,7 @@ def lease(run: RunState, ask: EvaluationAsk) -> EvaluationLeased:
     if report is not None and report.state == QUARANTINED:
         return _reply(run, [], LeaseWait.QUARANTINED)
 
-    waiting = [evaluation for evaluation in book.evaluations.values() if evaluation.count("pending")]
+    waiting = [evaluation for evaluation in run.evaluations.evaluations.values() if evaluation.count("pending")]
     same = [evaluation for evaluation in waiting if evaluation.version == ask.loaded]
     other = [evaluation for evaluation in waiting if evaluation.version != ask.loaded]
     granted: list[tuple[Evaluation, Task]] = []
@@ -53,12 +52,12 @@ def lease(run: RunState, ask: EvaluationAsk) -> EvaluationLeased:
         left = ask.max_tasks - len(granted)
         due = evaluation.due(run.now)[:left]
         for task in due:
-            _lease(run, task, ask)
+            _lease(run, task, ask, worker)
         granted += [(evaluation, task) for task in due]
         backing_off = backing_off or (len(due) < left and evaluation.count("pending") > 0)
     if granted:
-        lease_ids = [evaluation.lease_id(task) for evaluation, task in granted]
-        book.workers[ask.worker_id] = Worker(ask.instance_id, ask.request_id, lease_ids)
+        worker.evaluation_request_id = ask.request_id
+        worker.evaluation_leases = [evaluation.lease_id(task) for evaluation, task in granted]
 
     wait = None
     if backing_off:
@@ -76,115 +75,103 @@ def lease(run: RunState, ask: EvaluationAsk) -> EvaluationLeased:
     return _reply(run, [_grant(*found) for found in granted], wait, wanted)
 
 
-def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[str]) -> Extended:
-    """Prolong the leases that are live."""
-    states = []
-    for lease_id in lease_ids:
-        found = _find_live(run, lease_id, worker_id, instance_id)
-        if found is not None:
-            found[1].lease = Lease(worker_id, instance_id, run.now + run.policy.lease_ttl_ms)
-            run.changed = True
-        states.append(LeaseState.LIVE if found else LeaseState.LOST)
-    return Extended(run.settle(), states, run.policy.lease_ttl_ms)
-
-
-def finish(run: RunState, request: FinishEvaluation) -> tuple[Revision, EvaluationOutcome]:
-    """End a lease."""
-    evaluation, task, attempt = _parse(run, request.lease_id)
-    if evaluation is None:
-        return run.settle(), EvaluationOutcome.CLOSED
-    if task is None or attempt > task.attempt:
-        raise UnknownLease(request.lease_id)
-    if request.kind is FinishKind.GROUP:
-        return _finish_with_group(run, evaluation, task, attempt, request)
-    if _find_live(run, request.lease_id, request.worker_id, request.instance_id) is None:
-        return run.settle(), EvaluationOutcome.CLOSED
-    if request.kind is FinishKind.INTERRUPTED:
-        _reopen(run, task, 0)
-    else:
-        _fail(run, evaluation, task, request.error)
-    return run.settle(), EvaluationOutcome(task.state)
-
-
-def expire(run: RunState, limit: int | None = None) -> int:
-    """Take back the leases that are due, at most `limit`; returns how many."""
-    book = run.evaluations
-    due = [
-        (one.expiry, f"{found.number}/{found.eval_id}/{task.index}", found, task)
-        for found, task, one in book.leased()
-        if one.expiry < run.now
-    ]
-    lapsed = [lease_id for lease_id, one in book.lapsing.items() if one.expiry < run.now]
-    for _, _, evaluation, task in sorted(due, key=lambda one: one[:2])[:limit]:
-        _fail(run, evaluation, task, EXPIRED)
-    for lease_id in lapsed:
-        del book.lapsing[lease_id]
-        run.changed = True
-    book.forget_idle()
-    return len(due) + len(lapsed)
-
-
-def _release_former(run: RunState, ask: EvaluationAsk) -> Worker | None:
-    """The record of the asking process; what a former one held is pending again."""
-    book = run.evaluations
-    worker = book.workers.get(ask.worker_id)
-    if worker is None or worker.instance_id == ask.instance_id:
-        return worker
-    for _, task, one in list(book.leased()):
-        if one.worker_id == ask.worker_id:
-            _reopen(run, task, 0)
-    for lease_id, one in list(book.lapsing.items()):
-        if one.worker_id == ask.worker_id:
-            del book.lapsing[lease_id]
-            run.changed = True
-    book.forget_idle()
-    return None
-
-
-def _parse(run: RunState, lease_id: str) -> tuple[Evaluation | None, Task | None, int]:
-    """Evaluation, task and attempt that a lease is or was of. Raises UnknownLease for what is no lease id."""
-    parts = lease_id.split("/")
-    numbers = parts[1:]
-    if len(parts) != 4 or not parts[0] or not all(one.isascii() and one.isdecimal() for one in numbers):
-        raise UnknownLease(lease_id)
-    if len(numbers[0]) > 15 or len(numbers[1]) > 4 or len(numbers[2]) > 15 or numbers[2].startswith("0"):
-        raise UnknownLease(lease_id)
-    number, index, attempt = map(int, numbers)
-    evaluation = run.evaluations.evaluations.get(parts[0])
-    if evaluation is None or evaluation.number != number:
-        return None, None, attempt
-    return evaluation, evaluation.tasks[index] if index < len(evaluation.tasks) else None, attempt
-
-
-def _find_live(run: RunState, lease_id: str, worker_id: str, instance_id: str) -> tuple[Evaluation, Task] | None:
-    try:
-        evaluation, task, attempt = _parse(run, lease_id)
-    except UnknownLease:
+def find_live(run: RunState, lease_id: str, worker_id: str, instance_id: str) -> tuple[Evaluation, Task] | None:
+    """Evaluation and task of a lease that this process holds and that is not past its expiry."""
+    evaluation, task, named = _find(run, lease_id)
+    if evaluation is None or task is None or task.lease is None or named is None:
         return None
-    if evaluation is None or task is None or task.lease is None or task.attempt != attempt:
+    if named.generation or task.attempt != named.attempt:
         return None
     held = (task.lease.worker_id, task.lease.instance_id) == (worker_id, instance_id)
     return (evaluation, task) if held and task.lease.expiry >= run.now else None
 
 
-def _lease(run: RunState, task: Task, ask: EvaluationAsk) -> None:
-    task.state = "leased"
-    task.attempt += 1
-    task.lease = Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms)
+def prolong(run: RunState, task: Task) -> None:
+    """The task's lease lasts a full time to live from now."""
+    assert task.lease is not None
+    task.lease = Lease(task.lease.worker_id, task.lease.instance_id, run.now + run.policy.lease_ttl_ms)
     run.changed = True
 
 
-def _reopen(run: RunState, task: Task, not_before: int) -> None:
-    task.state, task.lease, task.not_before = "pending", None, not_before
-    run.evaluations.forget_idle()
+def take_back(run: RunState, evaluation: Evaluation, task: Task, given: LeaseReturn) -> ReturnOutcome:
+    """A live lease is handed back."""
+    if given.kind is ReturnKind.INTERRUPTED:
+        reopen(run, task, 0)
+    else:
+        _fail(run, evaluation, task, given.error)
+    return ReturnOutcome(task.state)
+
+
+def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
+    """What becomes of a pushed group whose lease is of an evaluation."""
+    evaluation, task, named = _find(run, facts.lease_id)
+    if evaluation is None:
+        return _pushed(facts, PushKind.UNKNOWN_LEASE if named is None else PushKind.CLOSED)
+    if task is None or named is None or named.generation or named.attempt > task.attempt:
+        return _pushed(facts, PushKind.UNKNOWN_LEASE)
+    refused = _judge(task, facts, named.attempt, gone=gone) or _check_group(evaluation, task, facts)
+    stored = run.evaluations.stored_bytes - len(task.spec) + facts.size_bytes
+    if refused is None and stored > MAX_STORED_BYTES:
+        refused = replace(_named(facts, "stored_bytes", stored, str(MAX_STORED_BYTES)), kind=PushKind.EVALUATIONS_FULL)
+    if refused is not None:
+        return refused
+    _end(run, evaluation, task, "finished", facts.size_bytes)
+    task.payload_key, task.accepted = payload_key, named.attempt
+    return _pushed(facts, PushKind.RECORDED)
+
+
+def expire(run: RunState, limit: int | None = None) -> int:
+    """Take back the leases that are due, at most `limit`; returns how many."""
+    due = [
+        (one.expiry, f"{found.number:015d}{found.task_id(task)}", found, task)
+        for found, task, one in run.evaluations.leased()
+        if one.expiry < run.now
+    ]
+    taken = sorted(due, key=lambda one: one[:2])[:limit]
+    for _, _, evaluation, task in taken:
+        _fail(run, evaluation, task, EXPIRED)
+    return len(taken)
+
+
+def reopen(run: RunState, task: Task, not_before: int) -> None:
+    """A leased task is pending again."""
+    close(run, task)
+    task.state, task.not_before = "pending", not_before
+    run.changed = True
+
+
+def close(run: RunState, task: Task) -> None:
+    """The task's lease ends, if there is one."""
+    if task.lease is not None:
+        run.leases.workers[task.lease.worker_id].evaluating.remove(task)
+        task.lease = None
+
+
+def _find(run: RunState, lease_id: str) -> tuple[Evaluation | None, Task | None, LeaseId | None]:
+    """Evaluation and task that a lease is or was of, and its id; None for what is no lease of an evaluation's task."""
+    lease_of = LeaseId.parse(lease_id)
+    named = EvaluationTaskId.parse(lease_of.task_id) if lease_of else None
+    if named is None:
+        return None, None, None
+    evaluation = run.evaluations.evaluations.get(named.eval_id)
+    if evaluation is None or evaluation.number != named.number:
+        return None, None, lease_of
+    return evaluation, evaluation.tasks[named.index] if named.index < len(evaluation.tasks) else None, lease_of
+
+
+def _lease(run: RunState, task: Task, ask: LeaseAsk, worker: Worker) -> None:
+    task.state = "leased"
+    task.attempt += 1
+    task.lease = Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms)
+    worker.evaluating.append(task)
     run.changed = True
 
 
 def _end(run: RunState, evaluation: Evaluation, task: Task, state: str, size: int) -> None:
-    task.state, task.lease = state, None
+    close(run, task)
+    task.state = state
     evaluation.stored_bytes += size - len(task.spec)
     evaluation.ended.append(task)
-    run.evaluations.forget_idle()
     run.changed = True
 
 
@@ -192,45 +179,49 @@ def _fail(run: RunState, evaluation: Evaluation, task: Task, why: str) -> None:
     task.failures += 1
     task.error = why
     if task.failures < MAX_ATTEMPTS:
-        _reopen(run, task, run.now + backoff_ms(run.policy, task.failures))
+        reopen(run, task, run.now + backoff_ms(run.policy, task.failures))
     else:
         _end(run, evaluation, task, "failed", 0)
 
 
-def _finish_with_group(
-    run: RunState, evaluation: Evaluation, task: Task, attempt: int, request: FinishEvaluation
-) -> tuple[Revision, EvaluationOutcome]:
+def _judge(task: Task, facts: GroupFacts, attempt: int, *, gone: bool) -> Pushed | None:
+    """Whether the task still wants this attempt's result."""
+    if gone:
+        return _pushed(facts, PushKind.GONE)
     if task.accepted == attempt:
-        return run.settle(), EvaluationOutcome.DUPLICATE
-    if task.state in ("finished", "failed"):
-        return run.settle(), EvaluationOutcome.CLOSED
-    _check_group(evaluation, task, request)
-    stored = run.evaluations.stored_bytes - len(task.spec) + len(request.body)
-    if stored > MAX_STORED_BYTES:
-        raise EvaluationsFull("stored_bytes", stored, MAX_STORED_BYTES)
-    _end(run, evaluation, task, "finished", len(request.body))
-    task.payload_key, task.accepted = run.payloads.put(request.body), attempt
-    return run.settle(), EvaluationOutcome.ACCEPTED
+        return _pushed(facts, PushKind.DUPLICATE)
+    return _pushed(facts, PushKind.CLOSED) if task.state in ("finished", "failed") else None
 
 
-def _check_group(evaluation: Evaluation, task: Task, request: FinishEvaluation) -> None:
-    version, head, tail = evaluation.version, request.head, request.tail
-    if request.task_id != task.task_id:
-        raise InvalidField("group.header.task_id", request.task_id, f"{task.task_id}, the task of the lease")
-    if request.samples != task.group_size:
-        limit = f"{task.group_size}, the group_size of the task"
-        raise InvalidField("group.header.samples", f"{request.samples} samples", limit)
+def _check_group(evaluation: Evaluation, task: Task, facts: GroupFacts) -> Pushed | None:
+    version, head, tail = evaluation.version, facts.head, facts.tail
+    if facts.task_id != task.task_id:
+        return _named(facts, "task_id", facts.task_id, f"{task.task_id}, the task of the lease")
+    if facts.generation:
+        return _named(facts, "generation", facts.generation, "0 for the task of an evaluation")
+    if facts.samples != task.group_size:
+        return _named(facts, "samples", f"{facts.samples} samples", f"{task.group_size}, the group_size of the task")
     if (head, tail) != (version, version):
         found = f"versions {head.epoch}.{head.version} to {tail.epoch}.{tail.version}"
-        limit = f"of version {version.epoch}.{version.version} alone, which is evaluated"
-        raise InvalidField("group.header.samples.spans", found, limit)
+        limit = f"{version.epoch}.{version.version} alone, which is evaluated"
+        return _named(facts, "samples.spans.version", found, limit)
+    return None
 
 
-def _grant(evaluation: Evaluation, task: Task) -> EvaluationGrant:
-    return EvaluationGrant(evaluation.lease_id(task), task.task_id, evaluation.version, task.attempt, task.spec)
+def _pushed(facts: GroupFacts, kind: PushKind) -> Pushed:
+    return Pushed(kind, group_id(facts.task_id, facts.generation), sink=TaskSink.EVALUATIONS)
+
+
+def _named(facts: GroupFacts, field: str, value: object, limit: str) -> Pushed:
+    return replace(_pushed(facts, PushKind.INVALID), field=field, value=str(value), limit=limit)
+
+
+def _grant(evaluation: Evaluation, task: Task) -> LeaseGrant:
+    lease_id = evaluation.lease_id(task)
+    return LeaseGrant(lease_id, task.task_id, 0, task.attempt, task.spec, b"", evaluation.version)
 
 
 def _reply(
-    run: RunState, grants: Sequence[EvaluationGrant], wait: LeaseWait | None = None, wanted: Wanted | None = None
-) -> EvaluationLeased:
-    return EvaluationLeased(run.settle(), grants, wait, wanted, run.policy.lease_ttl_ms)
+    run: RunState, grants: Sequence[LeaseGrant], wait: LeaseWait | None = None, wanted: Wanted | None = None
+) -> Leased:
+    return Leased(run.settle(), grants, wait, run.published, 0, run.policy.lease_ttl_ms, wanted)

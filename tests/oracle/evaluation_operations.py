@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from buffer_service.domain import evaluations as ev
-from buffer_service.domain import ops
 from buffer_wire.revision import NO_REVISION, Revision
-from tests.oracle import evaluation_leases, evaluations
+from tests.oracle import evaluations
 from tests.oracle.state import RunState
 
 
@@ -44,27 +43,3 @@ class EvaluationOperations(ABC):
     def delete_evaluation(self, run_id: str, eval_id: str, *, seen_revision: Revision = NO_REVISION) -> Revision:
         """End it, delete its results."""
         return evaluations.delete(self._begin(run_id, seen_revision), eval_id)
-
-    def lease_evaluation(
-        self, run_id: str, ask: ev.EvaluationAsk, *, seen_revision: Revision = NO_REVISION
-    ) -> ev.EvaluationLeased:
-        """Lease tasks."""
-        return evaluation_leases.lease(self._begin(run_id, seen_revision), ask)
-
-    def extend_evaluation(
-        self,
-        run_id: str,
-        worker_id: str,
-        instance_id: str,
-        lease_ids: Sequence[str],
-        *,
-        seen_revision: Revision = NO_REVISION,
-    ) -> ops.Extended:
-        """Prolong leases that are live."""
-        return evaluation_leases.extend(self._begin(run_id, seen_revision), worker_id, instance_id, lease_ids)
-
-    def finish_evaluation(
-        self, run_id: str, finish: ev.FinishEvaluation, *, seen_revision: Revision = NO_REVISION
-    ) -> tuple[Revision, ev.EvaluationOutcome]:
-        """End a lease."""
-        return evaluation_leases.finish(self._begin(run_id, seen_revision), finish)

@@ -14,6 +14,7 @@ from buffer_service.domain.evaluations import (
 from buffer_service.domain.ops import WeightVersion
 from buffer_wire.errors import EvaluationExists, EvaluationsFull, InvalidField, UnknownEvaluation
 from buffer_wire.revision import Revision
+from tests.oracle import evaluation_leases
 from tests.oracle.evaluation_book import Evaluation, Task
 from tests.oracle.state import RunState
 
@@ -103,13 +104,12 @@ def results(run: RunState, eval_id: str, start: int, limit: int) -> EvaluationRe
 
 
 def delete(run: RunState, eval_id: str) -> Revision:
-    """Delete an evaluation; its leases lapse."""
+    """Delete an evaluation; its leases are lost."""
     evaluation = find(run, eval_id)
     del run.evaluations.evaluations[eval_id]
     for task in evaluation.tasks:
         if task.payload_key:
             run.payloads.trash(task.payload_key)
-        if task.lease is not None:
-            run.evaluations.lapsing[evaluation.lease_id(task)] = task.lease
+        evaluation_leases.close(run, task)
     run.changed = True
     return run.settle()

@@ -57,7 +57,7 @@ class LeaseBook:
         for worker_id, worker in list(self.workers.items()):
             if worker.heard_ms >= now - FORGOTTEN_MS:
                 continue
-            if worker.leased:
+            if worker.leased or worker.evaluating:
                 worker.heard_ms = now
             else:
                 del self.workers[worker_id]

@@ -20,8 +20,11 @@ from buffer_service.domain.ops import (
     ReturnKind,
     ReturnOutcome,
     TaskFailure,
+    TaskSink,
+    sink_of,
 )
 from buffer_service.rules.transitions import TaskState
+from tests.oracle import evaluation_leases
 from tests.oracle.records import Continuation, Lease, Task, Worker
 from tests.oracle.rules.failures import backoff_ms
 from tests.oracle.rules.spread import too_spread
@@ -38,6 +41,12 @@ def lease(run: RunState, ask: LeaseAsk) -> Leased:
     """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
     expire(run, EXPIRIES_PER_LEASE)
     worker = _worker(run, ask)
+    if ask.sink is TaskSink.EVALUATIONS:
+        return evaluation_leases.lease(run, ask, worker)
+    return _lease_of_queue(run, ask, worker)
+
+
+def _lease_of_queue(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
     if ask.request_id and worker.request_id == ask.request_id:
         still_live = [task for task, lease_id in worker.granted if task.lease and task.lease_id == lease_id]
         return _reply(run, still_live)
@@ -65,6 +74,9 @@ def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[
     """Prolong the leases that are live; take back those whose group could no longer be fresh."""
     states = []
     for lease_id in lease_ids:
+        if sink_of(lease_id) is TaskSink.EVALUATIONS:
+            states.append(_prolong_evaluation(run, worker_id, instance_id, lease_id))
+            continue
         task = run.leases.live(lease_id, worker_id, instance_id, run.now)
         states.append(LeaseState.LOST if task is None else _prolong_or_cancel(run, task))
     return Extended(run.settle(), states, run.policy.lease_ttl_ms)
@@ -74,6 +86,10 @@ def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence
     """Hand leases back, one after another."""
     outcomes = []
     for given in returns:
+        if sink_of(given.lease_id) is TaskSink.EVALUATIONS:
+            found = evaluation_leases.find_live(run, given.lease_id, worker_id, instance_id)
+            outcomes.append(evaluation_leases.take_back(run, *found, given) if found else ReturnOutcome.LOST)
+            continue
         task = run.leases.live(given.lease_id, worker_id, instance_id, run.now)
         outcomes.append(ReturnOutcome.LOST if task is None else _take_back(run, task, given))
     return Returned(run.settle(), outcomes)
@@ -86,7 +102,7 @@ def expire(run: RunState, limit: int | None = None) -> int:
         _fail(run, task, EXPIRED)
         run.count("leases_expired")
         expired += 1
-    return expired
+    return expired + evaluation_leases.expire(run, None if limit is None else limit - expired)
 
 
 def prolong(run: RunState, task: Task) -> None:
@@ -96,12 +112,22 @@ def prolong(run: RunState, task: Task) -> None:
         run.changed = True
 
 
+def _prolong_evaluation(run: RunState, worker_id: str, instance_id: str, lease_id: str) -> LeaseState:
+    found = evaluation_leases.find_live(run, lease_id, worker_id, instance_id)
+    if found is None:
+        return LeaseState.LOST
+    evaluation_leases.prolong(run, found[1])
+    return LeaseState.LIVE
+
+
 def _worker(run: RunState, ask: LeaseAsk) -> Worker:
     """The record of the asking process; one that replaced another releases its leases."""
     worker = run.leases.workers.get(ask.worker_id)
     if worker is None or worker.instance_id != ask.instance_id:
         for task in list(worker.leased.values()) if worker else []:
             _interrupt(run, task)
+        for evaluated in list(worker.evaluating) if worker else []:
+            evaluation_leases.reopen(run, evaluated, 0)
         worker = run.leases.workers[ask.worker_id] = Worker(ask.instance_id)
     worker.heard_ms = run.now
     return worker

@@ -8,10 +8,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from buffer_service.domain.ops import PORTION, GroupFacts, Pushed, PushKind, PushResult, WeightVersion
+from buffer_service.domain.ops import (
+    PORTION,
+    GroupFacts,
+    Pushed,
+    PushKind,
+    PushResult,
+    TaskSink,
+    WeightVersion,
+    sink_of,
+)
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.rules.transitions import GroupState, TaskState
+from tests.oracle import evaluation_leases
 from tests.oracle.leasing import prolong
 from tests.oracle.records import Group, Task
 from tests.oracle.rules.filters import acceptance_ppm, has_filter, why_filtered
@@ -27,14 +37,20 @@ def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]], *, retry: bool
         if len(outcomes) % PORTION == 0:
             run.settle()
         gone = retry and payload_key not in run.staged
-        outcome = _refuse(run, facts, gone=gone) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
+        outcome = _judged(run, facts, payload_key, gone=gone)
         if outcome.kind is not PushKind.BLOCKED:
             run.line.leave(payload_key)
             run.staged.pop(payload_key, None)
-        if outcome.kind not in {PushKind.QUEUED, PushKind.BLOCKED}:
+        if outcome.kind not in {PushKind.QUEUED, PushKind.BLOCKED, PushKind.RECORDED}:
             run.payloads.trash(payload_key)
         outcomes.append(outcome)
     return PushResult(run.settle(), outcomes, run.published)
+
+
+def _judged(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
+    if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
+        return evaluation_leases.record(run, facts, payload_key, gone=gone)
+    return _refuse(run, facts, gone=gone) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
 
 
 def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:

@@ -7,12 +7,16 @@ versions of groups, leases and continuations are those of the present timeline.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 from buffer_service.domain.gate import MILLI, age_milli
 from buffer_service.domain.ops import Amount, Buffer, GroupFacts
 from buffer_service.domain.policy import StalenessMeasure
 from buffer_service.rules.transitions import NEW, TaskState
 from tests.oracle.rules.identity import LeaseId
+
+if TYPE_CHECKING:
+    from tests.oracle.evaluation_book import Task as EvaluationTask
 
 _written = count(1)
 
@@ -142,6 +146,11 @@ class Worker:
     request_id: str = ""
     granted: list[tuple[Task, str]] = field(default_factory=list)
     """The leases of that request: task and lease id."""
+    evaluating: list["EvaluationTask"] = field(default_factory=list)
+    """Leased tasks of evaluations."""
+    evaluation_request_id: str = ""
+    evaluation_leases: list[str] = field(default_factory=list)
+    """Lease ids of its last request for evaluations that was given any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from buffer_wire.errors import EvaluationExists, InvalidField, StaleEpoch, UnknownEvaluation, UnknownLease
-from rollout_buffer.v1 import common_pb2, runs_pb2, tasks_pb2, weights_pb2
+from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, tasks_pb2, weights_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from tests.support.evaluations import EvaluatingWorker
 from tests.support.rpc import TIMEOUT_S, VERSION_0, Rpc, RunRpc, failure, make_group, make_task
@@ -62,19 +62,19 @@ def test_results_are_read_in_order_of_their_ending_and_the_ledgers_know_nothing(
     assert submit(worker, run, count=3).created
     first, second, third = worker.lease(5).leases
     assert [lease.task.task_id for lease in (first, second, third)] == ["e.0", "e.1", "e.2"]
-    assert worker.finish(second) == pb.EVALUATION_OUTCOME_ACCEPTED
-    assert worker.finish(second) == pb.EVALUATION_OUTCOME_DUPLICATE
-    assert worker.finish(first) == pb.EVALUATION_OUTCOME_ACCEPTED
+    assert worker.finish(second) == groups_pb2.PUSH_OUTCOME_RECORDED
+    assert worker.finish(second) == groups_pb2.PUSH_OUTCOME_DUPLICATE
+    assert worker.finish(first) == groups_pb2.PUSH_OUTCOME_RECORDED
     messages = read(worker)
     results = [result for message in messages for result in message.results]
     assert [(result.task_index, result.task_id) for result in results] == [(1, "e.1"), (0, "e.0")]
-    assert results[0].group == make_group("e.1", lengths=[4, 4], version=first.version)
+    assert results[0].group == make_group("e.1", lease_id=second.lease_id, lengths=[4, 4], version=first.pinned)
     assert [result.task_index for message in read(worker, seen=1) for result in message.results] == [0]
     view = get(worker)
     assert (view.pending, view.leased, view.finished, view.failed) == (0, 1, 2, 0)
     after = run.get()
     assert (after.groups, after.tasks, after.statistics) == (before.groups, before.tasks, before.statistics)
-    assert worker.hand_back(third) == pb.EVALUATION_OUTCOME_PENDING
+    assert worker.hand_back(third) == tasks_pb2.RETURN_OUTCOME_PENDING
 
 
 def test_a_task_is_given_to_no_engine_of_another_version(run: RunRpc, worker: EvaluatingWorker) -> None:
@@ -87,7 +87,7 @@ def test_a_task_is_given_to_no_engine_of_another_version(run: RunRpc, worker: Ev
     reply = worker.lease(1, loaded=newer)
     assert (list(reply.leases), reply.wait) == ([], tasks_pb2.LEASE_WAIT_ENGINE_STALE)
     assert not reply.HasField("wanted")
-    assert worker.lease(1, loaded=newer, would_load=True).wanted == pb.WantedWeights(version=VERSION_0)
+    assert worker.lease(1, loaded=newer, would_load=True).wanted == tasks_pb2.WantedWeights(version=VERSION_0)
     assert submit(worker, run, "newest", 1).evaluation.version == newer
     (lease,) = worker.lease(5, loaded=newer).leases
     assert lease.task.task_id == "newest.0"
@@ -121,14 +121,12 @@ def test_a_reader_waits_for_the_end(run: RunRpc, worker: EvaluatingWorker) -> No
 def test_a_group_with_tokens_of_other_weights_is_refused(run: RunRpc, worker: EvaluatingWorker) -> None:
     submit(worker, run, count=1)
     (lease,) = worker.lease().leases
-    error = failure(lambda: worker.finish(lease, version=common_pb2.WeightVersion(epoch=1, version=1)))
+    error = worker.refusal(lease, version=common_pb2.WeightVersion(epoch=1, version=1))
     assert isinstance(error, InvalidField)
-    assert error.attributes["field"] == "group.header.samples.spans"
-    error = failure(lambda: worker.finish(lease, make_group("e.0", lengths=[4])))
-    assert error.attributes["field"] == "group.header.samples"
-    error = failure(lambda: worker.finish(lease, make_group("other", lengths=[4, 4])))
-    assert error.attributes["field"] == "group.header.task_id"
-    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_ACCEPTED
+    assert error.attributes["field"] == "samples.spans.version"
+    assert worker.refusal(lease, make_group("e.0", lengths=[4])).attributes["field"] == "samples"
+    assert worker.refusal(lease, make_group("other", lengths=[4, 4])).attributes["field"] == "task_id"
+    assert worker.finish(lease) == groups_pb2.PUSH_OUTCOME_RECORDED
 
 
 def test_a_task_fails_after_five_errors_and_the_reader_hears_why(rpc: Rpc) -> None:
@@ -136,7 +134,7 @@ def test_a_task_fails_after_five_errors_and_the_reader_hears_why(rpc: Rpc) -> No
     worker = EvaluatingWorker(rpc.channel, run.run_id)
     submit(worker, run, count=1)
     outcomes = [worker.hand_back(worker.lease(1, wait_ms=10_000).leases[0], f"error {i}") for i in range(5)]
-    assert outcomes == [pb.EVALUATION_OUTCOME_PENDING] * 4 + [pb.EVALUATION_OUTCOME_FAILED]
+    assert outcomes == [tasks_pb2.RETURN_OUTCOME_PENDING] * 4 + [tasks_pb2.RETURN_OUTCOME_FAILED]
     (message, last) = read(worker)
     assert [(result.error, result.attempts, result.HasField("group")) for result in message.results] == [
         ("error 4", 5, False)
@@ -181,18 +179,18 @@ def test_a_deleted_evaluation_is_gone_for_everybody(run: RunRpc, worker: Evaluat
     listed = worker.stub.ListEvaluations(pb.ListEvaluationsRequest(run=run.ref), timeout=TIMEOUT_S)
     assert [evaluation.eval_id for evaluation in listed.evaluations] == ["e"]
     worker.stub.DeleteEvaluation(pb.DeleteEvaluationRequest(run=run.ref, eval_id="e"), timeout=TIMEOUT_S)
-    request = pb.ExtendEvaluationRequest(
+    request = tasks_pb2.ExtendLeasesRequest(
         run=run.ref, worker_id=worker.worker_id, instance_id=worker.instance_id, lease_ids=[lease.lease_id]
     )
-    assert list(worker.stub.ExtendEvaluation(request, timeout=TIMEOUT_S).states) == [tasks_pb2.LEASE_STATE_LOST]
-    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_CLOSED
+    assert list(worker.tasks.ExtendLeases(request, timeout=TIMEOUT_S).states) == [tasks_pb2.LEASE_STATE_LOST]
+    assert worker.finish(lease) == groups_pb2.PUSH_OUTCOME_CLOSED
     assert isinstance(failure(lambda: read(worker)), UnknownEvaluation)
-    lease.lease_id = "no lease"
-    assert isinstance(failure(lambda: worker.finish(lease)), UnknownLease)
+    lease.lease_id = "no lease@"
+    assert isinstance(worker.refusal(lease), UnknownLease)
     # One of the same name is another one: what is left of the deleted one does not touch it.
-    lease.lease_id = "e/1/0/1"
+    lease.lease_id = "e@1.0/0/1"
     submit(worker, run)
-    assert worker.finish(lease) == pb.EVALUATION_OUTCOME_CLOSED
+    assert worker.finish(lease) == groups_pb2.PUSH_OUTCOME_CLOSED
     assert get(worker).pending == 2
 
 

@@ -42,7 +42,7 @@ def filled(run: RunRpc, method: MethodDescriptor) -> Any:
         request.run_id = f"{run.run_id}.other"
     elif method.name in {"SubmitTasks", "SubmitEvaluation"}:
         request.tasks.append(make_task())
-    elif method.name in ("PushGroup", "FinishEvaluation"):
+    elif method.name == "PushGroup":
         request.group.CopyFrom(make_group("x"))
     elif method.name == "PushGroups":
         request.sequence = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout_buffer.v1 import evaluations_pb2, evaluations_pb2_grpc, groups_pb2, inspect_pb2, runs_pb2, tasks_pb2
+from rollout_buffer.v1 import groups_pb2, inspect_pb2, runs_pb2, tasks_pb2
 from tests.service.refusals import refused
 from tests.support.rpc import Rpc, RunRpc, make_group, make_plan, make_task, manifest
 from tests.support.service import ServiceProcess
@@ -35,9 +35,6 @@ CALLS: dict[str, Callable[[RunRpc, str], object]] = {
     ),
     "environment": lambda run, name: run.rpc.inspect.ListTasks(
         inspect_pb2.ListTasksRequest(run=run.ref, set=inspect_pb2.TASK_SET_PENDING, environment=name)
-    ),
-    "lease_id": lambda run, name: evaluations_pb2_grpc.EvaluationServiceStub(run.rpc.channel).FinishEvaluation(
-        evaluations_pb2.FinishEvaluationRequest(run=run.ref, worker_id="w", instance_id="i", lease_id=name)
     ),
 }
 

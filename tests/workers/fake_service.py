@@ -254,6 +254,9 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
         raise NotImplementedError("the trainer's; see FakeService.submit")
 
     async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, context: Context) -> tasks_pb2.LeaseTasksResponse:
+        if request.sink == tasks_pb2.TASK_SINK_EVALUATIONS:
+            await asyncio.sleep(request.wait_ms / 1000)
+            return tasks_pb2.LeaseTasksResponse(wait=tasks_pb2.LEASE_WAIT_NO_TASKS)
         reply = await self.fake.lease(request)
         if self.fake.lose_lease_replies:
             self.fake.lose_lease_replies -= 1

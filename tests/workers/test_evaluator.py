@@ -2,14 +2,13 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.engine.simulated.answers import AnswerOptions
@@ -18,9 +17,11 @@ from rollout_workers.engine.types import SampleRequest
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.rewards import Scorer
 from rollout_workers.service.client import WaitLog
+from rollout_workers.service.parcels import PushResult
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.dispatcher import Dispatcher
 from rollout_workers.tasks.evaluator import Evaluator
+from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.tasks.work import Tools
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import length_reward, task
@@ -33,12 +34,15 @@ class Calls:
 
     address = "fake:1"
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
         self.pending: list[str] = []
         self.version = BASE
         self.asked: list[tuple[str, int, float]] = []
         """Request ids, tasks asked for, waits."""
-        self.granted: dict[str, list[pb.EvaluationLease]] = {}
+        self.loaded: list[Version] = []
+        """Versions that the requests named."""
+        self.granted: dict[str, list[tasks_pb2.Lease]] = {}
         self.groups: list[groups_pb2.Group] = []
         self.returned: list[tuple[str, int]] = []
         self.lose_reply = False
@@ -54,9 +58,19 @@ class Calls:
         return WaitLog(what)
 
     async def lease(
-        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float, would_load: bool
-    ) -> pb.LeaseEvaluationResponse:
+        self,
+        holder: str,
+        request_id: str,
+        loaded: Version,
+        *,
+        max_tasks: int,
+        wait_s: float,
+        sink: int,
+        would_load: bool,
+    ) -> tasks_pb2.LeaseTasksResponse:
+        assert sink == tasks_pb2.TASK_SINK_EVALUATIONS
         self.asked.append((request_id, max_tasks, wait_s))
+        self.loaded.append(loaded)
         if request_id not in self.granted:
             if wait_s and not self._given(loaded):
                 async with asyncio.timeout(30):
@@ -66,27 +80,30 @@ class Calls:
                 del self.pending[: len(leases)]
         if self.lose_reply and wait_s:
             await asyncio.Event().wait()
-        return pb.LeaseEvaluationResponse(leases=self.granted.get(request_id, []))
+        return tasks_pb2.LeaseTasksResponse(leases=self.granted.get(request_id, []))
 
     def _given(self, loaded: Version) -> list[str]:
         return list(self.pending) if loaded == self.version else []
 
-    def _lease(self, name: str) -> pb.EvaluationLease:
-        lease_id = f"e/1/{name}/1"
-        return pb.EvaluationLease(
-            lease_id=lease_id, task=task(name, group_size=1), version=self.version.wire(), attempt=1, ttl_ms=60_000
+    def _lease(self, name: str) -> tasks_pb2.Lease:
+        lease_id = f"e@1.{name}/0/1"
+        return tasks_pb2.Lease(
+            lease_id=lease_id, task=task(name, group_size=1), pinned=self.version.wire(), attempt=1, ttl_ms=60_000
         )
 
-    async def extend(self, holder: str, lease_ids: list[str], *, timeout_s: float) -> pb.ExtendEvaluationResponse:
-        return pb.ExtendEvaluationResponse(states=[tasks_pb2.LEASE_STATE_LIVE] * len(lease_ids), ttl_ms=60_000)
+    async def extend(self, holder: str, lease_ids: list[str], *, timeout_s: float) -> tasks_pb2.ExtendLeasesResponse:
+        return tasks_pb2.ExtendLeasesResponse(states=[tasks_pb2.LEASE_STATE_LIVE] * len(lease_ids), ttl_ms=60_000)
 
-    async def finish(self, holder: str, lease_id: str, group: groups_pb2.Group) -> int:
-        self.groups.append(group)
-        return pb.EVALUATION_OUTCOME_ACCEPTED
+    async def give_back(self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn]) -> tasks_pb2.ReturnLeasesResponse:
+        assert not any(back.HasField("continuation") for back in returns)
+        self.returned += [(back.lease_id, back.kind) for back in returns]
+        return tasks_pb2.ReturnLeasesResponse(outcomes=[tasks_pb2.RETURN_OUTCOME_PENDING] * len(returns))
 
-    async def hand_back(self, holder: str, lease_id: str, kind: int, error: str = "") -> int:
-        self.returned.append((lease_id, kind))
-        return pb.EVALUATION_OUTCOME_PENDING
+    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+        """Take a result, in the place of the pusher."""
+        self.groups.append(groups_pb2.Group(header=header, payload=payload))
+        self.counters.pushed["recorded"] += 1
+        return PushResult("recorded")
 
 
 @dataclasses.dataclass
@@ -114,11 +131,13 @@ async def bench(*, tokens_per_s: float = 2_000.0, hold_s: float = 20.0, **more: 
     )
     slot = EngineSlot("w.e0", engine, await engine.info(), base_model=None)
     slot.adopt(slot.loaded)
-    calls, counters = Calls(), Counters()
+    counters = Counters()
+    calls = Calls(counters)
     scorer = Scorer(length_reward, Prompts(None), name="r", timeout_s=5, threads=1, decode=False)
-    tools = Tools("w", Prompts(None), scorer, None, Counters(), 30.0, 2)  # type: ignore[arg-type]
+    tools = Tools("w", Prompts(None), scorer, calls, counters, 30.0, 2)  # type: ignore[arg-type]
     values: dict[str, Any] = {"concurrency": 2, "lease_wait_s": 10.0, **more}
-    evaluator = Evaluator(slot, calls, tools, hold_s=hold_s, counters=counters, **values)  # type: ignore[arg-type]
+    keeper = LeaseKeeper(slot.engine_id, calls)  # type: ignore[arg-type]
+    evaluator = Evaluator(slot, calls, keeper, tools, hold_s=hold_s, **values)  # type: ignore[arg-type]
     slot.hold = evaluator
     try:
         async with asyncio.TaskGroup() as group:
@@ -139,7 +158,7 @@ async def test_tasks_are_made_and_their_groups_go_to_the_evaluation() -> None:
         assert at.calls.asked[0][1] == 2
         await at.until(lambda: at.evaluator.held == 0)
         assert at.slot.evaluating == 0
-    assert at.counters.pushed["queued"] == 3
+    assert at.counters.pushed["recorded"] == 3
     assert at.counters.tokens == at.counters.tokens_pushed > 0
 
 
@@ -202,8 +221,8 @@ async def test_the_hold_ends_and_what_is_on_the_engine_goes_back() -> None:
             await at.evaluator.released()
         assert not at.evaluator.active
         assert sorted(at.calls.returned) == [
-            ("e/1/a/1", tasks_pb2.RETURN_KIND_INTERRUPTED),
-            ("e/1/b/1", tasks_pb2.RETURN_KIND_INTERRUPTED),
+            ("e@1.a/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED),
+            ("e@1.b/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED),
         ]
         # Nothing more is leased for weights that are to go.
         assert at.calls.pending == ["c"]
@@ -224,7 +243,7 @@ async def test_a_lease_that_comes_when_the_weights_are_gone_goes_back_at_once() 
         await at.until(lambda: len(at.calls.asked) == 1)
         at.load(NEWER)
         at.calls.submit("a")
-        await at.until(lambda: at.calls.returned == [("e/1/a/1", tasks_pb2.RETURN_KIND_INTERRUPTED)])
+        await at.until(lambda: at.calls.returned == [("e@1.a/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)])
         assert at.evaluator.held == 0
 
 
@@ -232,22 +251,7 @@ async def test_stopping_hands_back_what_is_not_made() -> None:
     async with bench(tokens_per_s=1.0) as at:
         at.calls.submit("a")
         await at.until(lambda: at.evaluator.held == 1)
-    assert at.calls.returned == [("e/1/a/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
-
-
-@pytest.mark.parametrize("labels", [[BASE, NEWER], [NEWER]])
-async def test_a_group_with_tokens_of_other_weights_is_never_sent(labels: list[Version]) -> None:
-    async with bench(tokens_per_s=1.0) as at:
-        at.calls.submit("a")
-        await at.until(lambda: at.evaluator.held == 1)
-        spans = [groups_pb2.VersionSpan(version=version.wire(), start=i, end=i + 1) for i, version in enumerate(labels)]
-        header = groups_pb2.GroupHeader(
-            task_id="a", lease_id="e/1/a/1", samples=[groups_pb2.Sample(tokens=2, spans=spans)]
-        )
-        result = await at.evaluator._tools.pusher.push(header, b"")
-        assert result.outcome == "refused"
-        assert "1.0 is evaluated" in str(result.error)
-        assert at.calls.groups == []
+    assert at.calls.returned == [("e@1.a/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
 
 
 async def test_training_asks_for_nothing_when_evaluations_took_the_engine_meanwhile(
@@ -281,3 +285,25 @@ async def test_training_asks_for_nothing_when_evaluations_took_the_engine_meanwh
         assert asked == [1]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_request_that_was_broken_off_is_repeated_as_it_was_when_the_weights_have_changed() -> None:
+    async with bench() as at:
+        at.calls.lose_reply = True
+        await at.until(lambda: len(at.calls.asked) == 1)
+        at.calls.submit("a")
+        await at.until(lambda: not at.calls.pending)
+        at.evaluator._yielding += 1
+        at.evaluator._changes.notify()
+        await asyncio.sleep(0.05)
+        at.load(NEWER)
+        at.calls.lose_reply = False
+        at.evaluator._yielding -= 1
+        at.evaluator._changes.notify()
+        await at.until(lambda: len(at.calls.asked) == 3)
+        assert [(asked[0], at.calls.loaded[place]) for place, asked in enumerate(at.calls.asked)] == [
+            ("v1", BASE),
+            ("v1", BASE),
+            ("v2", NEWER),
+        ]
+        assert at.calls.returned == [("e@1.a/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]

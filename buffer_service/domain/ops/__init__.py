@@ -29,6 +29,9 @@ from buffer_service.domain.ops.tasks import (
     ReturnOutcome,
     Submit,
     Submitted,
+    TaskSink,
+    Wanted,
+    sink_of,
 )
 from buffer_service.domain.ops.views import Amount, Record, RunView, StoreFacts, TaskFailure
 from buffer_service.domain.ops.weights import (
@@ -80,8 +83,11 @@ __all__ = [
     "Submit",
     "Submitted",
     "TaskFailure",
+    "TaskSink",
     "TrainerClock",
+    "Wanted",
     "WeightVersion",
     "WeightsView",
     "payload_size",
+    "sink_of",
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from buffer_service.domain.ops.tasks import TaskSink
 from buffer_service.domain.ops.weights import WeightVersion
 from buffer_wire.revision import Revision
 
@@ -90,6 +91,10 @@ class PushKind(StrEnum):
     """Blocked before, and given up since: nobody had tried for STAGING_AGE_MS. Its body has to come again."""
     FILTERED = "filtered"
     """Accepted, and ended by the run's filter."""
+    RECORDED = "recorded"
+    """The result of an evaluation's task."""
+    EVALUATIONS_FULL = "evaluations_full"
+    """Not recorded: the run keeps as much of evaluations as it may."""
     FORGOTTEN = "forgotten"
     """Pushed without a lease, and first tried before what the run remembers: perhaps it was accepted then."""
     INVALID = "invalid"
@@ -104,14 +109,16 @@ class Pushed:
     group_id: str
     payload_key: str = ""
     field: str = ""
-    """Field that is to blame, for INVALID and FORGOTTEN; `value` and `limit` complete the error."""
+    """Field that is to blame, for INVALID, FORGOTTEN and EVALUATIONS_FULL; `value` and `limit` complete the error."""
     value: str = ""
     limit: str = ""
+    sink: TaskSink = TaskSink.QUEUE
+    """Sink that the group goes to, or would go to."""
 
 
 @dataclass(slots=True)
 class NewGroup:
-    """A group on its way into the queue: facts, the serialized wire Group, stored untouched and returned byte for byte,
+    """A group on its way to the store: facts, the serialized wire Group, stored untouched and returned byte for byte,
     and what became of it.
     """
 

@@ -53,9 +53,22 @@ class LeaseWait(StrEnum):
     DRAINING = "draining"
 
 
+class TaskSink(StrEnum):
+    """Place where the result of a task goes."""
+
+    QUEUE = "queue"
+    EVALUATIONS = "evaluations"
+    """Results of an evaluation, whose tasks are pinned to a weight version."""
+
+
+def sink_of(lease_id: str) -> TaskSink:
+    """Sink of the task that a lease is of: only the id of an evaluation's task has an @."""
+    return TaskSink.EVALUATIONS if "@" in lease_id else TaskSink.QUEUE
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """A worker asks for up to max_tasks tasks.
+    """A worker asks for up to max_tasks tasks of one sink; of evaluations 0 only asks what is wanted.
 
     message_bytes: largest size of one reply. Several leases together get half of it for their specs and continuations.
     A lease that needs more comes alone, and without its continuation where the two exceed message_bytes.
@@ -68,11 +81,17 @@ class LeaseAsk:
     loaded: WeightVersion
     max_tasks: int
     message_bytes: int = 64 << 20
+    sink: TaskSink = TaskSink.QUEUE
+    would_load: bool = False
+    """The engine would load other weights for an evaluation: the reply says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease of a task. `spec` and `continuation` are the stored bytes, continuation empty when there is none."""
+    """A lease of a task. `spec` and `continuation` are the stored bytes, continuation empty when there is none.
+
+    `task_id` is the id that the trainer gave the task, or the service for it.
+    """
 
     lease_id: str
     task_id: str
@@ -80,6 +99,16 @@ class LeaseGrant:
     attempt: int
     spec: bytes
     continuation: bytes
+    pinned: WeightVersion | None = None
+    """Weights that all of the group has to come from; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Weights that an evaluation with pending tasks waits for; manifest as it was published, empty for none."""
+
+    version: WeightVersion
+    manifest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +121,7 @@ class Leased:
     published: WeightVersion
     required_version: int
     ttl_ms: int
+    wanted: Wanted | None = None
 
 
 class ReturnKind(StrEnum):

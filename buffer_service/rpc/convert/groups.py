@@ -16,7 +16,7 @@ from buffer_service.rules.totals import MOST, MOST_BEHIND
 from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
 from buffer_wire.enums import numbers
-from buffer_wire.errors import InvalidField, RolloutBufferError, UnknownLease
+from buffer_wire.errors import EvaluationsFull, InvalidField, RolloutBufferError, UnknownLease
 from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
@@ -28,7 +28,7 @@ Entry: TypeAlias = ops.NewGroup | pb.PushAck
 
 _FINAL = (
     *(ops.PushKind.QUEUED, ops.PushKind.DUPLICATE, ops.PushKind.CLOSED),
-    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED),
+    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED, ops.PushKind.RECORDED),
 )
 _OUTCOMES = numbers(pb.PushOutcome, _FINAL)
 
@@ -160,6 +160,8 @@ def to_ack(entry: Entry) -> pb.PushAck:
         return refusal(UnknownLease(entry.facts.lease_id), pushed.group_id)
     if pushed.kind in {ops.PushKind.INVALID, ops.PushKind.FORGOTTEN}:
         return refusal(InvalidField(pushed.field, pushed.value, pushed.limit), pushed.group_id)
+    if pushed.kind is ops.PushKind.EVALUATIONS_FULL:
+        return refusal(EvaluationsFull(pushed.field, int(pushed.value), int(pushed.limit)), pushed.group_id)
     return pb.PushAck(outcome=_OUTCOMES[pushed.kind], group_id=pushed.group_id)
 
 

@@ -9,14 +9,15 @@ from buffer_service.rpc.convert.groups import continuation_facts
 from buffer_wire import layout, limits
 from buffer_wire.enums import members, numbers
 from buffer_wire.errors import InvalidField
-from rollout_buffer.v1 import groups_pb2
+from rollout_buffer.v1 import groups_pb2, weights_pb2
 from rollout_buffer.v1 import tasks_pb2 as pb
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-LEASE_WAITS = {None: pb.LEASE_WAIT_UNSPECIFIED} | numbers(pb.LeaseWait, ops.LeaseWait)
-LEASE_STATES = numbers(pb.LeaseState, ops.LeaseState)
+_LEASE_WAITS = {None: pb.LEASE_WAIT_UNSPECIFIED} | numbers(pb.LeaseWait, ops.LeaseWait)
+_LEASE_STATES = numbers(pb.LeaseState, ops.LeaseState)
 _KINDS = members(pb.ReturnKind, ops.ReturnKind)
 _OUTCOMES = numbers(pb.ReturnOutcome, ops.ReturnOutcome)
+_SINKS = members(pb.TaskSink, ops.TaskSink)
 
 # ── submit ───────────────────────────────────────────────────────────────────
 
@@ -116,15 +117,27 @@ def lease_ask(request: pb.LeaseTasksRequest, message_bytes: int) -> ops.LeaseAsk
     """A checked lease request; its wait is checked too. `message_bytes`: what a reply can carry."""
     fields.number(request.wait_ms, "wait_ms", 0, 60_000)
     worker_id, instance_id = _worker(request)
+    sink = _sink(request.sink)
+    least = 0 if sink is ops.TaskSink.EVALUATIONS else 1
     return ops.LeaseAsk(
         worker_id=worker_id,
         instance_id=instance_id,
         request_id=fields.line(request.request_id, "request_id", 1, 64),
         engine_id=fields.name(request.engine_id, "engine_id"),
         loaded=fields.version(request.loaded, "loaded"),
-        max_tasks=fields.number(request.max_tasks, "max_tasks", 1, limits.MAX_LEASES_PER_REQUEST),
+        max_tasks=fields.number(request.max_tasks, "max_tasks", least, limits.MAX_LEASES_PER_REQUEST),
         message_bytes=message_bytes,
+        sink=sink,
+        would_load=request.would_load,
     )
+
+
+def _sink(value: "pb.TaskSink.ValueType") -> ops.TaskSink:
+    if value == pb.TASK_SINK_UNSPECIFIED:
+        return ops.TaskSink.QUEUE
+    if value not in _SINKS:
+        raise InvalidField("sink", value, "TASK_SINK_QUEUE or TASK_SINK_EVALUATIONS")
+    return _SINKS[value]
 
 
 def _worker(request: pb.LeaseTasksRequest | pb.ExtendLeasesRequest | pb.ReturnLeasesRequest) -> tuple[str, str]:
@@ -137,9 +150,10 @@ def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
         revision=result.revision,
         revision_proof=result.revision.proof,
         leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
-        wait=LEASE_WAITS[result.wait],
+        wait=_LEASE_WAITS[result.wait],
         published=fields.to_version(result.published),
         required_version=result.required_version,
+        wanted=_to_wanted(result.wanted) if result.wanted is not None else None,
     )
 
 
@@ -153,6 +167,14 @@ def _to_lease(grant: ops.LeaseGrant, ttl_ms: int) -> pb.Lease:
         attempt=grant.attempt,
         ttl_ms=ttl_ms,
         continuation=groups_pb2.Group.FromString(grant.continuation) if grant.continuation else None,
+        pinned=fields.to_version(grant.pinned) if grant.pinned is not None else None,
+    )
+
+
+def _to_wanted(wanted: ops.Wanted) -> pb.WantedWeights:
+    return pb.WantedWeights(
+        version=fields.to_version(wanted.version),
+        manifest=weights_pb2.WeightManifest.FromString(wanted.manifest) if wanted.manifest else None,
     )
 
 
@@ -167,7 +189,7 @@ def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
     return pb.ExtendLeasesResponse(
         revision=result.revision,
         revision_proof=result.revision.proof,
-        states=[LEASE_STATES[state] for state in result.states],
+        states=[_LEASE_STATES[state] for state in result.states],
         ttl_ms=result.ttl_ms,
     )
 

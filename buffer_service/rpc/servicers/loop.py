@@ -12,14 +12,14 @@ from typing import Any, cast
 import grpc.aio
 
 from buffer_service import commands
-from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.domain.ports import RunStore
+from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches, fields, groups, plans, policies, runs, tasks, weights
 from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.room import WAIT_S, Expected, RawContext, Share
-from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.streams import export as export_stream
 from buffer_service.rpc.streams.pull import PullStream
@@ -41,12 +41,6 @@ from rollout_buffer.v1 import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
-"""Reasons that no wait changes: the engine has to act first, and ask again with what it has loaded then."""
-
-_STOPPED = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.DRAINING})
-"""Reasons that end a wait as they arise: the worker is told at once. One that finds the run so waits like any other."""
 
 _OF_DEADLINE = 0.8
 """Part of a unary push's time that may pass before its message is read."""
@@ -147,8 +141,9 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     """Servicer of tasks and leases."""
 
     store: RunStore
-    lines: Lines
+    leasing: Leasing
     drain: Drain
+    metrics: RpcMetrics
     lease_bytes: int
     """Largest size in bytes of a reply with leases."""
 
@@ -164,22 +159,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         run_id, seen = fields.run_ref(request.run)
         ask = tasks.lease_ask(request, self.lease_bytes)
         self.drain.refuse()
-        found: list[ops.LeaseWait | None] = []
-
-        def done(leased: ops.Leased) -> bool:
-            found.append(leased.wait)
-            if leased.wait in _STOPPED:
-                return leased.wait is not found[0]
-            return bool(leased.grants) or leased.wait in _POINTLESS
-
-        leased = await self.lines.until(
-            run_id,
-            Topic.TASKS,
-            lambda: self.store.lease(run_id, ask, seen_revision=seen),
-            done,
-            request.wait_ms / 1000,
-        )
-        return tasks.to_leased(leased)
+        return tasks.to_leased(await self.leasing.leased(run_id, ask, seen, request.wait_ms / 1000))
 
     async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, _: Context) -> tasks_pb2.ExtendLeasesResponse:
         """Prolong leases: a heartbeat."""
@@ -191,9 +171,12 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
         """Hand leased tasks back."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_returned(
-            await self.store.call(commands.give_back(run_id, *tasks.give_back(request), seen_revision=seen))
+        worker_id, instance_id, returns = tasks.give_back(request)
+        returned = await self.store.call(
+            commands.give_back(run_id, worker_id, instance_id, returns, seen_revision=seen)
         )
+        self.metrics.returned([back.lease_id for back in returns], returned.outcomes)
+        return tasks.to_returned(returned)
 
 
 @dataclass(frozen=True, slots=True)

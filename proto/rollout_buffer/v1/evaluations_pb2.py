@@ -25,62 +25,41 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 from rollout_buffer.v1 import groups_pb2 as rollout__buffer_dot_v1_dot_groups__pb2
 from rollout_buffer.v1 import tasks_pb2 as rollout__buffer_dot_v1_dot_tasks__pb2
-from rollout_buffer.v1 import weights_pb2 as rollout__buffer_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rollout_buffer/v1/evaluations.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1drollout_buffer/v1/tasks.proto\x1a\x1frollout_buffer/v1/weights.proto\"\x84\x02\n\nEvaluation\x12\x0f\n\x07\x65val_id\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x0e\n\x06leased\x18\x05 \x01(\r\x12\x10\n\x08\x66inished\x18\x06 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\x12\n\ncreated_ms\x18\t \x01(\x04\x12\x36\n\x08\x66\x61ilures\x18\n \x03(\x0b\x32$.rollout_buffer.v1.EvaluationFailure\"Y\n\x11\x45valuationFailure\x12\x12\n\ntask_index\x18\x01 \x01(\r\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xab\x01\n\x17SubmitEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x65val_id\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05tasks\x18\x05 \x03(\x0b\x32\x17.rollout_buffer.v1.TaskB\n\n\x08_version\"\x88\x01\n\x18SubmitEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"O\n\x14GetEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"t\n\x15GetEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"o\n\x15ReadEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\x12\x0c\n\x04seen\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\x81\x01\n\x10\x45valuationResult\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x12\n\ntask_index\x18\x02 \x01(\r\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\xab\x01\n\x16ReadEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x34\n\x07results\x18\x03 \x03(\x0b\x32#.rollout_buffer.v1.EvaluationResult\"@\n\x16ListEvaluationsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"w\n\x17ListEvaluationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x0b\x65valuations\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"R\n\x17\x44\x65leteEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"D\n\x18\x44\x65leteEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\"\xf9\x01\n\x16LeaseEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\tengine_id\x18\x05 \x01(\t\x12\x30\n\x06loaded\x18\x06 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x11\n\tmax_tasks\x18\x07 \x01(\r\x12\x0f\n\x07wait_ms\x18\x08 \x01(\r\x12\x12\n\nwould_load\x18\t \x01(\x08\"\x9e\x01\n\x0f\x45valuationLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12%\n\x04task\x18\x02 \x01(\x0b\x32\x17.rollout_buffer.v1.Task\x12\x31\n\x07version\x18\x03 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\r\"w\n\rWantedWeights\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x02 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\"\xd5\x01\n\x17LeaseEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x05 \x01(\t\x12\x32\n\x06leases\x18\x02 \x03(\x0b\x32\".rollout_buffer.v1.EvaluationLease\x12*\n\x04wait\x18\x03 \x01(\x0e\x32\x1c.rollout_buffer.v1.LeaseWait\x12\x30\n\x06wanted\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WantedWeights\"|\n\x17\x45xtendEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x11\n\tlease_ids\x18\x04 \x03(\t\"\x83\x01\n\x18\x45xtendEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12-\n\x06states\x18\x02 \x03(\x0e\x32\x1d.rollout_buffer.v1.LeaseState\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\"N\n\x10\x45valuationReturn\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.rollout_buffer.v1.ReturnKind\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\xe9\x01\n\x17\x46inishEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12)\n\x05group\x18\x05 \x01(\x0b\x32\x18.rollout_buffer.v1.GroupH\x00\x12:\n\x0bhanded_back\x18\x06 \x01(\x0b\x32#.rollout_buffer.v1.EvaluationReturnH\x00\x42\x05\n\x03\x65nd\"{\n\x18\x46inishEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x35\n\x07outcome\x18\x02 \x01(\x0e\x32$.rollout_buffer.v1.EvaluationOutcome*\xd8\x01\n\x11\x45valuationOutcome\x12\"\n\x1e\x45VALUATION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45VALUATION_OUTCOME_ACCEPTED\x10\x01\x12 \n\x1c\x45VALUATION_OUTCOME_DUPLICATE\x10\x02\x12\x1d\n\x19\x45VALUATION_OUTCOME_CLOSED\x10\x03\x12\x1e\n\x1a\x45VALUATION_OUTCOME_PENDING\x10\x04\x12\x1d\n\x19\x45VALUATION_OUTCOME_FAILED\x10\x05\x32\xe8\x06\n\x11\x45valuationService\x12k\n\x10SubmitEvaluation\x12*.rollout_buffer.v1.SubmitEvaluationRequest\x1a+.rollout_buffer.v1.SubmitEvaluationResponse\x12\x62\n\rGetEvaluation\x12\'.rollout_buffer.v1.GetEvaluationRequest\x1a(.rollout_buffer.v1.GetEvaluationResponse\x12g\n\x0eReadEvaluation\x12(.rollout_buffer.v1.ReadEvaluationRequest\x1a).rollout_buffer.v1.ReadEvaluationResponse0\x01\x12h\n\x0fListEvaluations\x12).rollout_buffer.v1.ListEvaluationsRequest\x1a*.rollout_buffer.v1.ListEvaluationsResponse\x12k\n\x10\x44\x65leteEvaluation\x12*.rollout_buffer.v1.DeleteEvaluationRequest\x1a+.rollout_buffer.v1.DeleteEvaluationResponse\x12h\n\x0fLeaseEvaluation\x12).rollout_buffer.v1.LeaseEvaluationRequest\x1a*.rollout_buffer.v1.LeaseEvaluationResponse\x12k\n\x10\x45xtendEvaluation\x12*.rollout_buffer.v1.ExtendEvaluationRequest\x1a+.rollout_buffer.v1.ExtendEvaluationResponse\x12k\n\x10\x46inishEvaluation\x12*.rollout_buffer.v1.FinishEvaluationRequest\x1a+.rollout_buffer.v1.FinishEvaluationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rollout_buffer/v1/evaluations.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1drollout_buffer/v1/tasks.proto\"\x84\x02\n\nEvaluation\x12\x0f\n\x07\x65val_id\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x0e\n\x06leased\x18\x05 \x01(\r\x12\x10\n\x08\x66inished\x18\x06 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\x12\n\ncreated_ms\x18\t \x01(\x04\x12\x36\n\x08\x66\x61ilures\x18\n \x03(\x0b\x32$.rollout_buffer.v1.EvaluationFailure\"Y\n\x11\x45valuationFailure\x12\x12\n\ntask_index\x18\x01 \x01(\r\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xab\x01\n\x17SubmitEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x65val_id\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05tasks\x18\x05 \x03(\x0b\x32\x17.rollout_buffer.v1.TaskB\n\n\x08_version\"\x88\x01\n\x18SubmitEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"O\n\x14GetEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"t\n\x15GetEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"o\n\x15ReadEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\x12\x0c\n\x04seen\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\x81\x01\n\x10\x45valuationResult\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x12\n\ntask_index\x18\x02 \x01(\r\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\xab\x01\n\x16ReadEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x34\n\x07results\x18\x03 \x03(\x0b\x32#.rollout_buffer.v1.EvaluationResult\"@\n\x16ListEvaluationsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"w\n\x17ListEvaluationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x0b\x65valuations\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"R\n\x17\x44\x65leteEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"D\n\x18\x44\x65leteEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t2\xa4\x04\n\x11\x45valuationService\x12k\n\x10SubmitEvaluation\x12*.rollout_buffer.v1.SubmitEvaluationRequest\x1a+.rollout_buffer.v1.SubmitEvaluationResponse\x12\x62\n\rGetEvaluation\x12\'.rollout_buffer.v1.GetEvaluationRequest\x1a(.rollout_buffer.v1.GetEvaluationResponse\x12g\n\x0eReadEvaluation\x12(.rollout_buffer.v1.ReadEvaluationRequest\x1a).rollout_buffer.v1.ReadEvaluationResponse0\x01\x12h\n\x0fListEvaluations\x12).rollout_buffer.v1.ListEvaluationsRequest\x1a*.rollout_buffer.v1.ListEvaluationsResponse\x12k\n\x10\x44\x65leteEvaluation\x12*.rollout_buffer.v1.DeleteEvaluationRequest\x1a+.rollout_buffer.v1.DeleteEvaluationResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.evaluations_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVALUATIONOUTCOME']._serialized_start=3264
-  _globals['_EVALUATIONOUTCOME']._serialized_end=3480
-  _globals['_EVALUATION']._serialized_start=187
-  _globals['_EVALUATION']._serialized_end=447
-  _globals['_EVALUATIONFAILURE']._serialized_start=449
-  _globals['_EVALUATIONFAILURE']._serialized_end=538
-  _globals['_SUBMITEVALUATIONREQUEST']._serialized_start=541
-  _globals['_SUBMITEVALUATIONREQUEST']._serialized_end=712
-  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_start=715
-  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_end=851
-  _globals['_GETEVALUATIONREQUEST']._serialized_start=853
-  _globals['_GETEVALUATIONREQUEST']._serialized_end=932
-  _globals['_GETEVALUATIONRESPONSE']._serialized_start=934
-  _globals['_GETEVALUATIONRESPONSE']._serialized_end=1050
-  _globals['_READEVALUATIONREQUEST']._serialized_start=1052
-  _globals['_READEVALUATIONREQUEST']._serialized_end=1163
-  _globals['_EVALUATIONRESULT']._serialized_start=1166
-  _globals['_EVALUATIONRESULT']._serialized_end=1295
-  _globals['_READEVALUATIONRESPONSE']._serialized_start=1298
-  _globals['_READEVALUATIONRESPONSE']._serialized_end=1469
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=1471
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=1535
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=1537
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=1656
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1658
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=1740
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=1742
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=1810
-  _globals['_LEASEEVALUATIONREQUEST']._serialized_start=1813
-  _globals['_LEASEEVALUATIONREQUEST']._serialized_end=2062
-  _globals['_EVALUATIONLEASE']._serialized_start=2065
-  _globals['_EVALUATIONLEASE']._serialized_end=2223
-  _globals['_WANTEDWEIGHTS']._serialized_start=2225
-  _globals['_WANTEDWEIGHTS']._serialized_end=2344
-  _globals['_LEASEEVALUATIONRESPONSE']._serialized_start=2347
-  _globals['_LEASEEVALUATIONRESPONSE']._serialized_end=2560
-  _globals['_EXTENDEVALUATIONREQUEST']._serialized_start=2562
-  _globals['_EXTENDEVALUATIONREQUEST']._serialized_end=2686
-  _globals['_EXTENDEVALUATIONRESPONSE']._serialized_start=2689
-  _globals['_EXTENDEVALUATIONRESPONSE']._serialized_end=2820
-  _globals['_EVALUATIONRETURN']._serialized_start=2822
-  _globals['_EVALUATIONRETURN']._serialized_end=2900
-  _globals['_FINISHEVALUATIONREQUEST']._serialized_start=2903
-  _globals['_FINISHEVALUATIONREQUEST']._serialized_end=3136
-  _globals['_FINISHEVALUATIONRESPONSE']._serialized_start=3138
-  _globals['_FINISHEVALUATIONRESPONSE']._serialized_end=3261
-  _globals['_EVALUATIONSERVICE']._serialized_start=3483
-  _globals['_EVALUATIONSERVICE']._serialized_end=4355
+  _globals['_EVALUATION']._serialized_start=154
+  _globals['_EVALUATION']._serialized_end=414
+  _globals['_EVALUATIONFAILURE']._serialized_start=416
+  _globals['_EVALUATIONFAILURE']._serialized_end=505
+  _globals['_SUBMITEVALUATIONREQUEST']._serialized_start=508
+  _globals['_SUBMITEVALUATIONREQUEST']._serialized_end=679
+  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_start=682
+  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_end=818
+  _globals['_GETEVALUATIONREQUEST']._serialized_start=820
+  _globals['_GETEVALUATIONREQUEST']._serialized_end=899
+  _globals['_GETEVALUATIONRESPONSE']._serialized_start=901
+  _globals['_GETEVALUATIONRESPONSE']._serialized_end=1017
+  _globals['_READEVALUATIONREQUEST']._serialized_start=1019
+  _globals['_READEVALUATIONREQUEST']._serialized_end=1130
+  _globals['_EVALUATIONRESULT']._serialized_start=1133
+  _globals['_EVALUATIONRESULT']._serialized_end=1262
+  _globals['_READEVALUATIONRESPONSE']._serialized_start=1265
+  _globals['_READEVALUATIONRESPONSE']._serialized_end=1436
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=1438
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=1502
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=1504
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=1623
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1625
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=1707
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=1709
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=1777
+  _globals['_EVALUATIONSERVICE']._serialized_start=1780
+  _globals['_EVALUATIONSERVICE']._serialized_end=2328
 # @@protoc_insertion_point(module_scope)

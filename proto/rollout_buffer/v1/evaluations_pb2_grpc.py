@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EvaluationServiceStub(object):
-    """Used by trainers (submit, read, delete) and by rollout workers (lease, extend, finish).
+    """Used by trainers.
     """
 
     def __init__(self, channel):
@@ -60,25 +60,10 @@ class EvaluationServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationResponse.FromString,
                 _registered_method=True)
-        self.LeaseEvaluation = channel.unary_unary(
-                '/rollout_buffer.v1.EvaluationService/LeaseEvaluation',
-                request_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationRequest.SerializeToString,
-                response_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationResponse.FromString,
-                _registered_method=True)
-        self.ExtendEvaluation = channel.unary_unary(
-                '/rollout_buffer.v1.EvaluationService/ExtendEvaluation',
-                request_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationRequest.SerializeToString,
-                response_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationResponse.FromString,
-                _registered_method=True)
-        self.FinishEvaluation = channel.unary_unary(
-                '/rollout_buffer.v1.EvaluationService/FinishEvaluation',
-                request_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationRequest.SerializeToString,
-                response_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationResponse.FromString,
-                _registered_method=True)
 
 
 class EvaluationServiceServicer(object):
-    """Used by trainers (submit, read, delete) and by rollout workers (lease, extend, finish).
+    """Used by trainers.
     """
 
     def SubmitEvaluation(self, request, context):
@@ -116,27 +101,6 @@ class EvaluationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LeaseEvaluation(self, request, context):
-        """Leases up to `max_tasks` tasks whose evaluations want exactly the loaded version; waits up to `wait_ms` for one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ExtendEvaluation(self, request, context):
-        """Heartbeat: prolongs leases that are still live.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FinishEvaluation(self, request, context):
-        """Ends one lease: with the group, with an error, or by handing the task back.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_EvaluationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,21 +129,6 @@ def add_EvaluationServiceServicer_to_server(servicer, server):
                     request_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationResponse.SerializeToString,
             ),
-            'LeaseEvaluation': grpc.unary_unary_rpc_method_handler(
-                    servicer.LeaseEvaluation,
-                    request_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationRequest.FromString,
-                    response_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationResponse.SerializeToString,
-            ),
-            'ExtendEvaluation': grpc.unary_unary_rpc_method_handler(
-                    servicer.ExtendEvaluation,
-                    request_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationRequest.FromString,
-                    response_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationResponse.SerializeToString,
-            ),
-            'FinishEvaluation': grpc.unary_unary_rpc_method_handler(
-                    servicer.FinishEvaluation,
-                    request_deserializer=rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationRequest.FromString,
-                    response_serializer=rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'rollout_buffer.v1.EvaluationService', rpc_method_handlers)
@@ -189,7 +138,7 @@ def add_EvaluationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EvaluationService(object):
-    """Used by trainers (submit, read, delete) and by rollout workers (lease, extend, finish).
+    """Used by trainers.
     """
 
     @staticmethod
@@ -317,87 +266,6 @@ class EvaluationService(object):
             '/rollout_buffer.v1.EvaluationService/DeleteEvaluation',
             rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_evaluations__pb2.DeleteEvaluationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LeaseEvaluation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rollout_buffer.v1.EvaluationService/LeaseEvaluation',
-            rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationRequest.SerializeToString,
-            rollout__buffer_dot_v1_dot_evaluations__pb2.LeaseEvaluationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ExtendEvaluation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rollout_buffer.v1.EvaluationService/ExtendEvaluation',
-            rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationRequest.SerializeToString,
-            rollout__buffer_dot_v1_dot_evaluations__pb2.ExtendEvaluationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FinishEvaluation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rollout_buffer.v1.EvaluationService/FinishEvaluation',
-            rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationRequest.SerializeToString,
-            rollout__buffer_dot_v1_dot_evaluations__pb2.FinishEvaluationResponse.FromString,
             options,
             channel_credentials,
             insecure,

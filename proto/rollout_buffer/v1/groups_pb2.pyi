@@ -162,6 +162,8 @@ class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The group breaks a rule; `error` says which. Nothing was written."""
     PUSH_OUTCOME_FILTERED: _PushOutcome.ValueType  # 6
     """Accepted, and filtered by the run's policy."""
+    PUSH_OUTCOME_RECORDED: _PushOutcome.ValueType  # 7
+    """The group is the result of an evaluation's task; it is in no queue."""
 
 class PushOutcome(_PushOutcome, metaclass=_PushOutcomeEnumTypeWrapper):
     """Outcome of a pushed group."""
@@ -180,6 +182,8 @@ PUSH_OUTCOME_INVALID: PushOutcome.ValueType  # 5
 """The group breaks a rule; `error` says which. Nothing was written."""
 PUSH_OUTCOME_FILTERED: PushOutcome.ValueType  # 6
 """Accepted, and filtered by the run's policy."""
+PUSH_OUTCOME_RECORDED: PushOutcome.ValueType  # 7
+"""The group is the result of an evaluation's task; it is in no queue."""
 Global___PushOutcome: typing_extensions.TypeAlias = PushOutcome
 
 @typing.final
@@ -341,8 +345,8 @@ class GroupHeader(google.protobuf.message.Message):
     generation: builtins.int
     """The generation that was leased; 0 for a push without a lease."""
     lease_id: builtins.str
-    """Lease under which the group was made. Empty: pushed without a lease. The service makes a task for it that cannot be
-    recycled.
+    """Lease under which the group was made; it says whether the group is for the queue or for an evaluation. Empty: pushed
+    without a lease, for the queue. The service makes a task for it that cannot be recycled.
     """
     environment: builtins.str
     """Name of the environment, at most 64 characters."""

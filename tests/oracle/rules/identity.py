@@ -30,6 +30,29 @@ class LeaseId:
         return cls(match["task_id"], int(match["generation"]), int(match["attempt"]))
 
 
+_EVALUATION_TASK_ID = re.compile(r"(?P<eval_id>[^@]+)@(?P<number>0|[1-9][0-9]{0,14})\.(?P<index>0|[1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTaskId:
+    """What names a task of an evaluation: the evaluation, its number, which no later one has, and the task's place."""
+
+    eval_id: str
+    number: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.eval_id}@{self.number}.{self.index}"
+
+    @classmethod
+    def parse(cls, task_id: str) -> "EvaluationTaskId | None":
+        """The parts of such an id, None for every other one."""
+        match = _EVALUATION_TASK_ID.fullmatch(task_id)
+        if match is None:
+            return None
+        return cls(match["eval_id"], int(match["number"]), int(match["index"]))
+
+
 def group_id(task_id: str, generation: int) -> str:
     """Id of the group that a generation of a task becomes."""
     return f"{task_id}/{generation}"

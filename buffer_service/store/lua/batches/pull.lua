@@ -68,23 +68,6 @@ local function answer(header, stored, replayed)
     stored.ranks[rank + 1][1], replayed, Queue.count(ctx), state.forks, chunks)
 end
 
--- The most groups that a step of its own size may have, as domain/liveness.py argues.
-local function most_batch_groups()
-  local most = policy.micro_batch_groups > 0 and 65536 or math.min(65536, policy.max_queued_groups)
-  local uncommitted = policy.prefetch_batches + policy.batches_per_publish
-  if policy.max_lookahead >= 0 then
-    local batches = (policy.max_lookahead + 1) * policy.batches_per_publish - (uncommitted - 1)
-    most = math.min(most, batches * policy.batch_groups)
-  end
-  if policy.quota_groups > 0 then
-    most = math.min(most, floor(policy.quota_groups / (uncommitted + 1)))
-  end
-  if policy.micro_batch_groups > 0 and (policy.quota_tokens > 0 or policy.quota_bytes > 0) then
-    most = math.min(most, policy.batch_groups)
-  end
-  return most
-end
-
 local is_open = step == state.next_step and state.rounds > 0
 local header = (is_open or step < state.next_step) and Batches.load_step(step) or nil
 local closed = header and header.rounds or 0
@@ -128,7 +111,7 @@ else
   elseif train_version < state.version then
     return refuse('train_version', train_version, state.version)
   end
-  local most = most_batch_groups()
+  local most = Rounds.most_groups(policy)
   if batch_groups == -1 then
     batch_groups = policy.batch_groups
   elseif batch_groups < 1 or batch_groups > most then

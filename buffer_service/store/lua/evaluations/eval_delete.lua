@@ -1,4 +1,4 @@
--- Deletes an evaluation, in portions. From the first one on nobody finds it; leases of it lapse.
+-- Deletes an evaluation, in portions. From the first one on nobody finds it, and leases of it are lost.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, eval_id ('': goes on with what was deleted before)}

@@ -21,7 +21,7 @@ end
 local results = {}
 local last = format('%d', start + limit - 1)
 for at, index in ipairs(call('LRANGE', Evaluations.key_of('ended', evaluation.number), format('%d', start), last)) do
-  local task = Evaluations.load_task(evaluation, tonumber(index))
-  results[at] = {tonumber(index), task.task_id, task.attempt, task.payload == '' and task.error or '', task.payload}
+  local task = Evaluations.task_at(evaluation, tonumber(index))
+  results[at] = {tonumber(index), task.name, task.attempt, task.body == '' and task.error or '', task.body}
 end
 return reply('results', Run.signed(ctx, ctx.state.revision), Evaluations.view(eval_id, evaluation, true), results)

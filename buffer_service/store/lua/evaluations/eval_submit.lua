@@ -8,7 +8,7 @@
 --         'evaluations_full' | 'evaluation_version', ...}
 -- Complexity O(tasks * log tasks)
 
--- @include evaluations
+-- @include tasks
 -- @include commit
 
 local ctx = Run.context()
@@ -35,7 +35,7 @@ for _, task in ipairs(tasks) do
   local _, _, spec = unpack(task, 1, 3)
   bytes = bytes + #spec
 end
-local stored = tonumber(call('HGET', RUN, 'eval_bytes') or 0) + bytes
+local stored = Evaluations.stored_with(bytes)
 if stored > MAX_EVAL_BYTES then
   return refuse('evaluations_full', 'stored_bytes', stored, MAX_EVAL_BYTES)
 end
@@ -55,11 +55,10 @@ local evaluation = {
 for at, task in ipairs(tasks) do
   local task_id, group_size, spec = unpack(task, 1, 3)
   call('HSET', Evaluations.key_of('specs', evaluation.number), format('%d', at - 1), spec)
-  Evaluations.save_task(ctx, evaluation, at - 1, {
-    task_id = task_id, group_size = group_size, spec_bytes = #spec, state = 'pending', attempt = 0, failures = 0,
-    worker = '', instance = '', error = '', payload = '', accepted = 0,
-  })
-  Evaluations.queue_task(ctx, eval_id, evaluation, at - 1, 0)
+  local made = Tasks.new(evaluation.number, 0, '')
+  made.evaluation, made.number, made.index, made.name = eval_id, evaluation.number, at - 1, task_id
+  made.pinned, made.group_size, made.spec_bytes = {evaluation.epoch, version}, group_size, #spec
+  Tasks.add(ctx, Evaluations.task_id_of(eval_id, evaluation.number, at - 1), made)
 end
 if manifest then
   call('HSET', key('eval_manifests'), format('%d', evaluation.number), manifest)

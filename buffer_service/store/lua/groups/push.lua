@@ -10,9 +10,9 @@
 --         for each version below the tail (empty: all are of the mean version), first_revision (the run's, that the
 --         pusher knew before its first try; 0: the present one)}
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
---         'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload, which was
---         staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be accepted
---         {field, value, limit}
+--         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
+--         which was staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be
+--         accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
 -- Complexity O(classes + (groups + 128 dropped) * log queued)
@@ -23,6 +23,7 @@
 -- @include gathering
 -- @include environments
 -- @include remembered
+-- @include results
 -- @include staging
 -- @include waiting
 
@@ -45,7 +46,7 @@ if refusal then
   end
   return refusal
 end
-local state, policy, topics = ctx.state, ctx.policy, ctx.topics
+local state, policy = ctx.state, ctx.policy
 
 -- What becomes of an attempt whose task exists: 'accept', or an outcome.
 local function judge(task, generation, attempt)
@@ -101,7 +102,7 @@ local function check_group(group)
 end
 
 local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
-local filter_set = Filters.are_set(policy)
+ctx.has_filter = Filters.are_set(policy)
 
 -- The group waits: in the line, or by its staging alone for a resume that goes on.
 local function block(group, task, attempt, is_in_line)
@@ -147,7 +148,7 @@ end
 
 -- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
 local function follow_acceptance(passed)
-  if filter_set then
+  if ctx.has_filter then
     local statistics = ctx.ledger.statistics
     statistics.recent_acceptance_ppm = floor((statistics.recent_acceptance_ppm * 63 + (passed and 1000000 or 0)) / 64)
   end
@@ -181,7 +182,7 @@ local function accept(group, task, attempt, filter)
     Run.count(ctx, filter, 1)
     Groups.move(ctx, made, 'new', 'filtered')
     Tasks.bury(ctx, task_id)
-    topics.tasks = true
+    ctx.topics.tasks = true
   else
     Groups.queue(ctx, made, 'new')
   end
@@ -196,6 +197,9 @@ local function accept(group, task, attempt, filter)
 end
 
 local function push(group)
+  if Evaluations.has_task(group[P_LEASE_ID]) then
+    return Results.take(ctx, group, is_gone(group[P_PAYLOAD]))
+  end
   local invalid, attempt = check_group(group)
   if invalid then
     return invalid
@@ -226,7 +230,7 @@ local function push(group)
   if not Environments.fits(ctx, group[P_ENVIRONMENT]) then
     return {'environment', group[P_ENVIRONMENT], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
-  local filter = filter_set and Filters.ended_by(policy, group) or nil
+  local filter = ctx.has_filter and Filters.ended_by(policy, group) or nil
   return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
 end
 
@@ -240,10 +244,10 @@ for index, group in ipairs(groups) do
   outcomes[index] = outcome
   if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
-    if counters[outcome] then
+    if counters[outcome] and not Evaluations.has_task(group[P_LEASE_ID]) then
       Run.count(ctx, counters[outcome], 1)
     end
-    if outcome ~= 'queued' and not is_repeat then
+    if outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
       Tasks.trash(payload)
     end
     if retry == 1 then
@@ -252,7 +256,7 @@ for index, group in ipairs(groups) do
   end
 end
 if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then
-  topics.space = true
+  ctx.topics.space = true
 end
 Staging.unstage(settled)
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.

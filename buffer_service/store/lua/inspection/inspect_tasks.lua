@@ -84,7 +84,11 @@ local function list_leased()
   if worker_id ~= '' then
     scanned = call('SSCAN', key('held:' .. worker_id), after[1] or '0', 'COUNT', limit)
     for _, member in ipairs(scanned[2]) do
-      add(Tasks.id_of_entry(member), -1, tonumber(call('ZSCORE', key('leases'), member)))
+      local expiry = call('ZSCORE', key('leases'), member)
+      -- The others are of evaluations.
+      if expiry then
+        add(Tasks.id_of_entry(member), -1, tonumber(expiry))
+      end
     end
   else
     scanned = call('ZSCAN', key('leases'), after[1] or '0', 'COUNT', limit)

@@ -147,7 +147,7 @@ local names = {
   'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks', 'gathered',
   'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard',
   'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures',
-  'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_workers', 'eval_manifests',
+  'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests',
   'test_now', 'deleting',
 }
 for _, name in ipairs(classes) do
@@ -159,9 +159,6 @@ for _, environment in ipairs(environments) do
 end
 for _, worker in ipairs(call('HKEYS', key('workers'))) do
   names[#names + 1] = 'held:' .. worker
-end
-for _, worker in ipairs(call('HKEYS', key('eval_workers'))) do
-  names[#names + 1] = 'eval_held:' .. worker
 end
 for index, name in ipairs(names) do
   names[index] = key(name)

@@ -43,11 +43,11 @@ for index, id in ipairs(lease_ids) do
   states[index] = 'lost'
   if task and task.worker == worker_id and task.instance == instance_id
     and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
-    if Timeline.effective(ctx, task.lease_epoch, task.lease_head) < oldest_head then
+    if not task.evaluation and Timeline.effective(ctx, task.lease_epoch, task.lease_head) < oldest_head then
       cancel(task_id, task)
       states[index] = 'cancelled'
     else
-      call('ZADD', key('leases'), expiry, Tasks.entry(task_id, task))
+      call('ZADD', Tasks.leases_of(task), expiry, Tasks.entry(task_id, task))
       states[index] = 'live'
       ctx.changed = true
     end

@@ -1,5 +1,5 @@
--- Returns leases, with what their attempts leave behind. Continuations are stored before; those of lost leases go to
--- trash.
+-- Returns leases, with what their attempts leave behind. Continuations are stored before; those of lost leases and of
+-- pinned tasks go to trash.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, returns}; a return is {lease_id, 'interrupted' | 'failed', error,
@@ -41,8 +41,10 @@ for index, given in ipairs(returns) do
   local task = task_id and Tasks.load(task_id)
   if task and task.worker == worker_id and task.instance == instance_id
     and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
-    Run.count(ctx, 'leases_returned', 1)
-    if payload ~= '' then
+    Tasks.count(ctx, task, 'leases_returned')
+    if task.evaluation then
+      Tasks.trash(payload)
+    elseif payload ~= '' then
       Tasks.trash(task.payload)
       task.payload, task.head_epoch, task.head, task.tokens = payload, head_epoch, head, tokens
     end

@@ -1,19 +1,27 @@
--- Leases pending tasks to a worker.
+-- Leases pending tasks to a worker: those of the queue, by admission, or those of evaluations that are pinned to the
+-- version that its engine has.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks,
---         message_bytes}: what one reply can carry
--- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants}; a grant is
---         {task_id, generation, attempt, spec, payload key of the continuation ('' for none)}
+--         message_bytes, sink ('queue' | 'evaluations'), would_load (1 or 0)}; message_bytes: what one reply can carry
+-- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants, wanted}; a grant
+--         is {task_id, generation, attempt, spec, payload key of the continuation ('' for none), name, pinned}; name:
+--         the id that the trainer gave the task; pinned is {} or {epoch, version}, wanted {} or {epoch, version,
+--         manifest ('' for none)}
 --       | {'more'}: much of what the worker's former process held was returned; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(environments + classes + (max_tasks + due) * log tasks)
+-- Complexity O(environments + classes + evaluations + (max_tasks + due) * log tasks)
 
 -- @include admission
 
 local ctx = Run.context()
-local seen, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks, message_bytes =
-  unpack(unpack_msg(ARGV[1]), 1, 9)
+local request = unpack_msg(ARGV[1])
+local seen, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version = unpack(request, 1, 7)
+local max_tasks, message_bytes, sink, would_load = unpack(request, 8, 11)
+local is_evaluation = sink == 'evaluations'
+if not is_evaluation and sink ~= 'queue' then
+  error('unknown sink ' .. sink)
+end
 
 -- Leases that one call ends, and tasks whose back-off it ends: few enough that it holds the store up for milliseconds
 -- only.
@@ -25,26 +33,26 @@ if refusal then
   return refusal
 end
 local state, policy = ctx.state, ctx.policy
-call('HSET', RUN, 'asked', format('%d', ctx.now))
+if not is_evaluation then
+  call('HSET', RUN, 'asked', format('%d', ctx.now))
+end
 call('ZADD', key('workers_heard'), format('%d', ctx.now), worker_id)
 Tasks.expire_leases(ctx, 100)
 
 local held = key('held:' .. worker_id)
 local worker = call('HGET', key('workers'), worker_id)
-worker = worker and unpack_msg(worker) or {'', '', {}}
+-- The process, and for each sink the last request that was granted something, with what: {id, {{task_id, generation,
+-- attempt}, ...}}.
+worker = worker and unpack_msg(worker) or {'', {}}
 
--- Remembers the process and what its last request was granted.
-local function save_worker(request, given)
-  worker = {instance_id, request, given}
+local function save_worker(granted)
+  worker = {instance_id, granted}
   call('HSET', key('workers'), worker_id, pack(worker))
 end
 
-local function answer(wait, required, grants)
-  return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.epoch, state.version, grants)
-end
-
-local function grant_of(task_id, task)
-  return {task_id, task.generation, task.attempt, call('HGET', key('specs'), task_id) or '', task.payload}
+local function answer(wait, required, grants, wanted)
+  return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.epoch, state.version, grants,
+    wanted or {})
 end
 
 -- A new process of the worker: what the old one held is returned.
@@ -55,8 +63,8 @@ if worker[1] ~= instance_id then
   for _, member in ipairs(members) do
     local task_id = Tasks.id_of_entry(member)
     local task = Tasks.load(task_id)
-    if Tasks.live_expiry(ctx, task_id, task, task.generation, task.attempt) then
-      Run.count(ctx, 'leases_returned', 1)
+    if task and Tasks.live_expiry(ctx, task_id, task, task.generation, task.attempt) then
+      Tasks.count(ctx, task, 'leases_returned')
       Tasks.reopen(ctx, task_id, task, ctx.now)
       returned = returned + 1
       if returned == PORTION then
@@ -65,15 +73,16 @@ if worker[1] ~= instance_id then
       end
     end
   end
-  save_worker('', {})
+  save_worker({})
 end
 
-if request_id ~= '' and worker[2] == request_id then
+local last = worker[2][sink]
+if request_id ~= '' and last and last[1] == request_id then
   local grants = {}
-  for _, given in ipairs(worker[3]) do
+  for _, given in ipairs(last[2]) do
     local task = Tasks.load(given[1])
     if task and task.worker == worker_id and Tasks.live_expiry(ctx, given[1], task, given[2], given[3]) then
-      grants[#grants + 1] = grant_of(given[1], task)
+      grants[#grants + 1] = Tasks.grant_of(given[1], task)
     end
   end
   return answer('', 0, grants)
@@ -81,7 +90,7 @@ end
 
 if state.paused ~= '' then
   return answer('paused', 0, {})
-elseif state.draining then
+elseif state.draining and not is_evaluation then
   return answer('draining', 0, {})
 end
 local engine = call('HGET', key('engines'), engine_id)
@@ -90,12 +99,6 @@ if engine and unpack_msg(engine)[3] == 'quarantined' then
 end
 local train_version = Timeline.next_train_version(ctx)
 local loaded = Timeline.effective(ctx, loaded_epoch, loaded_version)
-if policy.max_staleness >= 0 and loaded < train_version - policy.max_staleness then
-  return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
-end
-
-local exists = Admission.existing(ctx)
-local room = Admission.room(ctx, exists, state.version - loaded)
 
 -- Gives up a task's continuation where it is too stale to be trained, or too far from the weights it would go on with.
 local function check_continuation(task)
@@ -108,39 +111,30 @@ local function check_continuation(task)
   end
 end
 
--- Of the payloads that a lease of the task carries. A payload key ends in its payload's size.
-local function lease_bytes(task_id, task)
-  return call('HSTRLEN', key('specs'), task_id) + (tonumber(string.match(task.payload, '%d+$')) or 0)
-end
-
--- Leases a task, whose entry this is.
-local function lease(member, task_id, task)
+-- Leases a task.
+local function lease(task_id, task)
+  local member = Tasks.entry(task_id, task)
   if task.head >= 0 then
     check_continuation(task)
   end
   Tasks.unindex(ctx, task_id, task)
-  Ledger.move_task(ctx, task, 'leased')
+  Tasks.move(ctx, task, 'leased')
   task.attempt, task.worker, task.instance = task.attempt + 1, worker_id, instance_id
   task.lease_epoch, task.lease_head, task.granted = state.epoch, loaded, ctx.now
   if task.head >= 0 then
     task.lease_head = math.min(loaded, Timeline.effective(ctx, task.head_epoch, task.head))
   end
-  call('ZADD', key('leases'), format('%d', ctx.now + policy.lease_ttl_ms), member)
+  call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
   Tasks.save(task_id, task)
 end
 
--- Leases what there is room for. Returns the grants, and whether the message had no room for more.
-local function lease_tasks()
-  local members, picking = {}, nil
-  if room > 0 then
-    members, picking = Pending.pick(ctx, math.min(room, max_tasks))
-  end
+-- Leases these tasks, as far as the message has room for them. Returns the grants, and whether it had no more room.
+local function lease_all(task_ids)
   local grants, given, bytes, is_full = {}, {}, 0, false
-  for index, member in ipairs(members) do
-    local task_id = Tasks.id_of_entry(member)
+  for index, task_id in ipairs(task_ids) do
     local task = Tasks.load(task_id)
-    local size = lease_bytes(task_id, task)
+    local size = Tasks.lease_bytes(task_id, task)
     if index > 1 and bytes + size > message_bytes / 2 then
       is_full = true
       break
@@ -149,34 +143,67 @@ local function lease_tasks()
     if size > message_bytes then
       Tasks.discard_continuation(ctx, task)
     end
-    lease(member, task_id, task)
-    grants[index] = grant_of(task_id, task)
+    lease(task_id, task)
+    grants[index] = Tasks.grant_of(task_id, task)
     given[index] = {task_id, task.generation, task.attempt}
   end
-  Picking.close(picking, #grants)
   if #grants > 0 then
-    Run.count(ctx, 'leases_granted', #grants)
-    save_worker(request_id, given)
+    local granted = worker[2]
+    granted[sink] = {request_id, given}
+    save_worker(granted)
   end
   return grants, is_full
 end
 
--- What brings another lease where only so many were given, and the version that it needs (0: none).
-local function wait_after(granted)
-  if granted == Admission.room(ctx, exists, 0) then
-    return 'at_capacity', 0
+local function lease_of_evaluations()
+  local task_ids, is_backing_off, oldest, other = Evaluations.pick(ctx, loaded_epoch, loaded_version, max_tasks)
+  local grants, is_full = lease_all(task_ids)
+  local wait, target = '', other
+  if is_backing_off then
+    wait = 'backing_off'
+  elseif #grants == 0 and other and max_tasks > 0 then
+    wait = 'engine_stale'
+  elseif not is_full and #grants < max_tasks or not oldest then
+    wait = 'no_tasks'
+  end
+  if max_tasks == 0 then
+    target = oldest
+  elseif #grants > 0 or is_backing_off then
+    target = nil
+  end
+  return answer(wait, 0, grants, would_load == 1 and target and Evaluations.weights_of(target))
+end
+
+local function lease_of_queue()
+  if policy.max_staleness >= 0 and loaded < train_version - policy.max_staleness then
+    return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
+  end
+  Tasks.promote_due(ctx, math.max(PORTION, max_tasks))
+  local exists = Admission.existing(ctx)
+  local room = Admission.room(ctx, exists, state.version - loaded)
+  local task_ids, picking = {}, nil
+  if room > 0 then
+    local members
+    members, picking = Pending.pick(ctx, math.min(room, max_tasks))
+    for index, member in ipairs(members) do
+      task_ids[index] = Tasks.id_of_entry(member)
+    end
+  end
+  local grants, is_full = lease_all(task_ids)
+  Picking.close(picking, #grants)
+  if #grants > 0 then
+    Run.count(ctx, 'leases_granted', #grants)
+  end
+  if #grants == max_tasks or is_full then
+    return answer('', 0, grants)
+  elseif #grants == Admission.room(ctx, exists, 0) then
+    return answer('at_capacity', 0, grants)
   elseif Pending.count(ctx) > call('ZCARD', key('delayed')) then
     -- There is room for an engine that has the published weights, and a task.
     local existing = exists.forming + exists.queued + exists.leased
-    return 'engine_stale', Admission.required_version(ctx, exists, existing + granted)
+    return answer('engine_stale', Admission.required_version(ctx, exists, existing + #grants), grants)
   end
-  return call('ZCARD', key('delayed')) > 0 and 'backing_off' or 'no_tasks', 0
+  return answer(call('ZCARD', key('delayed')) > 0 and 'backing_off' or 'no_tasks', 0, grants)
 end
 
-Tasks.promote_due(ctx, math.max(PORTION, max_tasks))
-local grants, is_full = lease_tasks()
-if #grants < max_tasks and not is_full then
-  local wait, required = wait_after(#grants)
-  return answer(wait, required, grants)
-end
-return answer('', 0, grants)
+return is_evaluation and lease_of_evaluations() or lease_of_queue()

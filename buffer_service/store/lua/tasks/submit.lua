@@ -71,9 +71,7 @@ for index, task in ipairs(submitted) do
   state.sequence = state.sequence + 1
   local _, priority, spec, environment = unpack(task, 1, 4)
   local made = Tasks.new(state.sequence, priority, environment)
-  Ledger.move_task(ctx, made, 'pending')
-  Tasks.queue(ctx, task_ids[index], made, ctx.now)
-  Tasks.save(task_ids[index], made)
+  Tasks.add(ctx, task_ids[index], made)
   call('HSET', key('specs'), task_ids[index], spec)
 end
 for environment in pairs(new_environments) do

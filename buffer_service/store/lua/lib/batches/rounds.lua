@@ -6,6 +6,23 @@
 
 local Rounds = {}
 
+-- The most groups that a step of its own size may have, as domain/liveness.py argues.
+function Rounds.most_groups(policy)
+  local most = policy.micro_batch_groups > 0 and 65536 or math.min(65536, policy.max_queued_groups)
+  local uncommitted = policy.prefetch_batches + policy.batches_per_publish
+  if policy.max_lookahead >= 0 then
+    local batches = (policy.max_lookahead + 1) * policy.batches_per_publish - (uncommitted - 1)
+    most = math.min(most, batches * policy.batch_groups)
+  end
+  if policy.quota_groups > 0 then
+    most = math.min(most, floor(policy.quota_groups / (uncommitted + 1)))
+  end
+  if policy.micro_batch_groups > 0 and (policy.quota_tokens > 0 or policy.quota_bytes > 0) then
+    most = math.min(most, policy.batch_groups)
+  end
+  return most
+end
+
 -- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
 function Rounds.settle(ctx, header, environments, final)
   if header.micro == 0 then

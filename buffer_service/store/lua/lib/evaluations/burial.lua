@@ -1,9 +1,15 @@
 -- What is left of deleted evaluations. Set `eval_deleting` holds their numbers until nothing is.
 
--- @include reply
--- @include keys
+-- @include tasks
 
 local Burial = {}
+
+-- Ends the lease of a task that is deleted.
+function Burial.drop_lease(task)
+  local member = Tasks.entry(Evaluations.task_id_of(task.evaluation, task.number, task.index), task)
+  call('ZREM', key('eval_leases'), member)
+  call('SREM', key('held:' .. task.worker), member)
+end
 
 -- Empties up to about `limit` tasks of deleted evaluations; their results go to trash. Returns how many.
 function Burial.bury(limit)
@@ -16,14 +22,13 @@ function Burial.bury(limit)
     local tasks = key('eval_tasks:' .. number)
     local indexes = call('HRANDFIELD', tasks, limit - done)
     if #indexes > 0 then
-      local payloads = {}
       for _, raw in ipairs(call('HMGET', tasks, unpack(indexes))) do
-        local payload = unpack_msg(raw).payload
-        if payload ~= '' then
-          payloads[#payloads + 1] = payload
+        local task = unpack_msg(raw)
+        Tasks.trash(task.body)
+        if task.state == 'leased' then
+          Burial.drop_lease(task)
         end
       end
-      call_many('SADD', key('trash'), payloads)
       call_many('HDEL', tasks, indexes)
     end
     if call('EXISTS', tasks) == 0 then

@@ -11,7 +11,12 @@
 -- Indexes: Pending holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
 -- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
 -- but `ended` are Tasks.entry: fixed-width sequence, then the task id, so that ties go by sequence.
+--
+-- A task's sink is where its result goes: the queue, or, where the record names an `evaluation`, that one's results.
+-- Those are pinned to a version, their records, pending ones and ended ones are kept by Evaluations, and their leases
+-- lie in `eval_leases`: what counts, counts the queue's sink alone.
 
+-- @include evaluations
 -- @include ledger
 -- @include pending
 
@@ -26,11 +31,17 @@ function Tasks.new(sequence, priority, environment)
 end
 
 function Tasks.load(task_id)
+  if Evaluations.has_task(task_id) then
+    return Evaluations.load_task(task_id)
+  end
   local raw = call('HGET', key('tasks'), task_id)
   return raw and unpack_msg(raw) or nil
 end
 
 function Tasks.save(task_id, task)
+  if task.evaluation then
+    return Evaluations.save_task(task)
+  end
   call('HSET', key('tasks'), task_id, pack(task))
 end
 
@@ -38,8 +49,48 @@ function Tasks.entry(task_id, task)
   return format('%015d', task.sequence) .. task_id
 end
 
+-- Key of the leases that go to the task's sink.
+function Tasks.leases_of(task)
+  return key(task.evaluation and 'eval_leases' or 'leases')
+end
+
+-- Counts something of the queue's tasks.
+function Tasks.count(ctx, task, name)
+  if not task.evaluation then
+    Run.count(ctx, name, 1)
+  end
+end
+
+-- Moves a task to another state; the ledger has those of the queue.
+function Tasks.move(ctx, task, to)
+  if task.evaluation then
+    Ledger.check_move('task', TASK_TRANSITIONS, task.state, to)
+    task.state, ctx.changed = to, true
+  else
+    Ledger.move_task(ctx, task, to)
+  end
+end
+
 function Tasks.id_of_entry(member)
   return string.sub(member, 16)
+end
+
+-- A task's lease as a reply has it: {task_id, generation, attempt, spec, payload key of the continuation ('' for none),
+-- name, pinned ({} or {epoch, version})}.
+function Tasks.grant_of(task_id, task)
+  if task.evaluation then
+    return {task_id, task.generation, task.attempt, Evaluations.spec_of(task), '', task.name, task.pinned}
+  end
+  local spec = call('HGET', key('specs'), task_id) or ''
+  return {task_id, task.generation, task.attempt, spec, task.payload, task_id, {}}
+end
+
+-- Bytes of the payloads that a lease of the task carries. A payload key ends in its payload's size.
+function Tasks.lease_bytes(task_id, task)
+  if task.evaluation then
+    return task.spec_bytes
+  end
+  return call('HSTRLEN', key('specs'), task_id) + (tonumber(string.match(task.payload, '%d+$')) or 0)
 end
 
 function Tasks.trash(payload)
@@ -70,12 +121,22 @@ end
 
 -- Order of leasing: priority descending, then tasks that came back, then (the member) sequence.
 function Tasks.queue(ctx, task_id, task, not_before)
+  if task.evaluation then
+    return Evaluations.queue_task(ctx, task, not_before)
+  end
   if not_before <= ctx.now then
     Pending.add(ctx, task.environment, -2 * task.priority - (task.returned and 1 or 0), Tasks.entry(task_id, task))
   else
     call('ZADD', key('delayed'), format('%d', not_before), Tasks.entry(task_id, task))
   end
   ctx.topics.tasks = true
+end
+
+-- Adds a task.
+function Tasks.add(ctx, task_id, task)
+  Tasks.move(ctx, task, 'pending')
+  Tasks.queue(ctx, task_id, task, ctx.now)
+  Tasks.save(task_id, task)
 end
 
 -- Tasks whose back-off is over join the order of leasing, at most `limit` of them.
@@ -91,9 +152,13 @@ end
 function Tasks.unindex(ctx, task_id, task)
   local member = Tasks.entry(task_id, task)
   if task.state == 'leased' then
-    call('ZREM', key('leases'), member)
+    call('ZREM', Tasks.leases_of(task), member)
     call('SREM', key('held:' .. task.worker), member)
-    ctx.topics.tasks = true
+    if not task.evaluation then
+      ctx.topics.tasks = true
+    end
+  elseif task.evaluation then
+    Evaluations.unqueue_task(task)
   else
     Pending.remove(ctx, task.environment, member)
   end
@@ -112,7 +177,7 @@ function Tasks.reopen(ctx, task_id, task, not_before)
   if task.state ~= 'completed' then
     Tasks.unindex(ctx, task_id, task)
   end
-  Ledger.move_task(ctx, task, 'pending')
+  Tasks.move(ctx, task, 'pending')
   task.returned, task.worker, task.instance = true, '', ''
   Tasks.queue(ctx, task_id, task, not_before)
   Tasks.save(task_id, task)
@@ -125,20 +190,31 @@ function Tasks.regenerate(ctx, task_id, task)
   Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
+-- An open task has completed or failed; of one of an evaluation `bytes` are kept.
+function Tasks.finish(ctx, task_id, task, to, bytes)
+  Tasks.unindex(ctx, task_id, task)
+  Tasks.move(ctx, task, to)
+  Tasks.drop_continuation(task)
+  task.worker, task.instance = '', ''
+  Tasks.save(task_id, task)
+  if task.evaluation then
+    Evaluations.end_task(ctx, task, bytes)
+  end
+end
+
 -- A lease ended in an error: back-off, or the end of the task. Returns true when the task has failed.
 function Tasks.fail_attempt(ctx, task_id, task, why)
   local policy = ctx.policy
   task.failures = task.failures + 1
   task.error = string.sub(why, 1, 2000)
-  if task.failures < policy.max_attempts then
+  if task.failures < (task.evaluation and MAX_EVAL_ATTEMPTS or policy.max_attempts) then
     Tasks.reopen(ctx, task_id, task, ctx.now + policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6))
     return false
   end
-  Tasks.unindex(ctx, task_id, task)
-  Ledger.move_task(ctx, task, 'failed')
-  Tasks.drop_continuation(task)
-  task.worker, task.instance = '', ''
-  Tasks.save(task_id, task)
+  Tasks.finish(ctx, task_id, task, 'failed', 0)
+  if task.evaluation then
+    return true
+  end
   Tasks.bury(ctx, task_id)
   call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, ctx.now}))
   call('LTRIM', key('failures'), 0, 99)
@@ -149,13 +225,23 @@ end
 
 -- Ends leases that are past their expiry, at most `limit`; returns how many.
 function Tasks.expire_leases(ctx, limit)
-  local due = call('ZRANGEBYSCORE', key('leases'), '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit)
-  for _, member in ipairs(due) do
-    local task_id = Tasks.id_of_entry(member)
-    Run.count(ctx, 'leases_expired', 1)
-    Tasks.fail_attempt(ctx, task_id, Tasks.load(task_id), 'lease expired')
+  local ended = 0
+  for _, leases in ipairs({key('leases'), key('eval_leases')}) do
+    local due = call('ZRANGEBYSCORE', leases, '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit - ended)
+    for _, member in ipairs(due) do
+      local task_id = Tasks.id_of_entry(member)
+      local task = Tasks.load(task_id)
+      if task then
+        Tasks.count(ctx, task, 'leases_expired')
+        Tasks.fail_attempt(ctx, task_id, task, 'lease expired')
+      else
+        -- Of an evaluation that is being deleted (Burial).
+        call('ZREM', leases, member)
+      end
+    end
+    ended = ended + #due
   end
-  return #due
+  return ended
 end
 
 -- Expiry of a lease in ms if this attempt of the task is leased and not past it, else nil.
@@ -163,6 +249,6 @@ function Tasks.live_expiry(ctx, task_id, task, generation, attempt)
   if task.state ~= 'leased' or task.generation ~= generation or task.attempt ~= attempt then
     return nil
   end
-  local expiry = tonumber(call('ZSCORE', key('leases'), Tasks.entry(task_id, task)))
+  local expiry = tonumber(call('ZSCORE', Tasks.leases_of(task), Tasks.entry(task_id, task)))
   return expiry >= ctx.now and expiry or nil
 end
