@@ -48,12 +48,7 @@ class Direct:
         **fields: Any,  # noqa: ANN401 - fields of the request
     ) -> Any:  # noqa: ANN401 - the reply
         """Make a unary call, repeated while `retry_on` holds, and return the reply. Raises RolloutBufferError."""
-        known = METHODS[method]
-        rpc = self._channel.unary_unary(
-            known.path,
-            request_serializer=known.request.SerializeToString,
-            response_deserializer=known.reply.FromString,
-        )
+        rpc = self._rpc(self._channel.unary_unary, method)
 
         async def attempt() -> Any:  # noqa: ANN401
             return await rpc(self._request(method, fields), timeout=ATTEMPT_S)
@@ -70,12 +65,7 @@ class Direct:
 
     async def stream(self, method: str, *, timeout_s: float = ATTEMPT_S, **fields: Any) -> list[Any]:  # noqa: ANN401
         """Return all replies to one request. Raises RolloutBufferError."""
-        known = METHODS[method]
-        rpc = self._channel.unary_stream(
-            known.path,
-            request_serializer=known.request.SerializeToString,
-            response_deserializer=known.reply.FromString,
-        )
+        rpc = self._rpc(self._channel.unary_stream, method)
         try:
             replies = [reply async for reply in rpc(self._request(method, fields), timeout=timeout_s)]
         except grpc.aio.AioRpcError as error:
@@ -83,6 +73,14 @@ class Direct:
         for reply in replies:
             self._note(reply)
         return replies
+
+    def _rpc(self, kind: Callable[..., Any], method: str) -> Any:  # noqa: ANN401
+        known = METHODS[method]
+        return kind(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
+        )
 
     def _request(self, method: str, fields: dict[str, Any]) -> Any:  # noqa: ANN401
         request: Any = METHODS[method].request(**fields)

@@ -4,7 +4,7 @@ Invariant: lengths are whole numbers of at least 1 token, and what a generator w
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,14 @@ class Fixed:
         return np.full((groups, group_size), self.tokens, dtype=np.int64)
 
 
+def _bisected(low: float, high: float, is_below: Callable[[float], bool]) -> float:
+    """The value between `low` and `high` up to which `is_below` holds."""
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return (low + high) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class Lognormal:
     """exp(mu + sigma·z), z standard normal, at most `cap` tokens (0: no cap)."""
@@ -98,10 +106,7 @@ class Lognormal:
         if cap <= mean:
             raise InvalidField("length_cap", cap, f"above the mean, {mean:g}")
         low, high = math.log(mean) - sigma * sigma / 2, math.log(cap) + 40 * (sigma + 1)
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if cls(middle, sigma, cap).mean < mean else (low, middle)
-        return cls((low + high) / 2, sigma, cap)
+        return cls(_bisected(low, high, lambda mu: cls(mu, sigma, cap).mean < mean), sigma, cap)
 
     @classmethod
     def with_tailness(cls, tailness: float, group_size: int, mean: float = 1_000.0) -> "Lognormal":
@@ -109,12 +114,8 @@ class Lognormal:
         most = float(group_size)
         if not 1 <= tailness < most and tailness != 1:
             raise InvalidField("tailness", tailness, f"1 to below the group size, {group_size}")
-        low, high = 0.0, 6.0
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            reached = cls.with_mean(mean, middle).tailness(group_size)
-            low, high = (middle, high) if reached < tailness else (low, middle)
-        return cls.with_mean(mean, (low + high) / 2)
+        sigma = _bisected(0.0, 6.0, lambda tried: cls.with_mean(mean, tried).tailness(group_size) < tailness)
+        return cls.with_mean(mean, sigma)
 
     @property
     def mean(self) -> float:
