@@ -1,4 +1,4 @@
-"""How tests are spread over processes (`pytest -n`, `make test`): file by file, those with engines in one process.
+"""Spread of tests over processes (`pytest -n`, `make test`): file by file, those with engines in one process.
 
 A file keeps its servers to itself that way. SGLang servers of different tests at a time would take a small machine's
 cores from each other and run into deadlines that are meant for one.
@@ -19,7 +19,7 @@ def pytest_report_header() -> list[str]:
 
 @functools.cache
 def _group_of(file: Path) -> str:
-    """By its text, because the process that hands out tests imports none."""
+    """Tell the group by its text, because the process that hands out tests imports none."""
     return "engines" if "pytest.mark.engine" in file.read_text() else str(file)
 
 

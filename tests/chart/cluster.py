@@ -16,7 +16,7 @@ KINDS = {
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
 }
-"""What the chart makes, by API version: kinds and their names in paths."""
+"""Objects that the chart makes, by API version: kinds and their names in paths."""
 
 
 def thing(kind: str, name: str, **content: object) -> Document:
@@ -33,7 +33,7 @@ ROOT_CA = thing("ConfigMap", "kube-root-ca.crt", data={"ca.crt": "x"})
 
 
 def render_in_cluster(folder: Path, values: str, *objects: Document, major: int = 4) -> str:
-    """What Helm would send to a cluster with these objects."""
+    """Return what Helm would send to a cluster with these objects."""
     path = folder / "values.yaml"
     path.write_text(values)
     with _api({_path(each): each for each in (ROOT_CA, *objects)}) as address:

@@ -54,7 +54,7 @@ def helm(major: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]
 
 @functools.cache
 def rendered(values: Path, major: int = 4) -> str:
-    """What `helm template` prints."""
+    """Return what `helm template` prints."""
     done = helm(major, "template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", values)
     assert done.returncode == 0, f"{values.name}, Helm {major}: {done.stderr}"
     return done.stdout
@@ -92,23 +92,23 @@ class Pod:
 
     @property
     def name(self) -> str:
-        """Of the owner, with its kind."""
+        """Name of the owner, with its kind."""
         return f"{self.owner['kind']}/{self.owner['metadata']['name']}"
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the pod."""
+        """Labels of the pod."""
         labels: dict[str, str] = self.metadata["labels"]
         return labels
 
     @property
     def containers(self) -> list[Document]:
-        """All of them, those that start first before the others."""
+        """List all of them, those that start first before the others."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property
     def volumes(self) -> dict[str, Document]:
-        """By name, with those that claims are made for."""
+        """Volumes by name, with those that claims are made for."""
         claims = self.owner["spec"].get("volumeClaimTemplates", [])
         return {volume["name"]: volume for volume in self.spec["volumes"]} | {
             claim["metadata"]["name"]: claim for claim in claims

@@ -1,4 +1,6 @@
-"""What depends on the objects that a cluster has: replicas beside an autoscaler, and the files of reward functions."""
+"""Tests of what depends on the objects that a cluster has: replicas beside an autoscaler, and the files of reward
+functions.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,7 @@ workers: [{name: w, run: r, codeConfigMap: rewards, podAnnotations: {a: b}, opti
 
 
 def specs(rendered: str) -> dict[str, Document]:
-    """Of the service and the pool, by name."""
+    """Specs of the service and the pool, by name."""
     found = [each for each in yaml.load_all(rendered, Loader=yaml.CSafeLoader) if each]
     wanted = [each for each in found if each["kind"] in {"Deployment", "StatefulSet"}]
     return {each["metadata"]["name"]: each["spec"] for each in wanted}

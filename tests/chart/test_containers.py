@@ -1,4 +1,4 @@
-"""What the container files name exists. They are not built here: see their README."""
+"""Tests that what the container files name exists. They are not built here: see their README."""
 
 import re
 import tomllib

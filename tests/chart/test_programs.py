@@ -1,4 +1,6 @@
-"""What pods are told is what the programs understand: variables are settings, flags are options, values are taken."""
+"""Tests that pods are told what the programs understand: variables are settings, flags are options,
+values are taken.
+"""
 
 import os
 import re
@@ -20,7 +22,7 @@ CLIENT = {
     *("RB_ADDRESS", "RB_LOG_FORMAT", "RB_INSECURE"),
     *("RB_TLS_CA", "RB_TLS_CLIENT_CERT", "RB_TLS_CLIENT_KEY", "RB_TOKEN_FILE"),
 }
-"""What a client may be told by its environment."""
+"""Variables that a client may be told by its environment."""
 
 
 def _settings_of(pod: Pod) -> dict[str, str]:
@@ -69,7 +71,7 @@ def test_numbers_arrive_whole() -> None:
 
 
 def _options_of(container: Document) -> WorkerOptions:
-    """What the real command line makes of the arguments and the environment; nothing is started."""
+    """Return what the real command line makes of the arguments and the environment; nothing is started."""
     variables = environment(container)
     arguments = list(container["args"])
     for name, value in variables.items():

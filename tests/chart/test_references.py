@@ -1,4 +1,6 @@
-"""What objects say about each other holds: selectors, ports, volumes, names of ConfigMaps and Secrets, targets."""
+"""Tests that what objects say about each other holds: selectors, ports, volumes, names of ConfigMaps and Secrets,
+targets.
+"""
 
 import re
 from pathlib import Path

@@ -83,7 +83,7 @@ class StorePod:
             process.wait()
 
     def ask(self, *command: str, sentinel: bool = False, password: str | None = None) -> str:
-        """What the server, or the Sentinel, answers; errors are text too."""
+        """Return what the server, or the Sentinel, answers; errors are text too."""
         port = self.sentinel_port if sentinel else self.port
         password = self.environment.get("STORE_PASSWORD", "") if password is None else password
         environment = {**self.environment, "REDISCLI_AUTH": password}
@@ -96,7 +96,7 @@ class StorePod:
         return (done.stdout + done.stderr).strip()
 
     def ready(self, probe: list[str], folder: Path) -> bool:
-        """Whether a readiness probe of the chart passes, with a valkey-cli that finds this server."""
+        """Tell whether a readiness probe of the chart passes, with a valkey-cli that finds this server."""
         folder.mkdir(exist_ok=True)
         client = folder / "valkey-cli"
         programs = self.environment["PATH"].partition(":")[0]
@@ -112,7 +112,7 @@ class StorePod:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("role:")), "")
 
     def logs(self) -> str:
-        """What its programs have said."""
+        """Return what its programs have said."""
         return "\n".join(f"--- {self.host} {path.name}\n{path.read_text()}" for path in self.volume.glob("*.log"))
 
 
@@ -263,7 +263,7 @@ sentinel known-sentinel buffer s-0 26379 "f9590166b54ec440c00f2434586e4eb1afbfb6
 
 sentinel known-replica buffer s-4 6379
 """
-"""As the second Sentinel of five has rewritten its file; two of the others have been left out."""
+"""File as the second Sentinel of five has rewritten it; two of the others have been left out."""
 
 
 def _rewritten(folder: Path, **environment: str) -> tuple[list[str], str]:

@@ -1,5 +1,5 @@
-"""What a rolling upgrade relies on: replicas of two versions share a store, and one that does not know its layout stays
-away, or ends where it was there before.
+"""Tests of what a rolling upgrade relies on: replicas of two versions share a store, and one that does not know its
+layout stays away, or ends where it was there before.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How long `rollout-buffer run record --follow` waits for a service that fails, without any service."""
+"""Tests of how long `rollout-buffer run record --follow` waits for a service that fails, without any service."""
 
 import signal
 import time
@@ -16,7 +16,7 @@ from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import runs_pb2
 
 TRY_S = 0.1
-"""How long a call takes until it fails."""
+"""Time that a call takes until it fails."""
 
 
 class Failing:

@@ -1,4 +1,4 @@
-"""What `rollout-buffer status` shows of a run's staleness."""
+"""Tests of what `rollout-buffer status` shows of a run's staleness."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""What `rollout-buffer status` shows of a run's engines."""
+"""Tests of what `rollout-buffer status` shows of a run's engines."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""What dashboards show and alerts say only when something is wrong, provoked on the real service.
+"""Faults that dashboards show and alerts say only when something is wrong, provoked on the real service.
 
 Each fault has a run of its own, so that the run that the dashboards show goes on undisturbed.
 """
@@ -50,8 +50,8 @@ def lag(rpc: Rpc) -> None:
 
 
 class Repeated(threading.Thread):
-    """What goes on: calls that are refused, leases that expire, tasks that fail, groups that are filtered or too stale,
-    pulls that end without a batch. Alerts look at rates, so once is not enough.
+    """Events that go on: calls that are refused, leases that expire, tasks that fail, groups that are filtered or too
+    stale, pulls that end without a batch. Alerts look at rates, so once is not enough.
     """
 
     def __init__(self, rpc: Rpc, stranger: Rpc) -> None:

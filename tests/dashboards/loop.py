@@ -17,7 +17,7 @@ from trainer_client.session.session import TrainerSession
 from trainer_client.tasks import SamplingParams, Task
 
 RUN = "math"
-"""Of the run that the dashboards show."""
+"""Id of the run that the dashboards show."""
 DRAIN_TIMEOUT_S = 30.0
 TRAIN_S = 0.05
 POLICY = Policy(

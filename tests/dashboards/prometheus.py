@@ -24,9 +24,9 @@ from tests.support.mortal import mortal
 START_TIMEOUT_S = 60.0
 POLL_S = 0.25
 WINDOW = "15s"
-"""In place of every duration of an expression."""
+"""Window in place of every duration of an expression."""
 HOLD = "4s"
-"""In place of every `for`."""
+"""Time in place of every `for`."""
 NAMESPACE = "rl"
 """A label of the target, as a Kubernetes discovery sets it."""
 
@@ -61,7 +61,7 @@ class Prometheus:
         return [float(v) for series in found for _, v in series["values"] if v not in {"NaN", "+Inf", "-Inf"}]
 
     def labels(self, query: str) -> set[str]:
-        """What Grafana's label_values(selector, label) finds."""
+        """Return what Grafana's label_values(selector, label) finds."""
         matched = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
         assert matched, query
         selector, label = matched.groups()

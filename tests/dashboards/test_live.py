@@ -47,12 +47,14 @@ NEVER_OF_A_GOOD_RUN = {
     "RolloutBufferTasksFail",
     "RolloutBufferLeasesExpire",
 }
-"""With windows of seconds, a worker that takes long to start is no progress and no engine: these two may fire."""
+"""Alerts beside two that may fire: with windows of seconds, a worker that takes long to start is no progress and no
+engine.
+"""
 _ON_THE_WAY = {"RolloutBufferSecurityFileBroken", "RolloutBufferStoreDown", "RolloutBufferServiceDown"}
 
 
 def substituted(expression: str) -> str:
-    """As Grafana sends it, with the run at work chosen."""
+    """Expression as Grafana sends it, with the run at work chosen."""
     values = {"$__rate_interval": WINDOW, "$namespace": NAMESPACE, "$run": RUN}
     for variable, value in values.items():
         expression = expression.replace(variable, value)

@@ -81,7 +81,7 @@ def links(page: Path) -> Iterator[str]:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """What can stand behind # in a link to the page: a heading's words, as GitHub writes them."""
+    """Return what can stand behind # in a link to the page: a heading's words, as GitHub writes them."""
     found: set[str] = set()
     for line in text_lines(page):
         heading = re.match(r"#{1,6} +(.*?) *#*$", line)

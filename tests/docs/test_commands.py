@@ -18,7 +18,7 @@ ELLIPSES = {"…", "..."}
 
 
 def without_callbacks(command: Any) -> Any:
-    """The same command line, all of whose commands do nothing once their words are understood."""
+    """Make the same command line, all of whose commands do nothing once their words are understood."""
     command.callback = None
     for child in getattr(command, "commands", {}).values():
         without_callbacks(child)
@@ -29,7 +29,7 @@ COMMAND = without_callbacks(typer.main.get_command(app))
 
 
 def status_of(arguments: list[str]) -> int:
-    """With what status the command line ends; 2 where it does not understand."""
+    """Tell with what status the command line ends; 2 where it does not understand."""
     with pytest.raises(SystemExit) as ended:
         COMMAND.main(args=arguments, prog_name="rollout-buffer")
     return int(ended.value.code or 0)

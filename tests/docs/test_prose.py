@@ -11,7 +11,7 @@ LONG = "word " * MAX_WORDS + "end."
 
 
 def found(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, name: str = "page.md") -> list[str]:
-    """What the lint prints about a page, without its last line and the page's folder."""
+    """Return what the lint prints about a page, without its last line and the page's folder."""
     page = tmp_path / name
     page.write_text(text)
     count = main([page])

@@ -47,7 +47,7 @@ class Areal:
 
 
 class TheirAreal(Areal):
-    """The same by AReaL's class, of a checkout."""
+    """Manager by AReaL's class, of a checkout."""
 
     def __init__(self, max_head_offpolicyness: int, max_concurrent: int) -> None:
         super().__init__(max_head_offpolicyness, max_concurrent)

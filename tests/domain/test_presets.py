@@ -1,4 +1,4 @@
-"""What each preset promises: the documented behaviour of the system that it is named after, in numbers."""
+"""Tests of what each preset promises: the documented behaviour of the system that it is named after, in numbers."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests of SglangEngine against FakeSglang begin with."""
+"""Beginnings of tests of SglangEngine against FakeSglang."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,5 +27,5 @@ async def connected(fake: FakeSglang, options: ServerOptions) -> AsyncIterator[S
 
 
 def request(**changes: Any) -> SampleRequest:
-    """One of two tokens."""
+    """Make one of two tokens."""
     return SampleRequest(**{"sample_index": 0, "input_ids": PROMPT, "max_new_tokens": 2, **changes})

@@ -126,7 +126,9 @@ class FakeSglang:
         await self._runner.cleanup()
 
     def start_anew(self, *, version: str = "default") -> None:
-        """What it said about itself before, another start may say differently; the weights are those of the start."""
+        """Start anew: another start may say differently what it said about itself before; the weights are those of the
+        start.
+        """
         self.starts += 1
         self.version = version
 

@@ -144,7 +144,7 @@ async def test_variables_that_somebody_has_set_are_left_as_they_are(
 
 
 def launched(**values: Any) -> list[SglangServerOptions]:
-    """How the servers of a worker are started."""
+    """Tell how the servers of a worker are started."""
     launch = LaunchOptions(Path("/models/tiny"), **values)
     worker = WorkerOptions(address="s:1", run_id="r", reward="m:f", worker_id="w", launch=launch)
     return [host._launcher.options for host in own_hosts(worker)]

@@ -104,7 +104,7 @@ def reference_logprobs(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> npt.NDArray[np.float64]:
-    """By definition, from transformers' logits: scale, cut off, renormalise."""
+    """Reference logprobs by definition, from transformers' logits: scale, cut off, renormalise."""
     logits = reference_logits(model, output_ids, prompt)
     if temperature == 0:
         return np.where(logits.argmax(-1) == output_ids, 0.0, -np.inf)

@@ -1,4 +1,6 @@
-"""Which servers are driven: by their release, and by how they were started. Others are refused at once, by name."""
+"""Tests of which servers are driven: by their release, and by how they were started. Others are refused at once, by
+name.
+"""
 
 import re
 import sys
@@ -26,7 +28,7 @@ from tests.support.tiny_model import write_random_model
 from tests.workers.building import options
 
 OLDER = {habit.since: text((*habit.since[:2], habit.since[2] - 1)) for habit in HABITS}
-"""By release: the one before it."""
+"""Release before each release."""
 
 
 async def opened(server: FakeSglang, tmp_path: Path, **more: Any) -> RemoteHost:
@@ -104,7 +106,7 @@ async def test_server_that_is_exchanged_for_an_older_one_is_told_from_one_that_i
 
 
 async def test_fork_that_is_taken_for_more_than_it_is_ends_as_upstream_said(tmp_path: Path) -> None:
-    """Why 0.5.20 is refused: the first update while requests wait ends its scheduler."""
+    """Reason why 0.5.20 is refused: the first update while requests wait ends its scheduler."""
     weights = write_random_model(tmp_path / "model", seed=0)
     async with FakeSglang("0.5.20") as server:
         server.model_path = str(weights)

@@ -21,7 +21,7 @@ from trainer_client.state import Engine, RunState
 RUN = "r"
 LOOK_S = 0.01
 WITHIN_S = 300.0
-"""For everything that is waited for: a restarted SGLang server on a busy machine takes minutes."""
+"""Time for everything that is waited for: a restarted SGLang server on a busy machine takes minutes."""
 
 
 class Trainer:

@@ -1,4 +1,4 @@
-"""How long recoveries took: rows in the file that RB_RECOVERY_RESULTS names; of repeated kills the slowest one."""
+"""Times that recoveries took: rows in the file that RB_RECOVERY_RESULTS names; of repeated kills the slowest one."""
 
 import json
 import os
@@ -12,9 +12,9 @@ class Recovery:
 
     killed: str
     next_group_s: float
-    """Until the service had accepted another group."""
+    """Time until the service had accepted another group."""
     newest_s: float
-    """Until every engine was ready with the version published last before the kill, or a newer one."""
+    """Time until every engine was ready with the version published last before the kill, or a newer one."""
 
 
 def note(recovery: Recovery) -> None:

@@ -32,7 +32,7 @@ OTHER_SHAPE = replace(SHAPE, intermediate=2 * SHAPE.intermediate)
 DEADLINE_S = 5.0
 """--reload-timeout-s of the worker."""
 SLACK_S = 2.0
-"""From the call of publish until the worker has heard of it, and from the quarantine until the trainer has."""
+"""Time from the call of publish until the worker has heard of it, and from the quarantine until the trainer has."""
 AT_REST_LOOKS = 20
 LOAD = Load(group_size=4, groups_per_engine=3, lengths=(40, 200, 120, 80))
 

@@ -29,8 +29,9 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is generated. Lengths go round, so that samples begin and end at all times; a batch of them takes about
-    as long as two engines need for an update, so that most samples live through one or two."""
+    """Amount that is generated. Lengths go round, so that samples begin and end at all times; a batch of them takes
+    about as long as two engines need for an update, so that most samples live through one or two.
+    """
 
     group_size: int = 4
     groups_per_engine: int = 4
@@ -46,7 +47,7 @@ class Cell:
     kind: str
     updates: int
     salt: int
-    """Of its versions' tokens."""
+    """Salt of its versions' tokens."""
     load: Load = Load()
 
     @property
@@ -56,16 +57,16 @@ class Cell:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a cell came to."""
+    """Outcome of a cell."""
 
     cell: Cell
     state: RunState
     seen: Seen = field(default_factory=Seen)
     submitted: int = 0
     reload_ms: list[int] = field(default_factory=list)
-    """Of every update on every engine, from pause to continue."""
+    """Times of every update on every engine, from pause to continue."""
     update_s: list[float] = field(default_factory=list)
-    """From the call of `publish` until both engines have reported the version."""
+    """Time from the call of `publish` until both engines have reported the version."""
     words: list[dict[str, Any]] = field(default_factory=list)
     """The last words of the workers."""
     wall_s: float = 0.0

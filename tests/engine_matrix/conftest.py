@@ -19,7 +19,7 @@ def updates() -> int:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What servers start with."""
+    """Return what servers start with."""
     return write_version(tmp_path_factory.mktemp("model") / "base", 0, 0)
 
 

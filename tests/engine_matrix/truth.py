@@ -22,7 +22,7 @@ VERSIONS = 256
 
 
 def token_of(version: int, salt: int) -> int:
-    """What weights of this version emit."""
+    """Return what weights of this version emit."""
     return FIRST + (version + salt) % VERSIONS
 
 
@@ -32,7 +32,7 @@ def write_version(directory: Path, version: int, salt: int, *, shape: TinyModelS
 
 
 def tensors_of(version: int, salt: int) -> dict[str, Any]:
-    """The same weights as a state dict."""
+    """Make the same weights as a state dict."""
     import torch
 
     tensors = constant_tensors(token_of(version, salt), shape=SHAPE)
@@ -59,7 +59,7 @@ class Seen:
     wrong: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Mislabelled tokens by the version that their span names and the one that made them, modulo VERSIONS."""
     task_ids: list[str] = field(default_factory=list)
-    """In the order of delivery."""
+    """Task ids in the order of delivery."""
 
     def add(self, batch: Batch) -> None:
         """Count a batch."""
@@ -94,6 +94,6 @@ class Seen:
 
 
 def twice(task_ids: Iterable[str]) -> set[str]:
-    """Those that appear more than once."""
+    """List those that appear more than once."""
     seen: set[str] = set()
     return {task_id for task_id in task_ids if task_id in seen or seen.add(task_id)}  # type: ignore[func-returns-value]

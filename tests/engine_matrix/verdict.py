@@ -1,4 +1,4 @@
-"""What has to hold at the end of a run, whatever happened in it: no task and no token is gone without a record.
+"""Conditions that hold at the end of a run, whatever happened in it: no task and no token is gone without a record.
 
 Tasks: every submitted one was delivered, once, and none failed. Tokens: of every worker that ended in good order,
 received + taken over = pushed + handed back + discarded; and the trainer was given what the workers say they pushed.

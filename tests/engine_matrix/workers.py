@@ -61,7 +61,7 @@ class Worker:
             )
 
     def sees(self, folder: Path) -> list[Path]:
-        """What the process finds in a folder. For one that was hidden and could be: nothing."""
+        """Tell what the process finds in a folder. For one that was hidden and could be: nothing."""
         return list((Path(f"/proc/{self.process.pid}/root") / folder.relative_to("/")).iterdir())
 
     def stop(self) -> int:
@@ -85,7 +85,7 @@ class Worker:
         return [line for line in lines if line.get("event") == name]
 
     def last_words(self) -> dict[str, Any]:
-        """What it said of itself when it ended in good order."""
+        """Return what it said of itself when it ended in good order."""
         ends = self.events("worker ends")
         assert ends, f"it did not end in good order:\n{self.said()[-4000:]}"
         return ends[-1]

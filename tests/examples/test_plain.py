@@ -22,7 +22,7 @@ POLICY = Policy(batch_groups=N, max_queued_groups=N, overflow_action="block")
 
 
 class TrainerDied(Exception):
-    """Where a test ends a trainer."""
+    """Point where a test ends a trainer."""
 
 
 def recorded_model(folder: Path) -> PreTrainedModel:

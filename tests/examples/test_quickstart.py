@@ -1,4 +1,6 @@
-"""What docs/quickstart.md says happens: batches in order, and the same one again after a kill -9 of the trainer."""
+"""Tests of what docs/quickstart.md says happens: batches in order, and the same one again after a kill -9 of the
+trainer.
+"""
 
 import os
 import re

@@ -36,7 +36,7 @@ def shard(op: Op) -> list[Facts]:
 
 
 def again(history: History, op: Op) -> Op:
-    """The same call made once more, later."""
+    """Make the same call once more, later."""
     copy = history.copy().ops[history.ops.index(op)]
     copy.begin, copy.end = history.tick(), history.tick()
     history.ops.append(copy)

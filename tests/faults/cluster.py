@@ -17,7 +17,7 @@ from tests.support.service import ServiceProcess
 from tests.support.store_server import StoreServer
 
 STALL_EVENTS = 60
-"""How long a stalled process stands, in events of the others; how long a disk is full at most."""
+"""Time that a stalled process stands, in events of the others; how long a disk is full at most."""
 FULL_S = 2.0
 FEW_WRITES = 20_000
 """Bytes."""

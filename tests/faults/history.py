@@ -1,4 +1,4 @@
-"""What happened to a run as its participants saw it: every call with its arguments, its begin, its end and its answer.
+"""Events of a run as its participants saw them: every call with its arguments, its begin, its end and its answer.
 
 Invariants: begins and ends are numbered in one order, that of this process, so "a ended before b began" is a fact; a
 call without an end was never answered, and may or may not have been carried out, as may one that failed; everything is
@@ -47,7 +47,7 @@ class Op:
         return self.reply
 
     def ended(self) -> int:
-        """When the answer came; beyond every time for a call without one."""
+        """Tell when the answer came; beyond every time for a call without one."""
         return self.end if self.end is not None else 1 << 62
 
     def before(self, other: "Op") -> bool:

@@ -23,7 +23,7 @@ WORKERS = 5
 
 @dataclass(frozen=True)
 class Size:
-    """When a history is long enough."""
+    """Length at which a history is long enough."""
 
     steps: int = 18
     strikes: int = 5
@@ -41,7 +41,7 @@ class HistoryRun:
     size: Size = field(default_factory=Size)
     store: StoreServer | None = None
     disaster: Callable[[History], Coroutine[Any, Any, None]] | None = None
-    """What happens once, among the strikes."""
+    """Event that happens once, among the strikes."""
     may_lose: bool = False
 
     def __post_init__(self) -> None:

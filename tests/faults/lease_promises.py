@@ -28,7 +28,7 @@ class Grant:
 
 
 def grants_of(reading: Reading) -> dict[tuple[int, GroupId], list[Grant]]:
-    """By era and the group that would be its result, in order of attempts."""
+    """Grants by era and the group that would be its result, in order of attempts."""
     found = defaultdict(list)
     for op in reading.history.of("lease", ok=True):
         for lease in op.got["leases"] if not reading.straddles(op) else ():
@@ -85,7 +85,7 @@ def _lease_id(op: Op) -> str:
 
 
 class _Ends:
-    """What ends leases other than time."""
+    """Events that end leases, other than time."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -126,8 +126,8 @@ class _Ends:
 
 
 def the_first_result_wins(reading: Reading) -> Iterator[str]:
-    """Of all attempts at a group one is accepted, its first bytes are the ones that are delivered, and whoever is told
-    that his was not needed is told so because there is a result.
+    """The first result wins of all attempts at a group one is accepted, its first bytes are the ones that are
+    delivered, and whoever is told that his was not needed is told so because there is a result.
     """
     granted = {group_id for _, group_id in grants_of(reading)}
     have_been = Fates.of(reading).state

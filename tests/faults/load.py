@@ -25,7 +25,7 @@ RETRY_S = 0.05
 
 
 def body_of(task_id: str) -> bytes:
-    """What a task's group holds: a few bytes to a few hundred KB, the same for the same task."""
+    """Return what a task's group holds: a few bytes to a few hundred KB, the same for the same task."""
     seeded = random.Random(task_id)
     return task_id.encode() + seeded.randbytes(seeded.choice([0, 100, 3_000, 60_000, 200_000]))
 
@@ -42,7 +42,7 @@ class Load:
     interruptions: list[str] = field(default_factory=list)
     """Reasons of what was tried again."""
     ended_by: list[RunPaused] = field(default_factory=list)
-    """What told participants that the store has lost something."""
+    """Errors that told participants that the store has lost something."""
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     enough: bool = False
     """Workers make no new groups."""
@@ -107,7 +107,7 @@ class Load:
         self.batches[step] = tasks
 
     async def until_answered(self, turn: int, call: Callable[[Run], Awaitable[T]]) -> T:
-        """What a client does: try what is retryable again, at the next replica of the service."""
+        """Try again what is retryable, at the next replica of the service, as a client does."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             try:

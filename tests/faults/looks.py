@@ -26,7 +26,7 @@ async def look(history: History, client: AsyncBufferClient, run_id: str) -> RunS
 
 
 def view_facts(view: RunState) -> Facts:
-    """What is checked of a view."""
+    """Return what is checked of a view."""
     policy = asdict(view.policy)
     return {
         "revision": view.revision,

@@ -30,7 +30,7 @@ class Made:
         return digest(self.header, self.payload)
 
     def facts(self) -> Facts:
-        """What the checker needs to know of it."""
+        """Return what the checker needs to know of it."""
         spans = [span.version for sample in self.header.samples for span in sample.spans]
         firsts = [sample.spans[0].version for sample in self.header.samples]
         return {
@@ -50,7 +50,7 @@ class Made:
 
 
 def digest(header: groups_pb2.GroupHeader, payload: Any) -> str:
-    """Of all bytes of a group."""
+    """Digest of all bytes of a group."""
     return hashlib.sha256(header.SerializeToString(deterministic=True) + bytes(payload)).hexdigest()[:20]
 
 

@@ -1,4 +1,4 @@
-"""What the service promises, held against a history: one function a promise, each yields what breaks it.
+"""Promises of the service, held against a history: one function a promise, each yields what breaks it.
 
 They take nothing for granted that the service could have computed wrongly: sums are made anew, what came back is
 compared with what was sent, and order is that of begins and ends as the callers saw them.
@@ -90,8 +90,8 @@ def no_group_is_in_two_batches(reading: Reading) -> Iterator[str]:
 
 
 def a_repeated_pull_returns_the_same(reading: Reading) -> Iterator[str]:
-    """The same (epoch, step, round, rank) has the same groups, byte for byte, with the same totals, whoever asks; and a
-    group's bytes never change.
+    """Pulls of the same (epoch, step, round, rank) have the same groups, byte for byte, with the same totals, whoever
+    asks; and a group's bytes never change.
     """
     first: dict[tuple[int, ...], Op] = {}
     bytes_of: dict[tuple[int, str], str] = {}
@@ -107,7 +107,7 @@ def a_repeated_pull_returns_the_same(reading: Reading) -> Iterator[str]:
 
 
 def caps_hold(reading: Reading) -> Iterator[str]:
-    """What is queued stays within the queue's caps, what is queued, forming or delivered within the quotas."""
+    """Queued groups stay within the queue's caps; queued, forming and delivered ones stay within the quotas."""
     for op in reading.history.of("view", ok=True):
         groups, policy = op.got["groups"], op.got["policy"]
         live = [sum(units) for units in zip(*(groups[it] for it in ("queued", "forming", "delivered")), strict=True)]
@@ -194,7 +194,7 @@ def progress_never_falls(reading: Reading) -> Iterator[str]:
 def _never_falls(
     ops: list[Op], what: str, value: Callable[[Op], tuple[int, ...]], era: Callable[[Op], int]
 ) -> Iterator[str]:
-    """Of two calls of an era, one of which had ended before the other began, the later one has no lower value."""
+    """Values of later calls are no lower, for two calls of an era one of which had ended before the other began."""
     for number in {era(op) for op in ops}:
         of_era = [op for op in ops if era(op) == number]
         by_end = sorted(of_era, key=Op.ended)

@@ -1,4 +1,4 @@
-"""What a history says, sorted for those who check it: forks, pushes, grants, and where every group went.
+"""Contents of a history, sorted for those who check it: forks, pushes, grants, and where every group went.
 
 A failover that may lose writes (`failover` with `loses`) divides a history into eras: what was promised before it may
 be gone after it, so that facts of different eras are not held against each other.
@@ -17,7 +17,7 @@ ACCEPTED = ("queued", "duplicate", "filtered")
 
 @dataclass
 class Reading:
-    """Of one history."""
+    """Reading of one history."""
 
     history: History
 
@@ -49,7 +49,7 @@ class Reading:
 
     @cached_property
     def resumes(self) -> dict[int, Op]:
-        """By epoch."""
+        """Resumes by epoch."""
         return {op.got["epoch"]: op for op in self.history.of("resume", ok=True)}
 
     def effective(self, version: tuple[int, int], epoch: int) -> int:
@@ -59,7 +59,7 @@ class Reading:
 
     @cached_property
     def pushed(self) -> dict[str, Facts]:
-        """What was pushed, by digest."""
+        """Return what was pushed, by digest."""
         return {op.given["digest"]: op.given for op in self.history.of("push")}
 
     @cached_property
@@ -201,14 +201,14 @@ def _difference(old: Step, new: Step) -> str:
 
 @dataclass
 class Fates:
-    """Where every group is at the end, by the run's own recording."""
+    """Places of every group at the end, by the run's own recording."""
 
     state: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, reading: Reading) -> "Fates":
-        """By what happened to each group last."""
+        """Fates by what happened to each group last."""
         self = cls()
         (recording,) = reading.history.of("recording", ok=True)
         steps: dict[str, int] = {}

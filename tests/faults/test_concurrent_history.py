@@ -60,7 +60,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreServer]:
-    """What the durability level `process` is made of. Its file is not rewritten: it takes the embedded store's owner to
+    """Store of the durability level `process`. Its file is not rewritten: it takes the embedded store's owner to
     make that safe on a full disk (tests/store/test_append_only.py).
     """
     with StoreServer("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0") as running:

@@ -158,7 +158,7 @@ async def test_a_planned_failover_is_followed_and_nothing_is_lost(deployment: De
 async def test_a_primary_that_goes_silent_is_left_as_soon_as_the_sentinels_name_another(
     deployment: Deployment,
 ) -> None:
-    """As when its host is gone: no connection ends, none is answered."""
+    """Silence as when its host is gone: no connection ends, none is answered."""
     async with load(deployment) as running:
         run = running.replicas[0]
         await run.fill("before")

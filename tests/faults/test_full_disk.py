@@ -42,7 +42,7 @@ def service(request: pytest.FixtureRequest, disk: SmallDisk) -> Iterator[Service
 
 
 def eventually(call: Callable[[], T]) -> T:
-    """What the call returns once it does; what fails meanwhile may be tried again."""
+    """Return what the call returns once it does; what fails meanwhile may be tried again."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:

@@ -1,5 +1,5 @@
-"""The same history over a store whose primary dies: with wait_replicas nothing that was acknowledged is gone, without
-it what is gone is told, and the run stands still until a trainer resumes it.
+"""Tests of the same history over a store whose primary dies: with wait_replicas nothing that was acknowledged is gone,
+without it what is gone is told, and the run stands still until a trainer resumes it.
 """
 
 import os

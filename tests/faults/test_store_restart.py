@@ -15,7 +15,7 @@ GROUPS = 40
 PADDING = 5_000
 """Commands in the append-only file; a store that loads looks up every thousand or so."""
 LOAD_S = 1.5
-"""How long it loads them, with a pause after each."""
+"""Time that it takes to load them, with a pause after each."""
 
 
 async def until_noticed(run: Run) -> None:

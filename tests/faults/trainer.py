@@ -33,12 +33,14 @@ BATCH_GROUPS = 6
 """Divisible by every world size."""
 WORLD_SIZES = (2, 3)
 TOLD = (RunPaused, StepAhead, CursorConflict, NotCommitted)
-"""What a trainer may hear of a store that has forgotten something; a client that has seen nothing hears the last."""
+"""Errors that a trainer may hear of a store that has forgotten something; a client that has seen nothing hears the
+last.
+"""
 
 
 @dataclass
 class Plan:
-    """When there is enough: after so many steps, crashes and, as `struck` says, strikes."""
+    """Goal of a history: enough is after so many steps, crashes and, as `struck` says, strikes."""
 
     steps: int
     crashes: int
@@ -56,7 +58,7 @@ class Plan:
 
 @dataclass
 class Trainer:
-    """What outlives its incarnations."""
+    """State of a trainer that outlives its processes."""
 
     run_id: str
     history: History
@@ -66,10 +68,10 @@ class Trainer:
     crashes: int = 0
     incarnations: int = 0
     saved_step: int = 0
-    """What its own checkpoint holds: everything before this step."""
+    """Step before which its own checkpoint holds everything."""
     trained: int = 0
     view: RunState | None = None
-    """As last seen by the observer."""
+    """View as last seen by the observer."""
     may_lose: bool = False
     """True where the store may lose what it has acknowledged: the trainer is told, and resumes."""
 
@@ -139,7 +141,7 @@ class Trainer:
         return start, world_size
 
     async def _haunt(self, epoch: int, now: Resumed) -> None:
-        """What is left of the former trainer goes on with its calls."""
+        """Go on with calls, as what is left of the former trainer."""
         async with AsyncBufferClient(self.target(), OPTIONS) as client:
             caller = Caller(self.history, self.run_id, client, "zombie", epoch)
             step = now.next_step
@@ -164,7 +166,7 @@ class _Incarnation:
     world_size: int
     published: int = field(init=False)
     got: dict[int, int] = field(init=False)
-    """By rank: every step before this one has arrived."""
+    """Steps by rank: every step before this one has arrived."""
 
     def __post_init__(self) -> None:
         self.history, self.rng, self.plan = self.trainer.history, self.trainer.rng, self.trainer.plan
@@ -259,7 +261,7 @@ class _Incarnation:
         return tasks.pending + tasks.leased + groups.forming.groups == 0 and groups.queued.groups < self.world_size
 
     async def _look_around(self) -> None:
-        """As sessions do, the trainer looks at its run by the client that it also writes with."""
+        """Look at the run, as sessions do, by the client that it also writes with."""
         async with self._client() as client:
             caller = Caller(self.history, self.trainer.run_id, client, "looker", self.start.epoch)
             while True:

@@ -30,7 +30,7 @@ _MEASURABLE = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a scenario came to on one rank."""
+    """Outcome of a scenario on one rank."""
 
     value: Any = None
     error: str = ""

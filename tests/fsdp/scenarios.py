@@ -1,4 +1,6 @@
-"""What the ranks of a gloo group do in the tests of sharded weights. Every function runs on all ranks at once."""
+"""Scenarios of the ranks of a gloo group, for the tests of sharded weights. Every function runs on all
+ranks at once.
+"""
 
 import contextlib
 import os
@@ -43,7 +45,7 @@ class Tied(torch.nn.Module):
 
 
 def model() -> Tied:
-    """The same on every rank and in the test."""
+    """Make the same model on every rank and in the test."""
     torch.manual_seed(5)
     return Tied()
 
@@ -67,7 +69,7 @@ def sharded_tensors() -> dict[str, torch.Tensor]:
 
 
 def warms_up(rank: int) -> None:
-    """What is imported and connected at first use takes seconds, which are none of the publish's."""
+    """Warm up: what is imported and connected at first use takes seconds, which are none of the publish's."""
     with ShardedWeights(sharded_tensors()).gathering(leads=rank == 0) as weights:
         if rank == 0:
             for _ in weights():
@@ -278,7 +280,7 @@ def led_by(rank: int, *, leaders: list[int]) -> None:
 
 
 def nested(rank: int, *, directory: str) -> bool:
-    """What `gathering` has begun is not begun again by a session's own `published_by`."""
+    """Nest the two: what `gathering` has begun is not begun again by a session's own `published_by`."""
     weights = ShardedWeights(sharded_tensors())
     with weights.gathering(leads=rank == 0), published_by(weights, leads=rank == 0) as inner:
         if rank == 0:

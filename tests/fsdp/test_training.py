@@ -33,7 +33,7 @@ CHECKPOINT_EVERY, RESUMED_AT, STEPS = 3, 3, 8
 GROUP_TIMEOUT_S = 200.0
 START_AND_TRAIN_S = 300.0
 DEADLINE_S = 60.0
-"""For the others to end; far less than the group's own timeout, for a lost connection is noticed at once."""
+"""Time for the others to end; far less than the group's own timeout, for a lost connection is noticed at once."""
 MOST_IMBALANCE = 0.10
 _ROOT = Path(__file__).parents[2]
 
@@ -43,16 +43,16 @@ ByStep = dict[int, list[StepRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened."""
+    """Story of a run."""
 
     first: ByStep
     second: ByStep
     statuses: list[int]
-    """Of the ranks that were not killed, in the first run."""
+    """Statuses of the ranks that were not killed, in the first run."""
     said: list[str]
-    """By them."""
+    """Output of them."""
     ended_after_s: float
-    """From the death of the one to the end of the last."""
+    """Time from the death of the one to the end of the last."""
     weights_first: dict[int, str]
     """Digest of the published weights, by version."""
     weights_second: dict[int, str]
@@ -72,7 +72,7 @@ def _start(out: Path, address: str, meeting: str, rank: int, *, dies: bool) -> "
 
 
 def _records(out: Path) -> ByStep:
-    """What the ranks wrote; moved away, so that the next run writes anew."""
+    """Return what the ranks wrote; moved away, so that the next run writes anew."""
     by_rank = []
     for rank in range(RANKS):
         path = out / f"rank{rank}.jsonl"

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def all_runs(rpc: Rpc) -> list[str]:
-    """Of the clients, and those that messages made under names of their own."""
+    """List the runs of the clients, and those that messages made under names of their own."""
     return list(rpc.runs.ListRuns(runs_pb2.ListRunsRequest(), timeout=TIMEOUT_S).run_ids)
 
 

@@ -22,12 +22,12 @@ ANSWER_S = 30.0
 """A call that waits for nothing has its answer by then, or the service hangs."""
 WAITS = frozenset({"LeaseTasks", "PushGroup", "PullBatch", "ReadEvaluation"})
 WAIT_S = 0.3
-"""Of streams and waits, which may have no end; and now and then"""
+"""Longest time of streams and waits, which may have no end; and now and then"""
 NO_TIME_S = 0.001
 """that every call breaks off by."""
 BUNDLE_GROUPS = 256
 _RARE = {"DeleteRun": 0.02, "PauseRun": 0.05, "DrainRun": 0.05, "Resume": 0.3}
-"""How often of the others' share: what ends a run's life must not be most of it."""
+"""Share of what ends a run's life, as a part of the others': it must not be most of it."""
 _FAILED_WRITE = "Internal error from Core"
 """grpcio's own word for a stream that ended while it was written to (grpc/grpc#36066)."""
 

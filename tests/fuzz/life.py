@@ -1,4 +1,4 @@
-"""What has to work after the fuzz: on each run that was fuzzed, on a new one, and on the page."""
+"""Checks of what has to work after the fuzz: on each run that was fuzzed, on a new one, and on the page."""
 
 import json
 import urllib.request

@@ -139,7 +139,7 @@ async def _open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """What comes first; nothing for a request that is not whole, or whose answer does not come at once."""
+    """Return what comes first; nothing for a request that is not whole, or whose answer does not come at once."""
     try:
         async with asyncio.timeout(READ_S):
             return await reader.read(1 << 20)

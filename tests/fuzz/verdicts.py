@@ -1,15 +1,16 @@
-"""What was sent and what went wrong: counts, and failures with what is needed to see them again."""
+"""Records of what was sent and what went wrong: counts, and failures with what is needed to see them again."""
 
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
 SHARES = {"rpc": 0.2, "bundle": 0.76, "http": 0.04}
-"""Of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves, requests to
-the admin page and frames to the port of gRPC."""
+"""Shares of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves,
+requests to the admin page and frames to the port of gRPC.
+"""
 AHEAD, PACE_S = 0.02, 0.02
 NEVER = frozenset({"INTERNAL", "UNKNOWN"})
-"""What no message may be answered."""
+"""Codes that no message may be answered."""
 SHOWN = 4_000
 """Hexadecimal digits of a message that are printed."""
 KEPT = 12
@@ -27,7 +28,7 @@ class Failure:
     message: bytes = b""
 
     def __str__(self) -> str:
-        """For a person, with the message as hexadecimal digits."""
+        """Text for a person, with the message as hexadecimal digits."""
         if not self.method:
             return self.what
         digits = self.message.hex()
@@ -37,7 +38,7 @@ class Failure:
 
 @dataclass
 class Verdicts:
-    """Of one run of the fuzz."""
+    """Verdicts of one run of the fuzz."""
 
     budget: int
     sent: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,6 @@
-"""What a service's processes hold while it is fuzzed: memory, descriptors, keys in its store; and what its log says."""
+"""Watch over what a service's processes hold while it is fuzzed: memory, descriptors, keys in its store; and what its
+log says.
+"""
 
 import asyncio
 import json
@@ -36,14 +38,14 @@ class Watch:
         self._sent: list[int] = []
 
     async def sample(self, verdicts: Verdicts) -> None:
-        """Until cancelled."""
+        """Wait until cancelled."""
         while True:
             self._samples.append({pid: _resident(pid) for pid in self._pids})
             self._sent.append(verdicts.sent.total())
             await asyncio.sleep(SAMPLE_S)
 
     async def check(self, verdicts: Verdicts) -> None:
-        """Of a service whose clients have left and whose runs are deleted."""
+        """Check a service whose clients have left and whose runs are deleted."""
         self._check_processes(verdicts)
         self._check_memory(verdicts)
         self._check_log(verdicts)
@@ -104,7 +106,7 @@ class Watch:
 
 
 async def _settled(settled: object, what: str, left: object, verdicts: Verdicts) -> None:
-    """What ends by itself has a while to do so."""
+    """Wait a while for what ends by itself."""
     assert callable(settled)
     assert callable(left)
     deadline = asyncio.get_running_loop().time() + SETTLE_S
@@ -116,7 +118,7 @@ async def _settled(settled: object, what: str, left: object, verdicts: Verdicts)
 
 
 def _bad(line: str) -> str:
-    """What kind of line must not be in a log, empty for others."""
+    """Name the kind of line that must not be in a log, empty for others."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -129,7 +131,7 @@ def _bad(line: str) -> str:
 
 
 def _growth(values: list[int]) -> float:
-    """Of the straight line through the values, from first to last."""
+    """Growth of the straight line through the values, from first to last."""
     count = len(values)
     if count < 2:
         return 0.0

@@ -7,11 +7,11 @@ from random import Random
 
 VARINTS = (0, 1, 127, 128, 1 << 31, (1 << 32) - 1, 1 << 53, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 MAX_BYTES = 1 << 18
-"""Of a damaged message: larger ones cost time and show nothing else."""
+"""Most bytes of a damaged message: larger ones cost time and show nothing else."""
 
 
 def varint(value: int) -> bytes:
-    """As protobuf writes it."""
+    """Varint as protobuf writes it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What one client believes of its run, learned from replies: so that calls in random order are often valid ones."""
+"""Beliefs of one client about its run, learned from replies: so that calls in random order are often valid ones."""
 
 from random import Random
 from typing import Any
@@ -60,7 +60,7 @@ class World:
         return f"x{rng.randrange(100_000)}", "", 0
 
     def value(self, rng: Random, field: str) -> str | int | None:
-        """What a field of that name has, None where anything does."""
+        """Return what a field of that name has, None where anything does."""
         near = rng.choice((0, 0, 0, 0, 1, -1))
         numbers = {
             "epoch": self.epoch,

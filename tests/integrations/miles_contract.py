@@ -24,7 +24,7 @@ HIGHEST_CHARACTER = 1_000
 
 
 def length_reward(sample: Any) -> float:
-    """For workers: what the adapter's metadata says of the sample, plus its length."""
+    """Reward for workers: what the adapter's metadata says of the sample, plus its length."""
     return float(int(sample.metadata["label"]) + len(sample.response_ids))
 
 

@@ -1,4 +1,4 @@
-"""What PRIME-RL's trainer does with its output directory, without a model; and samples to pack.
+"""Steps of PRIME-RL's trainer with its output directory, without a model; and samples to pack.
 
 `decode` reads rank files by the documented layout. In tests/upstreams the trainer's own code does.
 """
@@ -45,7 +45,7 @@ class FileTrainer:
             shutil.rmtree(self.root / "broadcasts" / f"step_{max(step - 2, 0)}", ignore_errors=True)
 
     def rollouts(self) -> list[list[dict[str, Any]]]:
-        """Of its step, for each rank."""
+        """Rollouts of its step, for each rank."""
         paths = [self.root / "rollouts" / f"step_{self.step}" / f"rank_{rank}.bin" for rank in range(self.ranks)]
         deadline = time.monotonic() + PATIENCE_S
         while not all(path.exists() for path in paths):

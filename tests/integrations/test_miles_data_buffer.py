@@ -43,7 +43,7 @@ def client(service: ServiceProcess) -> Iterator[BufferClient]:
 
 @pytest.fixture
 def args(service: ServiceProcess, request: pytest.FixtureRequest) -> Any:
-    """Of a job of two groups a rollout; capacity 4 groups."""
+    """Args of a job of two groups a rollout; capacity 4 groups."""
     return arguments(
         rollout_batch_size=2,
         n_samples_per_prompt=2,
@@ -54,7 +54,7 @@ def args(service: ServiceProcess, request: pytest.FixtureRequest) -> Any:
 
 
 class Buffer(BufferServiceDataBuffer):
-    """With the prompts that its handler was given."""
+    """Buffer with the prompts that its handler was given."""
 
     def __init__(self, args: Any) -> None:
         self.unused: list[list[Any]] = []
@@ -318,7 +318,7 @@ async def test_wait_ends_with_what_is_short(args: Any) -> None:
 async def test_versions_are_published_and_trained_groups_committed(
     buffer: Any, client: BufferClient, args: Any
 ) -> None:
-    """As train_async.py goes: rollout r + 1 is asked for before r is trained, updates follow each training."""
+    """Order as in train_async.py: rollout r + 1 is asked for before r is trained, updates follow each training."""
     run_id, at = args.rollout_buffer_run, []
     for rollout_id, version in enumerate([1, 1, 2, 3]):
         for i in range(2):

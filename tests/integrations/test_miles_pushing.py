@@ -1,4 +1,6 @@
-"""How Miles' data buffer gets its groups to the service: lost replies, a full queue, a service that is away."""
+"""Tests of how Miles' data buffer gets its groups to the service: lost replies, a full queue, a service
+that is away.
+"""
 
 import asyncio
 import logging

@@ -54,7 +54,7 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None
 
 
 def generate(args: Any, rollout_id: int, source: Any, *, evaluation: bool = False, by: Any = miles) -> Any:
-    """As the frameworks call it."""
+    """Generate as the frameworks call it."""
     return by.generate_rollout_fully_async(args, rollout_id, source, evaluation=evaluation)
 
 

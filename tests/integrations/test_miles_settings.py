@@ -214,7 +214,7 @@ def test_slime_is_told_which_tokens_could_be_drawn_where_it_cuts_by_top_p() -> N
 
 @dataclasses.dataclass
 class LaterSample(MilesSample):
-    """Of Miles with its change 301be963."""
+    """Later sample of Miles with its change 301be963."""
 
     rollout_sampling_mask_ids: list[int] | None = None
     rollout_sampling_mask_offsets: list[int] | None = None

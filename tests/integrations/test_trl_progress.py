@@ -1,4 +1,6 @@
-"""When a trainer publishes, checkpoints and where it would go on, beside transformers' loop and a stand-in session."""
+"""Tests of when a trainer publishes, checkpoints and where it would go on, beside transformers' loop and a stand-in
+session.
+"""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""What BufferGRPOTrainer refuses, before a service is asked for anything.
+"""Tests of what BufferGRPOTrainer refuses, before a service is asked for anything.
 
 Needs the extra `trl` (make test-trl).
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def client() -> Iterator[BufferClient]:
-    """Of a service that is not there."""
+    """Client of a service that is not there."""
     with BufferClient("127.0.0.1:1") as unconnected:
         yield unconnected
 

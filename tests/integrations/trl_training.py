@@ -65,7 +65,7 @@ class Watched(BufferGRPOTrainer):
 
     @property
     def logged(self) -> list[dict[str, float]]:
-        """What was logged of each optimizer step."""
+        """Return what was logged of each optimizer step."""
         return [entry for entry in self.state.log_history if "loss" in entry]
 
 
@@ -112,7 +112,7 @@ class Journal(TrainerCallback):
 
 
 def journalled(path: Path) -> list[dict[str, Any]]:
-    """What a journal holds."""
+    """Return what a journal holds."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -145,7 +145,7 @@ class Original:
 
 
 def original_path() -> Path | None:
-    """Where the class of verifiers 0.1.2 to 0.1.6 is installed."""
+    """Tell where the class of verifiers 0.1.2 to 0.1.6 is installed."""
     found = importlib.util.find_spec("verifiers")
     path = Path(found.origin or "").parent / "trainers/async_batch_generator.py" if found is not None else Path()
     return path if path.is_file() else None

@@ -26,11 +26,11 @@ class ModelBuffer:
         self._cursor = 0
         self._published = 0
         self._groups: dict[str, SimulatedGroup] = {}
-        """By group id: complete, and not taken by the trainer."""
+        """Groups by id: complete, and not taken by the trainer."""
         self._line: list[tuple[ops.GroupFacts, str]] = []
 
     def lease(self, group: SimulatedGroup) -> bool:
-        """Whether the group may be started."""
+        """Tell whether the group may be started."""
         loaded = ops.WeightVersion(_EPOCH, group.head)
         ask = ops.LeaseAsk("worker", "process", "", "engine", loaded, max_tasks=1)
         leased = self._model.lease(_RUN, ask)
@@ -44,7 +44,7 @@ class ModelBuffer:
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
-        """Whether the complete group was queued."""
+        """Tell whether the complete group was queued."""
         facts = _facts(group)
         (outcome,) = self._model.push(_RUN, [ops.NewGroup(facts, b"")]).outcomes
         self._groups[outcome.group_id] = group
@@ -81,7 +81,7 @@ class ModelBuffer:
         self._model.checkpoint(_RUN, _EPOCH, step)
 
     def losses(self) -> Losses:
-        """What was lost so far."""
+        """Return what was lost so far."""
         groups = self._model.view(_RUN).groups
         lost = [groups[state] for state in (GroupState.DROPPED_OVERFLOW, GroupState.DROPPED_STALE, GroupState.RECYCLED)]
         overflow, stale, recycled = (amount.groups for amount in lost)

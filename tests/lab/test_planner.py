@@ -82,7 +82,7 @@ def test_near_balance_a_choice_asks_to_be_simulated_once() -> None:
 
 
 def test_every_rollout_gpu_has_the_same_slots_whatever_the_split() -> None:
-    """With 12 + 4 balanced, 128 slots there are 85 of 8 + 8, which has 1.29 versions at 7.47 s."""
+    """Example: with 12 + 4 balanced, 128 slots there are 85 of 8 + 8, which has 1.29 versions at 7.47 s."""
     splits = {choice.rollout_gpus: choice for choice in planner.choices(BUDGET, SETTING, [16], [PER_GPU])}
     assert {gpus: split.setting.concurrency for gpus, split in splits.items() if gpus in {3, 8, 12}} == {
         3: 32,

@@ -63,8 +63,8 @@ def test_of_weights_that_come_faster_than_they_are_loaded_the_newest_are_loaded_
 
 
 def test_engines_that_have_not_learned_of_a_publish_start_little_in_vain() -> None:
-    """What the publish admits would be two versions old at its turn, so it waits for the weights. Begun at once it was
-    39 % of the tokens, and a period 1.34 times as long.
+    """Group that the publish admits: it would be two versions old at its turn, so it waits for the weights. Begun at
+    once it was 39 % of the tokens, and a period 1.34 times as long.
     """
     workload = Workload(32, 4, 1.0, Lognormal.with_mean(100, 0.5))
     prompt = run(queue_policy("one_step_off", 8), workload)

@@ -8,7 +8,9 @@ from bench.lab.live import SYNC, compared
 
 STEPS, WARMUP = 25, 5
 MOST_IN_VAIN = 0.2
-"""Of the groups. A third, where an engine begins what a publish admits before it has loaded it; 7 % in any case."""
+"""Largest share of the groups. A third, where an engine begins what a publish admits before it has loaded it; 7 % in
+any case.
+"""
 
 
 @pytest.mark.timeout(400)

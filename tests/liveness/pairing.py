@@ -40,7 +40,7 @@ class Decks:
         self._decks: dict[str, list[str]] = {kind: [] for kind in SAMPLED}
 
     def draw(self) -> dict[str, str]:
-        """One of each kind."""
+        """Draw one of each kind."""
         for kind, deck in self._decks.items():
             if not deck:
                 deck.extend(self._chance.sample(SAMPLED[kind], len(SAMPLED[kind])))
@@ -59,21 +59,21 @@ class Pairing:
 
     @classmethod
     def plain(cls, admission: str, overflow: str, gate: str, filter_: str) -> "Pairing":
-        """With nothing out of the ordinary besides."""
+        """Make one with nothing out of the ordinary besides."""
         return cls(admission, overflow, gate, filter_, tuple(PLAIN.items()))
 
     def with_others(self, others: Mapping[str, str]) -> "Pairing":
-        """The same with these other options."""
+        """Make the same with these other options."""
         return dataclasses.replace(self, others=tuple(others.items()))
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Of its tasks."""
+        """Environments of its tasks."""
         return options.MIXTURES[dict(self.others)["mixture"]][1]
 
     @property
     def habits(self) -> Habits:
-        """Of its trainer."""
+        """Habits of its trainer."""
         chosen = dict(self.others)
         trainer = options.TRAINERS[chosen["trainer"]]
         return dataclasses.replace(
@@ -100,7 +100,7 @@ class Pairing:
         return RunPolicy(**self._exact(values))
 
     def _exact(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What is said relative to the least that is not refused."""
+        """Return what is said relative to the least that is not refused."""
         prefetch, per_publish = values.get("prefetch_batches", 0), values.get("batches_per_publish", 1)
         if values.get("max_staleness", UNSET) != UNSET:
             values["max_staleness"] += (prefetch + per_publish - 1) // per_publish

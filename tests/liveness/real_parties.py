@@ -62,7 +62,7 @@ class Crew:
         self._names = itertools.count()
 
     async def work(self) -> None:
-        """Until cancelled."""
+        """Wait until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._worker("steady", tokens_per_s=1_000.0)[0].run())
             group.create_task(self._worker("slow", tokens_per_s=60.0)[0].run())
@@ -91,7 +91,7 @@ class Crew:
         return Worker(options, hosts=[host]), host.engine
 
     async def _trouble(self, engine: SimulatedEngine) -> None:
-        """What engines do: samples fail, the process dies, everything stalls, weights are not taken."""
+        """Trouble that engines make: samples fail, the process dies, everything stalls, weights are not taken."""
         while True:
             await asyncio.sleep(0.2)
             match self._random.randrange(4):

@@ -22,7 +22,9 @@ OPERATIONS_BETWEEN_CHECKS = 40
 
 @dataclass(frozen=True)
 class Habits:
-    """How the trainer uses the service; `policy.prefetch_batches` and `batches_per_publish` are part of it."""
+    """Ways in which the trainer uses the service; `policy.prefetch_batches` and `batches_per_publish`
+    are part of it.
+    """
 
     world_size: int = 1
     publishing: str = "with commit"
@@ -47,7 +49,7 @@ class Stuck(Exception):
 
 @dataclass
 class Simulation:
-    """What all parties share: the run, the clock, chance."""
+    """State that all parties share: the run, the clock, chance."""
 
     policy: RunPolicy
     habits: Habits

@@ -25,7 +25,7 @@ LIMIT_MS = 120_000
 
 
 def plain_pairings(admission: str) -> Iterator[Pairing]:
-    """All of overflow, gate and filter with this admission."""
+    """List all of overflow, gate and filter with this admission."""
     for overflow, gate, filter_ in itertools.product(options.OVERFLOWS, options.GATES, options.FILTERS):
         yield Pairing.plain(admission, overflow, gate, filter_)
 

@@ -54,7 +54,7 @@ class SimulatedTrainer:
             self._simulation.at(TRAIN_MS, lambda: self._end_training() if life == self._lives else None)
 
     def _pull(self) -> bool:
-        """Whether a round was there, for all ranks."""
+        """Tell whether a round was there, for all ranks."""
         if self._round == 0 and self._habits.own_sizes and self._size is None:
             # A number that equal shards can be made of.
             ranks = self._habits.world_size if self._policy.equal_shards else 1

@@ -20,12 +20,12 @@ RETRY_REJECTED_MS = 120
 MEAN_MS = 120
 LONGEST_RESPONSE = 40
 LARGEST_GROUP = 2 * (LONGEST_RESPONSE + 1)
-"""In tokens, prompts included."""
+"""Tokens of the largest group, prompts included."""
 
 
 @dataclass(frozen=True)
 class Temper:
-    """What is particular about a worker. Probabilities are in per cent of the groups that it generates."""
+    """Traits of a worker. Probabilities are in per cent of the groups that it generates."""
 
     slots: int = 2
     slowness: int = 1

@@ -1,4 +1,4 @@
-"""How long the machine runs, from the environment.
+"""Length of the machine's run, from the environment.
 
 RB_MODEL_TIMES: a factor on every number of operations, default 1. RB_MODEL_SEED: a number for other histories than the
 fixed ones that every run without it repeats. RB_MODEL_SHRINK_S: for how long to look for a shorter history that fails,

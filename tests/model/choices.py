@@ -1,4 +1,4 @@
-"""What a history has so far, and what its next operation may be about.
+"""State of a history so far, and what its next operation may be about.
 
 Choices prefer what means something in the present state (live leases, the next step, the present epoch) and now and
 then take what does not.
@@ -123,7 +123,7 @@ class History:
         return pushed
 
     def holder(self, draw: Draw) -> Held:
-        """Who was given a lease, mostly one that is live."""
+        """Pick who was given a lease, mostly one that is live."""
         leases = self.pair.inside.leases()
         live = [held for held in self.grants if held[2].lease_id in leases]
         return draw.recent(self.grants if not live or draw.rarely(4) else live)

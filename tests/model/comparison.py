@@ -1,4 +1,4 @@
-"""When two replies, errors or views mean the same."""
+"""Comparison of replies, errors and views: when two mean the same."""
 
 import dataclasses
 from typing import Any
@@ -33,7 +33,7 @@ def canonical(value: Any) -> Any:
 
 
 def differences(mine: Any, other: Any) -> str:
-    """What differs between two canonical values."""
+    """Return what differs between two canonical values."""
     if isinstance(mine, dict) and isinstance(other, dict):
         names = sorted({*mine, *other})
         found = [

@@ -25,7 +25,7 @@ class Draw:
         self._number, self._left = 0, 1
 
     def integer(self, low: int, high: int) -> int:
-        """Of low to high, both included."""
+        """Draw an integer of low to high, both included."""
         if low >= high:
             return low
         if self._left < _LEAST_LEFT:
@@ -36,7 +36,7 @@ class Draw:
         return low + chosen
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of them."""
+        """Pick one of them."""
         return options[self.integer(0, len(options) - 1)]
 
     def rarely(self, one_in: int = 8) -> bool:
@@ -44,6 +44,6 @@ class Draw:
         return self.integer(0, one_in - 1) == one_in - 1
 
     def recent(self, things: Sequence[T]) -> T:
-        """One of the last few, the newest most likely."""
+        """Pick one of the last few, the newest most likely."""
         back = min(self.integer(0, 5), self.integer(0, 5))
         return things[max(0, len(things) - 1 - back)]

@@ -19,8 +19,8 @@ from tests.model.subjects import StoreSubject
 from tests.oracle import ReferenceModel
 
 ROOM_ALONE = {PushKind.QUEUED, PushKind.BLOCKED}
-"""Whose task has ended in the meantime is not told: it finds out when it looks again by itself, and those behind it
-are told then.
+"""Room alone: whose task has ended in the meantime is not told: it finds out when it looks again by itself, and those
+behind it are told then.
 """
 
 
@@ -55,14 +55,14 @@ class HintedPair(Pair):
         return reply
 
     def _watched(self) -> tuple[Any, ...]:
-        """What a watch of the weights sends anew when it changes."""
+        """Return what a watch of the weights sends anew when it changes."""
         if self.view is None:
             return ()
         weights = self.model.weights(self.run_id)
         return weights.published, weights.manifest, weights.paused, weights.plan
 
     def _follow(self, entry: Entry, told: set[Topic]) -> None:
-        """Who is told looks again, as the service does: the store knows of those who wait what they said last."""
+        """Look again where told, as the service does: the store knows of those who wait what they said last."""
         if Topic.GROUPS in told and self.pull is not None and entry.operation != "pull":
             self.do(Entry("pull", (self.pull,)))
         if Topic.SPACE in told:
@@ -71,7 +71,7 @@ class HintedPair(Pair):
                 self.do(Entry("retry_push", names=names, replica=replica))
 
     def _possible(self) -> dict[Topic, str]:
-        """What each party could do, empty for nothing."""
+        """Return what each party could do, empty for nothing."""
         view = self.view
         if view is None:
             return {}

@@ -1,4 +1,4 @@
-"""What the machine looks up inside the model: what a run's callers would know, and what makes a history interesting.
+"""Views into the model for the machine: what a run's callers would know, and what makes a history interesting.
 
 The only place where the tests depend on how the model keeps its state.
 """
@@ -48,11 +48,11 @@ class Inside:
         return frozenset(key for key, _ in self._run.line) if self._run else frozenset()
 
     def workers(self) -> int:
-        """How many are known."""
+        """Count how many are known."""
         return len(self._run.leases.workers) if self._run else 0
 
     def is_too_old(self, loaded: WeightVersion) -> bool:
-        """Whether groups that are started with these weights are too stale for the very next step."""
+        """Tell whether groups that are started with these weights are too stale for the very next step."""
         run = self._run
         if run is None:
             return False
@@ -72,12 +72,12 @@ class Inside:
         return [group.group_id for group in found.groups] if found else []
 
     def world_size_of(self, step: int, number: int) -> int | None:
-        """For how many ranks a closed round is split."""
+        """Tell for how many ranks a closed round is split."""
         found = self._step(step)
         return found.rounds[number].world_size if found and number < len(found.rounds) else None
 
     def missing(self, world_size: int) -> int:
-        """How many more groups the next round needs, as far as their number decides."""
+        """Count how many more groups the next round needs, as far as their number decides."""
         if self._run is None:
             return 0
         policy, found = self._run.policy, self._step(self._run.next_step)
@@ -111,7 +111,7 @@ class Inside:
         return sorted(self._run.engines.held(self._run.now)) if self._run else []
 
     def has_free_place(self) -> bool:
-        """Whether fewer engines load than may."""
+        """Tell whether fewer engines load than may."""
         run = self._run
         return run is not None and len(run.engines.held(run.now)) < run.policy.max_unavailable_engines
 

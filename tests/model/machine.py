@@ -51,7 +51,7 @@ class RunMachine(OperatorActions, RuleBasedStateMachine):
             getattr(self, name if self.can(name) else INSTEAD[name])(draw)
 
     def can(self, name: str) -> bool:
-        """Whether there is anything to do it with."""
+        """Tell whether there is anything to do it with."""
         if name not in INSTEAD:
             return True
         if name in {"push_results", "extend", "give_back"}:

@@ -1,4 +1,4 @@
-"""How often each action is taken, and what the policies are about, by the mood of a history.
+"""Moods: how often each action is taken, and what the policies are about, by the mood of a history.
 
 One rule chooses among the actions by these weights. (Rules of their own would not do: Hypothesis leaves a random part
 of a machine's rules out of each history, and most histories then get nowhere.)
@@ -182,4 +182,4 @@ INSTEAD = {
     "checkpoint": "train",
     "report_lost": "fill_and_pull",
 }
-"""What is done when there is nothing yet to do an action with."""
+"""Action that is taken when there is nothing yet to do another with."""

@@ -51,7 +51,7 @@ from tests.oracle.totals import Totals
 
 @dataclass(frozen=True)
 class Defect:
-    """What is replaced by what, and the mood of the histories that show it."""
+    """Defect: what is replaced by what, and the mood of the histories that show it."""
 
     mood: str
     owner: Any

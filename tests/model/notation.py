@@ -1,4 +1,4 @@
-"""How a history is written down: one JSON object per operation, on a line of its own.
+"""Notation of a history: one JSON object per operation, on a line of its own.
 
     {"op": "lease", "args": [{"LeaseAsk": {"worker_id": "w1", ...}}]}
 

@@ -1,4 +1,4 @@
-"""What operators and time do: policies, pauses, deletions, clocks, and callers from the future."""
+"""Actions of operators and time: policies, pauses, deletions, clocks, and callers from the future."""
 
 import dataclasses
 

@@ -146,13 +146,13 @@ def missing(seen: Counter[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What is looked at before an operation."""
+    """State that is looked at before an operation."""
 
     view: ops.RunView | None
     line: frozenset[str]
     """Payload keys that wait in the line."""
     world_size: int | None
-    """For how many ranks the round that is pulled was split; None: it is not there yet."""
+    """Number of ranks for which the round that is pulled was split; None: it is not there yet."""
     rounds: int
     """Closed rounds of the step that is pulled, else of the open one."""
 
@@ -332,7 +332,7 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
 
 
 def _count_line(seen: Counter[str], inside: Inside, entry: Entry, args: Sequence[Any], before: Before) -> None:
-    """Who left the line although nobody spoke of it."""
+    """Count who left the line although nobody spoke of it."""
     if before.line and entry.operation in {"push", "retry_push"}:
         own = {key for _, key in args[0]} if entry.operation == "retry_push" else set()
         seen["line:lapsed"] += bool(before.line - inside.line() - own)

@@ -226,7 +226,7 @@ class Pair:
         return known[which] if which < len(known) else ("", "")
 
     def _remember_waiting(self, entry: Entry, mine: Any, other: Any) -> None:
-        """Who is blocked now. A refusal ends the push, and nobody waits for a new run."""
+        """Remember who is blocked now. A refusal ends the push, and nobody waits for a new run."""
         facts: dict[str, ops.GroupFacts] = {}
         if entry.operation == "push":
             facts = {name: group.facts for name, group in zip(entry.names, entry.args[0], strict=True)}

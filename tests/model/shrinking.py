@@ -53,7 +53,7 @@ def shrink(subject: Subject, found: Disagreement, *, seconds: float, kind: type[
 
 
 def _kind(found: Disagreement) -> tuple[str, str]:
-    """What disagreed, over which operation."""
+    """Return what disagreed, over which operation."""
     return found.history[-1].operation, found.what.partition(":")[0]
 
 

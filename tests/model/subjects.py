@@ -1,4 +1,4 @@
-"""What the machine drives beside the model: a store, or another model.
+"""Subjects that the machine drives beside the model: a store, or another model.
 
 A subject runs one operation to its end, synchronously, at the time that the machine has set.
 """
@@ -53,7 +53,7 @@ class Subject(Protocol):
         ...
 
     def leftovers(self, run_id: str) -> list[str]:
-        """What is kept of a run that does not exist."""
+        """Return what is kept of a run that does not exist."""
         ...
 
     def forget(self) -> None:
@@ -90,7 +90,7 @@ class StoreSubject:
         return sorted({bytes(key).decode() for key in found} - {index_key(run_id, "test_now")})
 
     def tickets(self, run_id: str) -> dict[Topic, int]:
-        """How many hints of each topic there were, including those of every operation before this call."""
+        """Count how many hints of each topic there were, including those of every operation before this call."""
         return self._loop.run_until_complete(self._tickets(run_id))
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What trainers do: pull, commit, publish, checkpoint, resume, and report what is lost."""
+"""Actions of trainers: pull, commit, publish, checkpoint, resume, and report what is lost."""
 
 import dataclasses
 
@@ -105,7 +105,7 @@ class TrainerActions(WorkerActions):
         self.publish_once(ops.Publish(self.epoch(draw), version, manifest, commit_through, self.clock(draw)))
 
     def clock(self, draw: Draw) -> ops.TrainerClock | None:
-        """What the trainer says of its time, if anything."""
+        """Return what the trainer says of its time, if anything."""
         said = draw.pick(CLOCKS)
         return None if said is None else ops.TrainerClock(*said)
 

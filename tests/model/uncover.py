@@ -1,4 +1,4 @@
-"""What happens at the end of every history, so that what no dump shows makes a difference after all.
+"""Uncovering at the end of every history, so that what no dump shows makes a difference after all.
 
 A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
 continue and how stale that is, who waits in which place for room, whose turn it is among environments, which engines
@@ -100,7 +100,7 @@ def _empty_the_line(pair: Pair) -> None:
 
 
 def _publish(pair: Pair) -> None:
-    """What is as old as the present version, or counts as it, is one version behind from now on."""
+    """Publish: what is as old as the present version, or counts as it, is one version behind from now on."""
     view = _view(pair)
     pair.both("publish", ops.Publish(view.epoch, view.published.version + 2, b"uncover", None))
 

@@ -1,4 +1,6 @@
-"""What trainers and workers do about weights beyond publishing: plan collective updates, load in turn, fall silent."""
+"""Actions of trainers and workers about weights, beyond publishing: plan collective updates, load in
+turn, fall silent.
+"""
 
 import dataclasses
 

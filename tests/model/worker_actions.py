@@ -1,4 +1,4 @@
-"""What feeders and workers do: submit, lease, push, retry, extend, give back, report."""
+"""Actions of feeders and workers: submit, lease, push, retry, extend, give back, report."""
 
 from collections.abc import Sequence
 
@@ -146,13 +146,13 @@ class WorkerActions(History):
             self.push_grants(draw, grants)
 
     def lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
-        """What an engine is given that has the published weights."""
+        """Lease to an engine that has the published weights."""
         return self.lease_with(self.versions[-1], count)
 
     def lease_with(
         self, loaded: ops.WeightVersion, count: int, message_bytes: int = MAX_MESSAGE_BYTES
     ) -> list[ops.LeaseGrant]:
-        """What an engine is given that has these weights."""
+        """Lease to an engine that has these weights."""
         worker = WORKERS[0]
         ask = ops.LeaseAsk(worker, self.instances[worker], self.request_id(), ENGINES[0], loaded, count, message_bytes)
         leased = self.pair.both("lease", ask)

@@ -41,7 +41,7 @@ def test_the_rules_are_valid() -> None:
 @needs_promtool
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
 def test_each_alert_fires_after_its_time_and_only_where_it_should(path: Path, tmp_path: Path) -> None:
-    """Of the annotations, unit tests compare the summary alone: nothing is filled into the others."""
+    """Annotations: unit tests compare the summary alone: nothing is filled into the others."""
     for alerts in ALERTS:
         content = loaded(alerts)
         for group in content["groups"]:

@@ -41,7 +41,7 @@ class TokenCase:
         return replace(self, advantages=np.repeat(self.advantages[:, :1], self.advantages.shape[1], axis=1))
 
     def hidden_numbers_replaced(self, number: float) -> "TokenCase":
-        """The same case with `number` wherever the mask is off."""
+        """Make the same case with `number` wherever the mask is off."""
         shown = {field.name: np.where(self.mask, getattr(self, field.name), number) for field in fields(self)[:-1]}
         return replace(self, **shown)
 
@@ -76,7 +76,9 @@ class Token:
 
 
 Terms: TypeAlias = list[tuple[float, float]]
-"""For each token of a sample: its term of the objective J, and J's derivative by its log π, before any denominator."""
+"""Terms for each token of a sample: its term of the objective J, and J's derivative by its log π, before any
+denominator.
+"""
 
 SampleRule: TypeAlias = Callable[[list[Token]], Terms]
 TokenRule: TypeAlias = Callable[[float, float, float, float], tuple[float, float]]

@@ -161,7 +161,7 @@ def test_packed_samples_must_be_told_apart(token_counts: torch.Tensor | None) ->
 
 @pytest.fixture
 def probable(near: TokenCase) -> TokenCase:
-    """The same with log-probabilities only."""
+    """Make the same with log-probabilities only."""
     return TokenCase(near.logprobs, near.old, np.minimum(near.behaviour, -0.01), near.advantages, near.mask)
 
 

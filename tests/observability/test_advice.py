@@ -1,4 +1,4 @@
-"""Which levers are advised, with the closed form's numbers."""
+"""Tests of which levers are advised, with the closed form's numbers."""
 
 import re
 from dataclasses import replace

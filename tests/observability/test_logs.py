@@ -1,4 +1,4 @@
-"""What of gRPC's own lines the log leaves out."""
+"""Tests of which of gRPC's own lines the log leaves out."""
 
 import logging
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def configured() -> Iterator[None]:
 
 
 def told(error: Exception, text: str) -> bool:
-    """Whether gRPC's line about an error is one of the log."""
+    """Tell whether gRPC's line about an error is one of the log."""
     record = GRPC.makeRecord(GRPC.name, logging.ERROR, "f", 1, text, (), (type(error), error, None))
     return bool(GRPC.filter(record))
 

@@ -1,4 +1,4 @@
-"""Which closed form a run's policy gets, and whether it predicts runs that were simulated."""
+"""Tests of which closed form a run's policy gets, and whether it predicts runs that were simulated."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a window tells of a run, by hand; and the reasons for what it does not."""
+"""Tests of what a window tells of a run, by hand; and the reasons for what it does not."""
 
 from dataclasses import replace
 

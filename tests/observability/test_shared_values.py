@@ -21,7 +21,7 @@ def values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Process:
-    """What a process counts, as the one of this number."""
+    """Process of this number, with what it counts."""
 
     def __init__(self, shared: SharedMetrics | None, number: int = 0) -> None:
         if shared is not None:
@@ -38,7 +38,7 @@ class Process:
 
 
 class Seen(Collector):
-    """What the supervisor sees."""
+    """Values as the supervisor sees them."""
 
     def __init__(self, shared: SharedMetrics) -> None:
         self._shared = shared
@@ -125,7 +125,9 @@ for number in range(2_000):
 
 
 def test_a_process_that_is_refused_memory_by_the_system_lives() -> None:
-    """As files of a full disk, it gets no more than a block; a write to what is not there would end it by SIGBUS."""
+    """Memory like that of files on a full disk: it gets no more than a block; a write to what is not there would end it
+    by SIGBUS.
+    """
     shared = SharedMetrics(1)
     memory = shared.memories[0]
     command = [sys.executable, "-c", STARVED, str(memory)]

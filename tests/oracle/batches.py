@@ -90,7 +90,7 @@ def _replay(run: RunState, request: Pull, step: Step) -> Batch:
 
 
 def _evict(run: RunState, train_version: int) -> None:
-    """What is too stale leaves the queue, stalest first, also when no round results."""
+    """Evict what is too stale, stalest first, also when no round results."""
     measure = run.policy.staleness_measure
     while (group := run.queue.stalest(measure)) is not None:
         if not aged_out(run.policy, train_version=train_version, age_milli=group.age_milli(measure)):
@@ -100,7 +100,7 @@ def _evict(run: RunState, train_version: int) -> None:
 
 
 def _may_recycle(run: RunState, group: Group) -> bool:
-    """Whether the group's task is generated once more."""
+    """Tell whether the group's task is generated once more."""
     generations = run.policy.max_generations
     exhausted = 0 < generations <= group.task.generation + 1
     action = run.policy.stale_action

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from buffer_service.domain.ops import EngineReport
 
 PLACE_TTL_MS = 60_000
-"""How long a place is kept without a word from its engine."""
+"""Time that a place is kept without a word from its engine."""
 
 TURN_TTL_MS = 5_000
-"""How long a waiting engine keeps its turn without a word."""
+"""Time that a waiting engine keeps its turn without a word."""
 
 FORGOTTEN_MS = 3_600_000
 """An engine or an idle worker that is silent for longer has never been."""
@@ -24,14 +24,14 @@ _IN_SERVICE = ("ready", "loading")
 
 @dataclass(slots=True)
 class Engines:
-    """By engine id."""
+    """Engines by id."""
 
     reports: dict[str, EngineReport] = field(default_factory=dict)
     heard_ms: dict[str, int] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
-    """Until when (ms, inclusive)."""
+    """Places, with the time until when (ms, inclusive)."""
     line: dict[str, int] = field(default_factory=dict)
-    """Who waits for a place, since when."""
+    """Line of those who wait for a place, with the time since when."""
 
     def report(self, report: EngineReport, now: int) -> bool:
         """Record it; returns whether it says anything new. The turn of one that was silent for too long is over."""
@@ -45,7 +45,7 @@ class Engines:
         return is_news
 
     def ask(self, report: EngineReport, limit: int, now: int) -> bool:
-        """Whether the engine may load now; at most `limit` (0: any number) may at once."""
+        """Tell whether the engine may load now; at most `limit` (0: any number) may at once."""
         name = report.engine_id
         needs_place = limit > 0 and report.state in _IN_SERVICE
         if not needs_place or not report.wants_load:
@@ -61,7 +61,7 @@ class Engines:
         return True
 
     def _before(self, engine_id: str, now: int) -> int:
-        """How many wait for longer; of those that asked at once, the first by name goes first."""
+        """Count how many wait for longer; of those that asked at once, the first by name goes first."""
         turn = self.line[engine_id], engine_id
         return sum((since, other) < turn and self._keeps_turn(other, now) for other, since in self.line.items())
 
@@ -85,7 +85,7 @@ class Engines:
         return silent
 
     def view(self, now: int) -> Sequence[EngineReport]:
-        """In order of engine ids."""
+        """View in order of engine ids."""
         return [
             replace(report, silent_ms=now - self.heard_ms[engine_id])
             for engine_id, report in sorted(self.reports.items())
@@ -93,5 +93,5 @@ class Engines:
 
 
 def _without_counters(report: EngineReport) -> EngineReport:
-    """What others wait for: how much was decoded is not."""
+    """Return what others wait for: how much was decoded is not."""
     return replace(report, decoded_tokens=0, decode_busy_ms=0, decode_request_ms=0)

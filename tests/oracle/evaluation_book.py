@@ -70,7 +70,7 @@ class Book:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all evaluations."""
+        """Stored bytes of all evaluations."""
         return sum(evaluation.stored_bytes for evaluation in self.evaluations.values())
 
     def leased(self) -> Iterator[tuple[Evaluation, Task, Lease]]:

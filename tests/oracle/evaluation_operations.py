@@ -27,12 +27,12 @@ class EvaluationOperations(ABC):
         return evaluations.submit(self._begin(run_id, seen_revision), submit)
 
     def evaluations(self, run_id: str, *, acknowledges: bool = True) -> tuple[Revision, Sequence[ev.EvaluationView]]:
-        """All of them; the model has no replicas to wait for."""
+        """List all of them; the model has no replicas to wait for."""
         run = self._known(run_id)
         return run.signed_revision, evaluations.views(run)
 
     def evaluation(self, run_id: str, eval_id: str) -> tuple[Revision, ev.EvaluationView]:
-        """One of them."""
+        """Pick one of them."""
         run = self._known(run_id)
         return run.signed_revision, evaluations.view(evaluations.find(run, eval_id))
 

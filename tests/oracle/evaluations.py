@@ -70,7 +70,7 @@ def find(run: RunState, eval_id: str) -> Evaluation:
 
 
 def view(evaluation: Evaluation, *, with_failures: bool = True) -> EvaluationView:
-    """How far it is."""
+    """Tell how far it is."""
     failed = [task for task in evaluation.ended if task.state == "failed"] if with_failures else []
     return EvaluationView(
         eval_id=evaluation.eval_id,
@@ -87,7 +87,7 @@ def view(evaluation: Evaluation, *, with_failures: bool = True) -> EvaluationVie
 
 
 def views(run: RunState) -> list[EvaluationView]:
-    """All of them, in order of submission."""
+    """List all of them, in order of submission."""
     return [view(evaluation, with_failures=False) for evaluation in run.evaluations.evaluations.values()]
 
 

@@ -134,7 +134,7 @@ def _worker(run: RunState, ask: LeaseAsk) -> Worker:
 
 
 def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
-    """Why this engine gets nothing, whatever is pending."""
+    """Say why this engine gets nothing, whatever is pending."""
     report = run.engines.reports.get(ask.engine_id)
     if run.paused:
         return LeaseWait.PAUSED
@@ -149,7 +149,7 @@ def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
 
 
 def _room(run: RunState, behind: int = 0) -> int | None:
-    """For an engine whose weights are so many versions older than the published ones."""
+    """Room for an engine whose weights are so many versions older than the published ones."""
     return capacity(
         run.policy,
         unpublished_steps=run.unpublished_steps,
@@ -177,7 +177,7 @@ def _open_step(run: RunState) -> OpenStep:
 
 
 def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]:
-    """What is leased now, and whether the next one did not fit into the reply."""
+    """Return what is leased now, and whether the next one did not fit into the reply."""
     loaded = run.timeline.effective(ask.loaded)
     granted: list[Task] = []
     used = 0
@@ -206,12 +206,14 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
 
 
 def _lease_bytes(task: Task) -> int:
-    """Of the payloads that a lease of the task carries, a continuation that is given up as it is leased included."""
+    """Bytes of the payloads that a lease of the task carries, a continuation that is given up as it is
+    leased included.
+    """
     return len(task.spec) + (len(task.continuation.body) if task.continuation else 0)
 
 
 def _drop_useless_continuation(run: RunState, task: Task, loaded: int) -> None:
-    """What was generated with weights that are too old, by now or for this engine, is generated again."""
+    """Drop what was generated with weights that are too old, by now or for this engine; it is generated again."""
     kept = task.continuation
     if kept is None or kept.head is None:
         return
@@ -229,7 +231,7 @@ def _give_up_continuation(run: RunState, task: Task) -> None:
 
 
 def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
-    """What a heartbeat does with a live lease; a policy that cancels measures staleness by heads."""
+    """Prolong or cancel a live lease, as a heartbeat does; a policy that cancels measures staleness by heads."""
     stale = too_stale(run.policy, train_version=run.train_version, head_version=task.lease_head)
     if not (run.policy.cancel_stale_leases and stale):
         prolong(run, task)

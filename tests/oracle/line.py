@@ -30,11 +30,11 @@ class Line:
         return iter(self._waiters.items())
 
     def is_empty(self, now: int) -> bool:
-        """Whether nobody waits, after those at the head that have lapsed are taken out."""
+        """Tell whether nobody waits, after those at the head that have lapsed are taken out."""
         return self.admits("", now)
 
     def admits(self, payload_key: str, now: int) -> bool:
-        """Whether it is this push's turn, after those at the head that have lapsed are taken out."""
+        """Tell whether it is this push's turn, after those at the head that have lapsed are taken out."""
         while self._waiters:
             key, waiter = next(iter(self))
             if now - waiter.touched <= TICKET_MS:

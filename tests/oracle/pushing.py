@@ -54,7 +54,7 @@ def _judged(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -
 
 
 def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:
-    """Why this group is not accepted, whatever room there is; None when it may be."""
+    """Say why this group is not accepted, whatever room there is; None when it may be."""
     invalid = _invalid(run, facts)
     if invalid is not None or gone:
         return invalid or _pushed(facts, PushKind.GONE)
@@ -67,7 +67,7 @@ def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:
 
 
 def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
-    """What is wrong with the group itself."""
+    """Return what is wrong with the group itself."""
     if facts.lease_id:
         lease = LeaseId.parse(facts.lease_id)
         if lease is None or (lease.task_id, lease.generation) != (facts.task_id, facts.generation):
@@ -92,7 +92,7 @@ def _is_unheard_of(run: RunState, made_by: WeightVersion) -> bool:
 
 
 def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:
-    """Whether a push may make its task."""
+    """Tell whether a push may make its task."""
     if facts.lease_id:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
     if facts.generation > 0:
@@ -107,7 +107,7 @@ def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:
 
 
 def _judge(run: RunState, task: Task, facts: GroupFacts) -> Pushed | None:
-    """Whether the task still wants this attempt's result; attempt 0 is a push without a lease."""
+    """Tell whether the task still wants this attempt's result; attempt 0 is a push without a lease."""
     attempt = _attempt(facts)
     if facts.generation < task.generation:
         return _counted(run, facts, PushKind.CLOSED)

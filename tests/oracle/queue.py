@@ -91,7 +91,7 @@ class GroupQueue:
             groups.versions_changed()
 
     def fits(self, policy: RunPolicy, facts: GroupFacts | None = None) -> bool:
-        """Whether the caps hold, with one more group when `facts` are given."""
+        """Tell whether the caps hold, with one more group when `facts` are given."""
         groups, tokens, size = (1, facts.tokens, facts.size_bytes) if facts else (0, 0, 0)
         return within_caps(
             policy, Amount(groups=len(self) + groups, tokens=self.tokens + tokens, bytes=self.bytes + size)
@@ -99,7 +99,7 @@ class GroupQueue:
 
 
 def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Callable[[Group], tuple[int, ...]]]:
-    """How an order finds the first of a class, and by what it compares the firsts of several."""
+    """Tell how an order finds the first of a class, and by what it compares the firsts of several."""
     match mixture.order:
         case Order.FIFO:
             return First.OLDEST, lambda group: (group.sequence,)

@@ -1,4 +1,4 @@
-"""What a run consists of: tasks, leases, groups, workers, publishes, payloads.
+"""Parts of a run: tasks, leases, groups, workers, publishes, payloads.
 
 Invariants: a task has a lease exactly while it is leased, and an accepted attempt exactly while it is completed;
 versions of groups, leases and continuations are those of the present timeline.
@@ -23,20 +23,20 @@ _written = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What an interrupted attempt left behind; head None: no tokens yet."""
+    """Work that an interrupted attempt left behind; head None: no tokens yet."""
 
     body: bytes
     head: int | None
     tokens: int
 
     def clamped(self, version: int) -> "Continuation":
-        """The same in a timeline that forked at `version`."""
+        """Make the same in a timeline that forked at `version`."""
         return self if self.head is None else Continuation(self.body, min(self.head, version), self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who generates a task, and until when (ms, inclusive)."""
+    """Worker that generates a task, and until when (ms, inclusive)."""
 
     worker_id: str
     instance_id: str
@@ -66,7 +66,7 @@ class Task:
     lease_head: int = 0
     """While leased: the oldest version that its group can have tokens of."""
     granted_ms: int = 0
-    """When its last lease was given."""
+    """Time when its last lease was given."""
     accepted_attempt: int | None = None
     """The attempt whose group was accepted for this generation; 0 without a lease."""
 
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def is_open(self) -> bool:
-        """Whether a result for its generation would be accepted."""
+        """Tell whether a result for its generation would be accepted."""
         return self.state in {TaskState.PENDING, TaskState.LEASED}
 
     def clamp(self, version: int) -> None:
@@ -99,7 +99,7 @@ class Group:
     tail: int
     mean_milli: int
     version_tokens: Sequence[tuple[int, int]]
-    """As in GroupFacts, of the timeline in which the group was accepted."""
+    """Version tokens as in GroupFacts, of the timeline in which the group was accepted."""
     payload_key: str
     state: str = NEW
 
@@ -111,7 +111,7 @@ class Group:
 
     @property
     def environment(self) -> str:
-        """Where it counts."""
+        """Name of the environment in which it counts."""
         return self.facts.environment
 
     def age_milli(self, measure: StalenessMeasure) -> int:
@@ -141,7 +141,7 @@ class Worker:
 
     instance_id: str
     heard_ms: int = 0
-    """When it asked for leases last."""
+    """Time when it asked for leases last."""
     leased: dict[str, Task] = field(default_factory=dict)
     request_id: str = ""
     granted: list[tuple[Task, str]] = field(default_factory=list)

@@ -256,7 +256,7 @@ class ReferenceModel(EvaluationOperations):
         invariants.check(self._known(run_id))
 
     def stored_bodies(self, run_id: str) -> int:
-        """How many payloads and continuations something refers to."""
+        """Count how many payloads and continuations something refers to."""
         run = self._known(run_id)
         return len(run.payloads.bodies) + sum(task.continuation is not None for task in run.tasks.values())
 

@@ -30,7 +30,7 @@ class Plan:
 
 
 def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
-    """What the round that is asked for needs; `step` is the open one, if there is one. Raises InvalidField."""
+    """Return what the round that is asked for needs; `step` is the open one, if there is one. Raises InvalidField."""
     form = _first_form(run, request) if step is None else step.form
     if step is not None and request.train_version not in {None, form.train_version}:
         limit = f"{form.train_version}, that of the step's first round"
@@ -51,7 +51,7 @@ def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
 
 
 def is_ready(run: RunState, round_plan: Plan) -> bool:
-    """Whether enough is queued; of a streamed step's round the fewest that make it are all it needs."""
+    """Tell whether enough is queued; of a streamed step's round the fewest that make it are all it needs."""
     form, queue = round_plan.form, run.queue
     enough_tokens = 0 < form.token_budget <= queue.tokens
     return len(queue) >= round_plan.minimum and (len(queue) >= round_plan.needed or enough_tokens)

@@ -63,24 +63,24 @@ class RunState:
     """Time of the present operation, ms; never goes back."""
     revision: int = 1
     secret: str = ""
-    """Of the proofs that the run's revisions carry."""
+    """Secret of the proofs that the run's revisions carry."""
     changed: bool = False
     seen_revision: int = 0
     """Highest revision that a caller has proven to have seen of a store that was rolled back."""
     claim: Revision = NO_REVISION
-    """What the caller of the present operation has seen."""
+    """Claim: what the caller of the present operation has seen."""
     rolled_back: bool = False
     held: bool = False
-    """By an operator."""
+    """True while an operator holds it."""
     draining: bool = False
 
     epoch: int = 1
     published: WeightVersion = WeightVersion(epoch=1, version=0)  # noqa: RUF009 (frozen)
     manifest: bytes = b""
     plan: PlanCollective | None = None
-    """Of weights newer than the published ones."""
+    """Plan of weights newer than the published ones."""
     publishes: list[PublishedAt] = field(default_factory=list)
-    """In order of committed_steps, one entry for each."""
+    """Publishes in order of committed_steps, one entry for each."""
     timeline: Timeline = field(default_factory=Timeline)
 
     next_step: int = 0
@@ -90,7 +90,9 @@ class RunState:
     """Steps that the last publish covered."""
     world_size: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
-    """From checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all closed."""
+    """Steps from checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all
+    closed.
+    """
     retained_bytes: int = 0
     """Payload bytes of the trained steps that are retained."""
 
@@ -124,7 +126,7 @@ class RunState:
     group_ledger: GroupLedger = field(default_factory=GroupLedger)
     environment_ledgers: dict[str, GroupLedger] = field(default_factory=dict)
     environments: set[str] = field(default_factory=set)
-    """Of all tasks and accepted groups so far."""
+    """Environments of all tasks and accepted groups so far."""
     task_ledger: TaskLedger = field(default_factory=TaskLedger)
     statistics: dict[str, int] = field(default_factory=lambda: {name: each.begins for name, each in STATISTICS.items()})
     totals: Totals = field(default_factory=Totals)
@@ -133,7 +135,7 @@ class RunState:
     engines: Engines = field(default_factory=Engines)
     evaluations: Book = field(default_factory=Book)
     after_accept: tuple[RunPolicy, Amount, Amount] | None = None
-    """For the invariants: the policy, what was queued and what was live right after the last group was queued."""
+    """State for the invariants: the policy, what was queued and what was live right after the last group was queued."""
 
     def __post_init__(self) -> None:
         self.mixture = Mixture.of(self.policy)
@@ -154,7 +156,7 @@ class RunState:
 
     @property
     def paused(self) -> str:
-        """Why the run is paused, empty when it is not; the gravest reason."""
+        """Say why the run is paused, empty when it is not; the gravest reason."""
         if self.rolled_back:
             return Pause.STORE_ROLLED_BACK
         if self.held:
@@ -300,12 +302,12 @@ class RunState:
         return total
 
     def has_room(self, facts: GroupFacts) -> bool:
-        """Whether one more group is within caps and quotas."""
+        """Tell whether one more group is within caps and quotas."""
         more = Amount(groups=1, tokens=facts.tokens, bytes=facts.size_bytes)
         return self.queue.fits(self.policy, facts) and within_quotas(self.policy, add(self.live(), more))
 
     def has_environment_left(self, environment: str) -> bool:
-        """Whether the run may have a thing of that environment."""
+        """Tell whether the run may have a thing of that environment."""
         return environment in self.environments or len(self.environments) < MAX_ENVIRONMENTS
 
     def drop_oldest(self) -> None:

@@ -13,7 +13,7 @@ from tests.oracle.rules.sharding import shard
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a step is to become, fixed with its first round."""
+    """Form of a step, fixed with its first round."""
 
     train_version: int
     target: int
@@ -27,7 +27,7 @@ class Form:
 
     @property
     def streamed(self) -> bool:
-        """Whether it comes in rounds."""
+        """Tell whether it comes in rounds."""
         return self.micro_groups > 0
 
 
@@ -37,7 +37,7 @@ class Round:
 
     shards: list[list[Group]]
     staleness: dict[str, int]
-    """By group id: versions behind train_version, by head."""
+    """Staleness by group id: versions behind train_version, by head."""
     stalest_milli: int
     """The largest staleness by the policy's measure, milli-versions."""
     max_staleness: int
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def is_full(self) -> bool:
-        """Whether the round that just closed was its last."""
+        """Tell whether the round that just closed was its last."""
         if not self.form.streamed:
             return True
         groups = self.groups

@@ -1,4 +1,4 @@
-"""What a run is measured by: totals that only grow, and how they were at the last publishes.
+"""Measures of a run: totals that only grow, and how they were at the last publishes.
 
 Invariants: a total that grows does not by itself change the run for those who watch its revision; the snapshots are of
 one policy and one epoch.
@@ -17,7 +17,7 @@ from tests.oracle.records import Group
 
 @dataclass(slots=True)
 class Totals:
-    """Of one run."""
+    """Totals of one run."""
 
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
     environments: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class Totals:
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters that were reported last."""
     reloads: list[int] = field(default_factory=lambda: [0] * (2 * len(RELOAD_PHASES)))
-    """Of all engines."""
+    """Reloads of all engines."""
     engine_reloads: dict[str, Sequence[int]] = field(default_factory=dict)
-    """What was reported last."""
+    """Reloads as reported last."""
     trainer: dict[str, int] | None = None
-    """What the trainer of this epoch said last."""
+    """Times that the trainer of this epoch said last."""
     snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=WINDOW_VERSIONS + 1))
 
     # ── groups ──
@@ -95,7 +95,7 @@ class Totals:
             self.engine_reloads[report.engine_id] = reloads
 
     def _reload(self, before: Sequence[int], counters: Sequence[int]) -> None:
-        """As `_grow`."""
+        """Count as `_grow` does."""
         is_new = any(now < then for now, then in zip(counters, before, strict=True))
         for place, count in enumerate(counters):
             self.reloads[place] = min(MOST, self.reloads[place] + count - (0 if is_new else before[place]))
@@ -112,7 +112,7 @@ class Totals:
         self.trainer = said
 
     def _grow(self, before: Mapping[str, int] | None, counters: Mapping[str, int]) -> None:
-        """When one counter is smaller than it was, whoever counts has begun anew."""
+        """Grow by counters; when one is smaller than it was, whoever counts has begun anew."""
         if before is None or any(counters[name] < before[name] for name in counters):
             before = dict.fromkeys(counters, 0)
         for name, count in counters.items():

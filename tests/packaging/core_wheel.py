@@ -16,7 +16,7 @@ from pathlib import Path
 
 CORE = {"grpcio", "numpy", "protobuf"}
 TOOLS = {"pip", "setuptools", "wheel"}
-"""What a fresh environment holds before."""
+"""Packages that a fresh environment holds before."""
 PACKAGES = ("buffer_wire", "rollout_buffer", "trainer_client", "buffer_conformance")
 HEAVY = {"torch", "safetensors", "transformers", "redis", "pydantic", "structlog", "typer", "trl", "verifiers"}
 DATA = ("buffer_service/admin/page", "buffer_service/store/lua")

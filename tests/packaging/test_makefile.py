@@ -1,4 +1,4 @@
-"""Which checkout make installs into an environment: the one that the environment belongs to, and no other."""
+"""Tests of which checkout make installs into an environment: the one that the environment belongs to, and no other."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ class Checkout:
 
     @property
     def log(self) -> Path:
-        """What the programs of its own environment were called with."""
+        """Return what the programs of its own environment were called with."""
         return self.folder / "called"
 
     @property

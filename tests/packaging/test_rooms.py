@@ -1,4 +1,4 @@
-"""What `make lint` says of folders and of imports inside functions."""
+"""Tests of what `make lint` says of folders and of imports inside functions."""
 
 import ast
 from pathlib import Path

@@ -50,7 +50,7 @@ class Screen:
         self.page.goto(f"{self.base}/{'#' + urlencode({'run': run_id}) if run_id else ''}")
 
     def at(self, selector: str) -> Any:
-        """What the selector finds."""
+        """Return what the selector finds."""
         return self.page.locator(selector)
 
     def row(self, table: str, first: str) -> Any:

@@ -74,5 +74,5 @@ def screen(chromium: Chromium, service: ServiceProcess) -> Iterator[Screen]:
 
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go."""
+    """Tell where screenshots go."""
     return tmp_path_factory.mktemp("shots")

@@ -122,7 +122,7 @@ def test_a_token_is_asked_for_kept_in_the_tab_and_missed_when_it_is_revoked(chro
 
 
 def create_runs(address: str, token: str, *run_ids: str) -> None:
-    """By an admin's token."""
+    """Create runs by an admin's token."""
     import grpc
 
     from tests.security.contract import call

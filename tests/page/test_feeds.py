@@ -1,4 +1,4 @@
-"""Who reads a run for those that watch it, and what they are told; over a store that is made up."""
+"""Tests of who reads a run for those that watch it, and what they are told; over a store that is made up."""
 
 import asyncio
 import contextlib
@@ -182,7 +182,7 @@ class Revocable(Anybody):
 
 
 async def texts(made: Feeds, caller: Anybody, last_event_id: str = "") -> AsyncGenerator[str, None]:
-    """What one stream sends."""
+    """Return what one stream sends."""
     async with made.watch("r") as feed:
         async for text in EventStream(made, "r", caller, last_event_id)._messages(feed):
             yield text

@@ -168,7 +168,7 @@ def test_states_of_a_run_are_said(screen: Screen, rpc: Rpc, named: Named) -> Non
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two computed colours (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""
+    """Contrast of two computed colours (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""
 
     def luminance(colour: str) -> float:
         parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
@@ -282,7 +282,7 @@ def test_a_run_that_comes_later_is_offered(screen: Screen, named: Named) -> None
 
 
 def rates(screen: Screen, steps: list[Any]) -> Any:
-    """What `steps` on a History come to."""
+    """Compute what `steps` on a History come to."""
     screen.visit()
     return screen.page.evaluate(
         "async (steps) => { const { History } = await import('/page/history.js'); const history = new History();"

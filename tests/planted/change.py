@@ -79,7 +79,7 @@ class Change:
                 ) from None
 
     def excess(self) -> str:
-        """What is wrong with the number of its files; empty: nothing."""
+        """Tell what is wrong with the number of its files; empty: nothing."""
         if len(self.code) > self.most_files:
             return f"{self.title}: {len(self.code)} code files, at most {self.most_files}: {', '.join(self.code)}"
         inside = [file for file in self.code if self.not_in and file.startswith(self.not_in)]

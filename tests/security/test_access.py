@@ -1,4 +1,4 @@
-"""What a client sends, where it takes it from, and to whom it does not send it."""
+"""Tests of what a client sends, where it takes it from, and to whom it does not send it."""
 
 from pathlib import Path
 

@@ -202,7 +202,7 @@ def test_who_keeps_failing_is_told_less_and_good_tokens_still_pass(
 
 
 def test_a_token_that_is_not_ascii_is_refused_and_not_logged(guarded: Guarded) -> None:
-    """In HTTP/2's own frames: gRPC's clients do not send such a value."""
+    """Value in HTTP/2's own frames: gRPC's clients do not send such a value."""
     fields = {
         ":method": b"POST",
         ":scheme": b"http",
@@ -231,5 +231,5 @@ def test_a_token_that_is_not_ascii_is_refused_and_not_logged(guarded: Guarded) -
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-    """One of HTTP/2."""
+    """Make one of HTTP/2."""
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body

@@ -28,7 +28,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends."""
+    """Return what comes until the connection ends."""
     return await asyncio.wait_for(reader.read(), 10)
 
 
@@ -79,7 +79,7 @@ async def test_a_body_that_breaks_the_rules_ends_its_connection_and_is_no_error(
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection is reset or ends."""
+    """Return what comes until the connection is reset or ends."""
     try:
         return await rest(reader)
     except ConnectionResetError:

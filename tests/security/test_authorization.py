@@ -1,4 +1,6 @@
-"""Who may do what, tried on a real service: every RPC × every role × right, wrong, missing, expired, garbage."""
+"""Tests of who may do what, tried on a real service: every RPC × every role × right, wrong, missing,
+expired, garbage.
+"""
 
 from pathlib import Path
 

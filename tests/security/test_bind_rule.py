@@ -1,4 +1,4 @@
-"""From where a service may be reached, by what it asks of its callers."""
+"""Tests of the places from which a service may be reached, by what it asks of its callers."""
 
 from typing import Any
 

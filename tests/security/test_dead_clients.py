@@ -76,7 +76,7 @@ async def client(address: str, after: str = "") -> AsyncIterator[asyncio.subproc
 
 
 async def is_served(channel: grpc.aio.Channel) -> bool:
-    """Whether there is a slot for a stream."""
+    """Tell whether there is a slot for a stream."""
     call = channel.stream_stream(METHOD, None, None)(None, timeout=SOON_S)
     end = StreamEnd(call)
     try:

@@ -32,7 +32,7 @@ class Closed:
 
     @property
     def access(self) -> dict[str, str]:
-        """As environment variables."""
+        """Settings as environment variables."""
         return {
             "RB_TLS_CA": str(self.folder / "ours.crt"),
             "RB_TLS_CLIENT_CERT": str(self.folder / "client.crt"),

@@ -1,4 +1,4 @@
-"""What one peer can make a server hold and do: header fields, connections, a token's RPCs."""
+"""Tests of what one peer can make a server hold and do: header fields, connections, a token's RPCs."""
 
 import asyncio
 from collections.abc import AsyncIterator

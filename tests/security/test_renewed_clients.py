@@ -87,7 +87,7 @@ def looks_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replace(access: Access, by: Certificate) -> None:
-    """As a Secret's volume does it: the new file takes the old one's name."""
+    """Replace it as a Secret's volume does: the new file takes the old one's name."""
     for source, target in ((by.cert, access.tls_cert), (by.key, access.tls_key)):
         new = Path(f"{target}.new")
         shutil.copy(source, new)

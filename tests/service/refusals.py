@@ -1,4 +1,4 @@
-"""What every test of a refusal asserts, and the report of an engine."""
+"""Refusals: what every test of a refusal asserts, and the report of an engine."""
 
 from collections.abc import Callable
 from typing import Any

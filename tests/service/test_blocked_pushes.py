@@ -19,7 +19,7 @@ BLOCK = runs_pb2.OVERFLOW_ACTION_BLOCK
 
 
 def blocked(service: ServiceProcess, count: int) -> None:
-    """Until `count` pushes wait for room."""
+    """Wait until `count` pushes wait for room."""
     service.until_metric(count, "rollout_buffer_blocked_pushes")
 
 

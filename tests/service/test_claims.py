@@ -1,4 +1,4 @@
-"""What a caller can do to a run by what it says it has seen."""
+"""Tests of what a caller can do to a run by what it says it has seen."""
 
 import pytest
 

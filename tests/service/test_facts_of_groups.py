@@ -1,4 +1,4 @@
-"""What the rules learn of a pushed group, from its header alone."""
+"""Tests of what the rules learn of a pushed group, from its header alone."""
 
 from collections.abc import Sequence
 from struct import unpack

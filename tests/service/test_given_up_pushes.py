@@ -34,7 +34,7 @@ def run(service: ServiceProcess) -> Iterator[RunRpc]:
 
 
 def give_up(store: StoreServer, run: RunRpc, payloads: int) -> None:
-    """What the sweep of another replica does with blocked pushes whose own replica was stopped for ten minutes."""
+    """Do what the sweep of another replica does with blocked pushes whose own replica was stopped for ten minutes."""
     client: Any = redis.Redis(unix_socket_path=str(store.socket))
     staging, waiting = (f"rb:{{{run.run_id}}}:{name}" for name in ("staging", "waiting"))
     keys = client.zrange(staging, 0, -1)

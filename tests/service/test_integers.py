@@ -96,7 +96,7 @@ def put(message: Any, path: Sequence[str], value: int) -> None:
 
 
 def call(rpc: Rpc, method: MethodDescriptor, message: bytes) -> RolloutBufferError | None:
-    """What the call is refused with, or what the group in it is; None when all is accepted."""
+    """Return what the call is refused with, or what the group in it is; None when all is accepted."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     reply = GetMessageClass(method.output_type)
     try:

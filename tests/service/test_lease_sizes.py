@@ -11,7 +11,7 @@ from tests.support.service import running_service
 
 MIB = 1 << 20
 TOKENS = 100_000
-"""Of one continuation: 9 bytes each."""
+"""Tokens of one continuation: 9 bytes each."""
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.faults
 
 QUEUED = groups_pb2.PUSH_OUTCOME_QUEUED
 STARTS_WITHIN_S = 60.0
-"""Of processes that were killed, on a busy machine too."""
+"""Longest start of processes that were killed, on a busy machine too."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def serve_once(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def go_on(client: Rpc) -> None:
-    """What a client does after UNAVAILABLE: ask again, until the service serves."""
+    """Ask again after UNAVAILABLE, as a client does, until the service serves."""
     deadline = time.monotonic() + STARTS_WITHIN_S
     while (error := refusal(lambda: client.create().fill(1))) is not None:
         assert error.retryable, error

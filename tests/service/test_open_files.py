@@ -23,7 +23,7 @@ def limited(folder: Path, limit: str) -> ServiceProcess:
 
 
 def codes(address: str, count: int) -> list[grpc.StatusCode]:
-    """What calls over connections of their own, all open at once, are answered."""
+    """Return what calls over connections of their own, all open at once, are answered."""
     found: list[grpc.StatusCode] = []
     with contextlib.ExitStack() as stack:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a run's policy makes of tasks and groups, as its workers and its trainer see it over the wire."""
+"""Tests of what a run's policy makes of tasks and groups, as its workers and its trainer see it over the wire."""
 
 from collections import Counter
 from typing import Any

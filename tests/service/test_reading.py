@@ -1,4 +1,4 @@
-"""What becomes of the other runs when one cannot be read, or there are more than there is time for."""
+"""Tests of what becomes of the other runs when one cannot be read, or there are more than there is time for."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,6 @@
-"""What a process has no room for stays with its clients and in its store; all room comes back, whatever ends an RPC."""
+"""Tests that what a process has no room for stays with its clients and in its store; all room comes back, whatever ends
+an RPC.
+"""
 
 import asyncio
 import gc
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 SOON_S = 20.0
 MESSAGE_BYTES = 100_000
 MESSAGES = 8
-"""For which there is room."""
+"""Messages for which there is room."""
 RUN = common_pb2.RunRef(run_id="r")
 METHOD = "/rollout_buffer.v1.GroupService/"
 

@@ -20,7 +20,7 @@ from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer, store_server
 
 SLACK_S = 15.0
-"""For the answer itself, on a busy machine; a call of the store that nobody bounds lasts 30 s."""
+"""Slack for the answer itself, on a busy machine; a call of the store that nobody bounds lasts 30 s."""
 
 
 @pytest.fixture

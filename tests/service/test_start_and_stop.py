@@ -43,7 +43,7 @@ while True:
 
 
 def until(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Until the file is there."""
+    """Wait until the file is there."""
     deadline = time.monotonic() + SOON_S
     while not path.exists():
         assert process.poll() is None, "the service has ended"
@@ -114,7 +114,7 @@ async def test_what_is_done_in_time_is_had() -> None:
 # ── processes that cannot be made ────────────────────────────────────────────
 
 CHILD = "print('ready', flush=True); import signal; signal.pause()"
-"""What an rpc process is to its supervisor."""
+"""Program that stands for an rpc process before its supervisor."""
 
 
 @pytest.fixture

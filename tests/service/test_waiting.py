@@ -28,7 +28,7 @@ SOON_S = 0.9
 
 
 def open_rpcs(service: ServiceProcess, method: str, count: int) -> None:
-    """Until `count` RPCs of the method are in progress."""
+    """Wait until `count` RPCs of the method are in progress."""
     service.until_metric(count, "rollout_buffer_open_rpcs", method=method)
 
 

@@ -273,7 +273,7 @@ class Run:
         return {name: count for name, count in (await self.view()).tasks.items() if count}
 
     async def members(self, index: str) -> list[str]:
-        """Of a sorted set, in its order."""
+        """Members of a sorted set, in its order."""
         return [text(m) for m in await self.command("ZRANGE", index_key(self.run_id, index), 0, -1)]
 
     async def queue(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a group costs on the store: microseconds of the server's CPU and of this process, for each operation.
+"""Cost of a group on the store: microseconds of the server's CPU and of this process, for each operation.
 
 usage: python -m tests.store.measure_scripts [SIZE_BYTES BUNDLE BATCHES]
 """

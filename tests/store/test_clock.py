@@ -7,7 +7,7 @@ from buffer_service.store.keys import index_key
 from tests.store.driver import Run
 
 STEP_MS = 2_000
-"""By how much it goes on at most from one look to the next."""
+"""Time by which it goes on at most from one look to the next."""
 
 HOUR_MS = 3_600_000
 

@@ -17,7 +17,7 @@ SOON_S = 30.0
 
 
 class Room:
-    """How much the disk is said to have left."""
+    """Space that the disk is said to have left."""
 
     def __init__(self) -> None:
         self.enough = True

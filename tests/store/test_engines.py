@@ -21,7 +21,7 @@ def report(engine_id: str, state: str = "ready", **fields: Any) -> ops.EngineRep
 
 
 async def tell(run: Run, engine_id: str, state: str = "ready", **fields: Any) -> bool:
-    """Whether the engine may load."""
+    """Tell whether the engine may load."""
     return (await run.store.call(commands.report_engine(run.run_id, report(engine_id, state, **fields)))).may_load
 
 

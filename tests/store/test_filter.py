@@ -16,7 +16,7 @@ EQUAL, LENGTH, REWARD = "filtered_equal_rewards", "filtered_response_tokens", "f
 
 
 async def push_one(run: Run, name: str, **facts: Any) -> tuple[str, str]:
-    """What became of a group, and which statistic of the filter rose."""
+    """Return what became of a group, and which statistic of the filter rose."""
     before = (await run.view()).statistics
     (kind,) = await run.push_kinds(run.group(name, **facts))
     after = (await run.view()).statistics

@@ -1,4 +1,4 @@
-"""What others do between the calls of a pull that gathers a large round."""
+"""Tests of what others do between the calls of a pull that gathers a large round."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -50,7 +50,7 @@ OTHER_SHARES = (EnvironmentRule(environment="env-2", share=5), EnvironmentRule(e
     ],
 )
 async def test_what_changes_the_pick_begins_it_anew(run: Run, act: Act, order: Order) -> None:
-    """As if nothing had been gathered."""
+    """Pull as if nothing had been gathered."""
     twin = Run(run.store, f"{RUN}.twin")
     seen = []
     for one in (run, twin):

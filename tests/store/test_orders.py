@@ -1,4 +1,4 @@
-"""In which order queued groups enter batches and pending tasks are leased: orders, priorities, shares."""
+"""Tests of the order in which queued groups enter batches and pending tasks are leased: orders, priorities, shares."""
 
 import random
 

@@ -322,7 +322,7 @@ async def _becomes(server: StoreServer, upstream: StoreServer | None, port: int)
 
 @pytest.mark.faults
 async def test_a_tail_that_a_server_lost_while_another_was_the_primary_is_noticed() -> None:
-    """The same process of the same server is the primary again, with what the other one had."""
+    """Primary again is the same process of the same server, with what the other one had."""
     ports = free_port(), free_port()
     at = [("--port", str(port), "--repl-diskless-sync-delay", "0") for port in ports]
     with store_server(*at[0]) as first, store_server(*at[1]) as second:

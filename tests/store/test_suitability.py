@@ -1,4 +1,4 @@
-"""Which stores are refused, and how it is said; addresses and binaries."""
+"""Tests of which stores are refused, and how it is said; addresses and binaries."""
 
 from pathlib import Path
 

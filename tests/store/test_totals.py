@@ -1,4 +1,6 @@
-"""What the store records for the estimator and the bias monitor: totals, lengths, environments, and the window."""
+"""Tests of what the store records for the estimator and the bias monitor: totals, lengths, environments, and the
+window.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,7 +140,7 @@ async def test_tokens_of_an_abandoned_timeline_count_as_its_fork(run: Run) -> No
 
 
 def counted(buckets: Sequence[int]) -> dict[int | None, int]:
-    """What was counted, by the upper end of its bucket in versions (None: it has none)."""
+    """Return what was counted, by the upper end of its bucket in versions (None: it has none)."""
     return {end: count for end, count in zip((*STALENESS_BOUNDS, None), buckets, strict=True) if count}
 
 

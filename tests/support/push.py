@@ -261,7 +261,7 @@ class _Stopped(Exception):
 
 
 def group_of_lease(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays:
-    """What `arrays_for` gives for the lease's task under the loaded weights."""
+    """Return what `arrays_for` gives for the lease's task under the loaded weights."""
     made = arrays_for(
         lease.task.task_id,
         generation=lease.generation,

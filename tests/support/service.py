@@ -72,7 +72,7 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """Pid of the supervisor."""
         assert self.process is not None
         return self.process.pid
 

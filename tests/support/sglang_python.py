@@ -1,4 +1,4 @@
-"""Where the tests find the environment that real SGLang is installed in."""
+"""Path to the environment that real SGLang is installed in."""
 
 import os
 from pathlib import Path

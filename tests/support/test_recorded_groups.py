@@ -24,7 +24,7 @@ from trainer_client import BufferClient, Group, Policy, Sample, SamplingParams, 
 from trainer_client.batch import Batch
 
 TOLERANCE = 1e-5
-"""Of a float32 log-probability, computed by SGLang's kernels and by transformers'."""
+"""Tolerance of a float32 log-probability, computed by SGLang's kernels and by transformers'."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ _FOLDERS = {
     "prime_rl": ("src", "packages/prime-rl-configs/src"),
     "slime": (".",),
 }
-"""By package, where its modules lie in a checkout."""
+"""Folders by package, where its modules lie in a checkout."""
 
 
 def variable(package: str) -> str:

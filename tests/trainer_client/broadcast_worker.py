@@ -51,7 +51,7 @@ class BroadcastWorker:
         engine.received.clear()
         self.engine = engine
         self._most_groups = most_groups
-        """How many groups it pushes in all."""
+        """Number of groups it pushes in all."""
         self._run_id = run_id
         self._channel = grpc.insecure_channel(target, client_options())
         self._weights = weights_pb2_grpc.WeightServiceStub(self._channel)

@@ -73,7 +73,7 @@ class FakeService:
         self._server.stop(grace_s).wait()
 
     def answer(self, method: str, *answers: Answer) -> None:
-        """What "Service/Method" answers from now on."""
+        """Return what "Service/Method" answers from now on."""
         with self._lock:
             self._answers[method] = list(answers)
 

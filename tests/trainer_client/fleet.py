@@ -106,7 +106,7 @@ class FleetEngine:
         assert followed.wait(START_S), f"the worker of {self.engine_id} does not come to an end"
 
     def view(self) -> Engine:
-        """As the run shows it."""
+        """View as the run shows it."""
         silent_ms = round((time.monotonic() - self.reported_at) * 1000)
         return Engine(self.engine_id, "w", self.state, self.loaded, 0, 0, silent_ms=silent_ms, **self._shown())
 
@@ -168,7 +168,7 @@ class FleetEngine:
 
 
 class Fleet:
-    """What a publisher sees of the run: `run` and `plan_collective` of a client."""
+    """Fleet: what a publisher sees of the run: `run` and `plan_collective` of a client."""
 
     target = "the fleet"
 

@@ -26,9 +26,9 @@ class Inbox:
         self.waiting: list[str] = []
         self.refused = 0
         self.paused = ""
-        """Why every submit is refused, if it is."""
+        """Paused: why every submit is refused, if it is."""
         self.errors: dict[str, list[Exception]] = {"submit": [], "pending": []}
-        """What the next calls of a method meet instead, the last one of the list first."""
+        """Errors: what the next calls of a method meet instead, the last one of the list first."""
         self.requests: list[str] = []
         """Request ids of all submits, of the refused ones too."""
         self.most_pending = 0
@@ -100,7 +100,7 @@ class Shelf:
     def __init__(self, ready: int = 1 << 30, rounds: int = 1) -> None:
         self.ready = Place(ready)
         self.rounds = rounds
-        """Of each step."""
+        """Rounds of each step."""
         self.published_version = 0
         self.pulls: list[tuple[int, int]] = []
         """(step, train_version) of every pull that gave a step's first round, in order."""

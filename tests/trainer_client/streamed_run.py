@@ -13,7 +13,7 @@ from tests.trainer_client.fake_service import FakeService, pull_messages
 
 @dataclass
 class Step:
-    """What was decided when its first round closed."""
+    """Step as it was decided when its first round closed."""
 
     groups: int
     train_version: int
@@ -38,7 +38,7 @@ class StreamedRun:
         self.committed = 0
         self.epoch = 1
         self.pulls: list[batches_pb2.PullBatchRequest] = []
-        """Those that were answered with a round."""
+        """Pulls: those that were answered with a round."""
         fake.answer("RunService/GetRun", lambda *_: runs_pb2.GetRunResponse(revision=1, run=self.run()))
         fake.answer("RunService/CreateRun", lambda *_: runs_pb2.CreateRunResponse(revision=1, run=self.run()))
         fake.answer("BatchService/Resume", self.resume)

@@ -201,7 +201,7 @@ def test_streamed_steps_come_whole(service: ServiceProcess, client: BufferClient
 def test_an_iteration_ends_when_it_is_told_that_no_tasks_will_come(
     service: ServiceProcess, client: BufferClient, run_id: str
 ) -> None:
-    """What rank 0 sees by itself, and the others have to be told."""
+    """End that rank 0 sees by itself, and of which the others have to be told."""
     client.create_run(run_id, POLICY)
     pushed(service, run_id, 1)
     with client.session(run_id, options=QUICK) as session:
@@ -240,7 +240,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and that nobody has waited for does not."""
+    """Tell whether the process runs; one that has ended and that nobody has waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""What importing the client brings with it. How long it takes is a measurement (bench/imports.py), not a test."""
+"""Tests of what importing the client brings with it. How long it takes is a measurement
+(bench/imports.py), not a test.
+"""
 
 import ast
 import importlib

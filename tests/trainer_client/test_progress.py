@@ -45,7 +45,7 @@ def wait(waited_s: float, error: RolloutBufferError, doing: str = "pulling step 
 
 
 def shown(terminal: Terminal) -> str:
-    """What stands on the line now."""
+    """Return what stands on the line now."""
     return terminal.getvalue().rpartition(CLEAR)[2]
 
 

@@ -1,4 +1,4 @@
-"""What the adapter returns, taken by Miles' and slime's own code on the way to their trainers, on a CPU."""
+"""Tests of what the adapter returns, taken by Miles' and slime's own code on the way to their trainers, on a CPU."""
 
 import asyncio
 import importlib
@@ -42,7 +42,7 @@ def stopped() -> Iterator[None]:
 
 
 def train_data(samples: Any, args: Namespace) -> tuple[Any, Any]:
-    """As Miles' RolloutManager makes it: samples in a row, what the trainer gets of them, a shard a rank."""
+    """Train data as Miles' RolloutManager makes it: samples in a row, what the trainer gets of them, a shard a rank."""
     post = importlib.import_module("miles.ray.rollout.rollout_data_conversion").postprocess_rollout_data
     conversion = importlib.import_module("miles.ray.rollout.train_data_conversion")
     flat, metadata = post(args, samples, {"dp_size": 2})
@@ -72,7 +72,7 @@ def test_miles_trains_on_a_rollout(service: ServiceProcess, tmp_path: Path) -> N
 @needs("slime")
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_slime_trains_on_a_rollout(service: ServiceProcess, tmp_path: Path, top_p: float) -> None:
-    """With --rollout-top-p below 1 its trainer draws from the tokens that the engine could draw."""
+    """Tokens with --rollout-top-p below 1: its trainer draws from the tokens that the engine could draw."""
     run_id = f"slime-{top_p}"
     it = job(tmp_path, service.address, run_id, "slime", rollout_top_p=top_p, **TRAINING)
     rollout = importlib.import_module("slime.ray.rollout")

@@ -52,7 +52,7 @@ def groups(*, experts: bool = False) -> list[Group]:
 
 
 def samples_of(found: list[Group], temperature: float) -> list[Any]:
-    """The same rollouts as its orchestrator hands them to its packing."""
+    """Make the same rollouts as its orchestrator hands them to its packing."""
     from prime_rl.transports.rollouts import RoutedExperts, TrainingSample
 
     samples = []

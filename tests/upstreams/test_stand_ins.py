@@ -24,12 +24,12 @@ CHOSEN = {
     "eval_datasets", "hf_checkpoint", "input_key", "label_key", "n_samples_per_prompt", "rollout_batch_size",
     "rollout_max_response_len", "start_rollout_id",
 }  # fmt: skip
-"""What a job sets, or the framework works out after parsing."""
+"""Chosen: what a job sets, or the framework works out after parsing."""
 NAMELESS = {"args", "kwargs"}
 
 
 def parameters(thing: Any) -> dict[str, tuple[object, object]]:
-    """By name, kind and default."""
+    """Parameters by name, kind and default."""
     return {
         name: (given.kind, given.default)
         for name, given in inspect.signature(thing).parameters.items()
@@ -38,7 +38,7 @@ def parameters(thing: Any) -> dict[str, tuple[object, object]]:
 
 
 def fields(thing: Any) -> dict[str, object]:
-    """By name, the default."""
+    """Fields by name, the default."""
     return {
         each.name: each.default if each.default_factory is dataclasses.MISSING else shown(each.default_factory())
         for each in dataclasses.fields(thing)

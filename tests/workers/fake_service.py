@@ -31,7 +31,7 @@ from rollout_buffer.v1 import (
 
 Outcome = int
 Context = Any
-"""What gRPC hands to a servicer; its stubs make it generic over messages that do not matter here."""
+"""Context: what gRPC hands to a servicer; its stubs make it generic over messages that do not matter here."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class FakeService:
             self._changed.notify_all()
 
     async def announce(self, plan: weights_pb2.CollectivePlan | None) -> None:
-        """What the trainer's PlanCollective does; None: as a resume takes it back."""
+        """Do what the trainer's PlanCollective does; None: as a resume takes it back."""
         async with self._changed:
             self.plan = plan
             self.revision += 1

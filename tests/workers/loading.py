@@ -70,7 +70,7 @@ class RecordingEngine(SimulatedEngine):
 
 
 class Loading:
-    """What a test sees of it."""
+    """View that a test has of it."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Loading:
         await self.fake.publish(epoch, version, weights_pb2.WeightManifest(files=self.files(epoch, version)))
 
     async def until(self, holds: Any) -> None:
-        """Of the slot."""
+        """Wait for a change of the slot."""
         assert await self.slot.changes.until(holds, 10), self.engine.calls
 
     async def until_loaded(self, epoch: int, version: int) -> None:

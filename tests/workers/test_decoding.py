@@ -1,4 +1,4 @@
-"""What a worker counts of an engine's decoding, and how it tells the service."""
+"""Tests of what a worker counts of an engine's decoding, and how it tells the service."""
 
 import asyncio
 from typing import Any

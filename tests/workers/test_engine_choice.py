@@ -1,5 +1,6 @@
-"""Which engines get work: the less loaded ask first, one where others wait gets none, one that fails call after call is
-cut off until a trial succeeds."""
+"""Tests of which engines get work: the less loaded ask first, one where others wait gets none, one that fails call
+after call is cut off until a trial succeeds.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,6 @@
-"""How a worker process ends: signals and exit codes. No service is there, but for a fake one where it needs work."""
+"""Tests of how a worker process ends: signals and exit codes. No service is there, but for a fake one where it needs
+work.
+"""
 
 import asyncio
 import time

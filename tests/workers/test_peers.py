@@ -70,7 +70,7 @@ def read(place: Path) -> dict[str, bytes]:
 
 
 def gone(manifest: weights_pb2.FilesManifest, base_url: str = "http://127.0.0.1:9/v") -> weights_pb2.FilesManifest:
-    """The same files from a publisher that is not there."""
+    """Make the same files from a publisher that is not there."""
     changed = weights_pb2.FilesManifest()
     changed.CopyFrom(manifest)
     changed.base_url = base_url

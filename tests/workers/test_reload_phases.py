@@ -1,4 +1,4 @@
-"""How long the phases of reloads take, as a worker reports it."""
+"""Tests of how long the phases of reloads take, as a worker reports it."""
 
 import contextlib
 

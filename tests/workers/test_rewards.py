@@ -48,7 +48,7 @@ def scorer_of(function: RewardFunction, *, timeout_s: float = 10.0, decode: bool
 
 
 async def rewards_of(scorer: Scorer, progress: GroupProgress) -> list[float]:
-    """Of every sample; raises what the first one failed with."""
+    """Rewards of every sample; raises what the first one failed with."""
     scores = await scorer.score(progress, range(len(progress.samples)))
     for error in scores.failures.values():
         raise error

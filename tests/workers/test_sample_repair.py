@@ -33,7 +33,7 @@ from tests.workers.working import all_done, failed_return, working
 
 PROMPT = np.array([1, 2, 3], np.int32)
 ONE_MORE = {0: 1, 1: 1, 2: 2, 3: 1}
-"""How often each of four samples is generated when the third has to be generated again."""
+"""Times that each of four samples is generated when the third has to be generated again."""
 
 
 class Picky(SimulatedEngine):

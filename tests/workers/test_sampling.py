@@ -1,4 +1,4 @@
-"""What an engine is asked for: a task's sampling parameters, sample by sample and over interruptions."""
+"""Tests of what an engine is asked for: a task's sampling parameters, sample by sample and over interruptions."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a library outside asks of the token server: done, left to the task, or refused by name."""
+"""Tests of what a library outside asks of the token server: done, left to the task, or refused by name."""
 
 from typing import Any
 

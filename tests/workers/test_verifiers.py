@@ -283,7 +283,7 @@ WORDS = ("vinyl", "quirk", "jumbo")
 
 
 def _dictionary(path: Path) -> None:
-    """In place of the corpora that nltk would download: three words, all of them nouns."""
+    """Dictionary in place of the corpora that nltk would download: three words, all of them nouns."""
     (path / "corpora/words").mkdir(parents=True)
     for name in ("en", "en-basic"):
         (path / "corpora/words" / name).write_text("\n".join(WORDS) + "\n")

@@ -1,4 +1,4 @@
-"""Which fetched versions stay on the disk, and for whom."""
+"""Tests of which fetched versions stay on the disk, and for whom."""
 
 import errno
 import fcntl
@@ -45,7 +45,7 @@ def kept(tmp_path: Path) -> set[str]:
 
 
 async def bring(fetcher: WeightFetcher, engine_id: str, version: Version, manifest: weights_pb2.FilesManifest) -> Path:
-    """As for an engine that loads it at once."""
+    """Bring it as for an engine that loads it at once."""
     place = await fetcher.fetch(version, manifest, deadline_s=10, engine_id=engine_id)
     fetcher.hold(engine_id, place)
     return place

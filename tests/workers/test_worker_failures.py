@@ -1,4 +1,6 @@
-"""What goes wrong in a worker, against a fake of the service: bad tasks and rewards, lost engines and services."""
+"""Tests of what goes wrong in a worker, against a fake of the service: bad tasks and rewards, lost engines and
+services.
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which errors a worker sits out."""
+"""Tests of which errors a worker sits out."""
 
 import grpc
 import pytest

@@ -55,7 +55,7 @@ class Pipeline:
     completed: list[int] = field(default_factory=list)
     """Mean response length of every group that was generated to its end."""
     lengths: dict[str, float] = field(default_factory=dict)
-    """The same by group id."""
+    """Lengths by group id."""
     ahead: list[int] = field(default_factory=list)
     """Groups that exist beyond the trained batches, whenever a task was leased."""
 
@@ -81,7 +81,7 @@ class Pipeline:
 
     @property
     def staleness(self) -> list[list[int]]:
-        """Of the groups of every batch, in versions."""
+        """Staleness of the groups of every batch, in versions."""
         return [[batch.train_version - group.head_version for group in batch.shard] for batch in self.trained]
 
     @property

@@ -1,4 +1,4 @@
-"""In which order groups enter batches and tasks are leased."""
+"""Tests of the order in which groups enter batches and tasks are leased."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def push_leased(world: World, name: str, *, priority: int = 0, environment: str 
 
 
 def drawn(world: World, count: int) -> list[str]:
-    """What single-group batches draw, one after another."""
+    """Return what single-group batches draw, one after another."""
     return [world.names(train_version=100)[0].removesuffix("/0") for _ in range(count)]
 
 

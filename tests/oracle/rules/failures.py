@@ -1,4 +1,4 @@
-"""What failures lead to: back-off of a task, and the budget of a run."""
+"""Consequences of failures: back-off of a task, and the budget of a run."""
 
 from buffer_service.domain.policy import UNSET, RunPolicy
 
@@ -12,5 +12,5 @@ def backoff_ms(policy: RunPolicy, failures: int) -> int:
 
 
 def over_budget(policy: RunPolicy, failed_tasks: int) -> bool:
-    """Whether more tasks have failed than the run survives."""
+    """Tell whether more tasks have failed than the run survives."""
     return policy.failure_budget != UNSET and failed_tasks > policy.failure_budget

@@ -29,7 +29,7 @@ def why_filtered(policy: RunPolicy, facts: GroupFacts) -> str | None:
 
 
 def has_filter(policy: RunPolicy) -> bool:
-    """Whether any filter is set."""
+    """Tell whether any filter is set."""
     return (
         policy.filter_equal_rewards
         or policy.filter_min_response_tokens > 0

@@ -12,7 +12,7 @@ _LEASE_ID = re.compile(r"(?P<task_id>[^/]+)/(?P<generation>0|[1-9][0-9]{0,14})/(
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    """What a lease id names: one attempt of one generation of a task."""
+    """Parts of a lease id: one attempt of one generation of a task."""
 
     task_id: str
     generation: int

@@ -58,7 +58,7 @@ class GroupLedger:
         return {ACCEPTED: self.accepted, **self.states}
 
     def balanced(self) -> bool:
-        """Whether the states add up to what was accepted."""
+        """Tell whether the states add up to what was accepted."""
         total = Amount()
         for amount in self.states.values():
             total = add(total, amount)
@@ -87,5 +87,5 @@ class TaskLedger:
         return {SUBMITTED: self.submitted, **self.states}
 
     def balanced(self) -> bool:
-        """Whether the states add up to what was submitted."""
+        """Tell whether the states add up to what was submitted."""
         return sum(self.states.values()) == self.submitted

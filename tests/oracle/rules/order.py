@@ -16,13 +16,13 @@ DEFAULT_SHARE = 1
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What a policy says of environments, ready to be looked up."""
+    """Rules of a policy for environments, ready to be looked up."""
 
     order: Order
     shares: dict[str, int]
-    """Of the environments whose rule sets one."""
+    """Shares of the environments whose rule sets one."""
     priorities: dict[str, int]
-    """Of the environments whose rule sets one."""
+    """Priorities of the environments whose rule sets one."""
 
     @classmethod
     def of(cls, policy: RunPolicy) -> "Mixture":
@@ -35,7 +35,7 @@ class Mixture:
 
     @property
     def has_shares(self) -> bool:
-        """Whether work is divided by shares at all."""
+        """Tell whether work is divided by shares at all."""
         return bool(self.shares)
 
     def share(self, environment: str) -> int:
@@ -47,7 +47,9 @@ class Mixture:
         return self.priorities.get(environment, own)
 
     def turn(self, environments: Iterable[str], stride: Stride) -> str | None:
-        """Whose turn it is by shares; None when only environments of share 0 have something, or no shares are set."""
+        """Tell whose turn it is by shares; None when only environments of share 0 have something, or no
+        shares are set.
+        """
         if not self.has_shares:
             return None
         return stride.choose(name for name in environments if self.share(name) > 0)

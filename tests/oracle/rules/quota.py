@@ -5,7 +5,7 @@ from buffer_service.domain.policy import RunPolicy
 
 
 def within_quotas(policy: RunPolicy, live: Amount) -> bool:
-    """Whether that much may be live."""
+    """Tell whether that much may be live."""
     return (
         (policy.quota_groups == 0 or live.groups <= policy.quota_groups)
         and (policy.quota_tokens == 0 or live.tokens <= policy.quota_tokens)

@@ -27,7 +27,7 @@ class Timeline:
         return min([weights.version, *self._later(weights.epoch)])
 
     def effective_milli(self, mean_milli: int, epoch: int) -> int:
-        """The same for a mean, in milli-versions, over tokens of which the newest are of that epoch."""
+        """Compute the same for a mean, in milli-versions, over tokens of which the newest are of that epoch."""
         return min([mean_milli, *(MILLI * version for version in self._later(epoch))])
 
     def _later(self, epoch: int) -> Iterator[int]:

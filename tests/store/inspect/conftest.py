@@ -10,7 +10,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from tests.support.store_server import StoreServer, store_server
 
 BINARIES = ["", pytest.param("redis-server", marks=pytest.mark.redis7)]
-"""Of the default store, and of Redis."""
+"""Binaries of the default store, and of Redis."""
 
 
 @pytest.fixture(scope="module", params=BINARIES)

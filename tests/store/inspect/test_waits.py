@@ -1,4 +1,4 @@
-"""Who waits on whom; and that no look changes anything."""
+"""Tests of who waits on whom; and that no look changes anything."""
 
 from typing import Any
 

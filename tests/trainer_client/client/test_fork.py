@@ -26,14 +26,14 @@ from trainer_client.forks import CALLS
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 CHILD_S = 20.0
-"""How long a child may take; one that hangs is killed and fails its test."""
+"""Time that a child may take; one that hangs is killed and fails its test."""
 CRASHED = "the child crashed"
 QUICK = ClientOptions(timeout_s=20)
 POLICY = Policy(batch_groups=1, max_queued_groups=8)
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """What `work` returns or raises in a forked child."""
+    """Return what `work` returns or raises in a forked child."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -55,7 +55,7 @@ def in_child(work: Callable[[], object]) -> str:
 
 
 def in_child_that_lives(work: Callable[[], object]) -> str:
-    """As `in_child`, of the first child that gRPC does not crash, whatever it does, beside an asyncio client."""
+    """Do as `in_child`, with the first child that gRPC does not crash, whatever it does, beside an asyncio client."""
     return next((told for told in (in_child(work) for _ in range(10)) if told != CRASHED), CRASHED)
 
 

@@ -1,4 +1,4 @@
-"""What an operator does to a run on a real service, and how a trainer at work takes it."""
+"""Tests of what an operator does to a run on a real service, and how a trainer at work takes it."""
 
 import asyncio
 import threading

@@ -1,4 +1,6 @@
-"""What is copied, and where to: arrays lie in the messages, a collated number is written once, pinned at once."""
+"""Tests of what is copied, and where to: arrays lie in the messages, a collated number is written once,
+pinned at once.
+"""
 
 import tracemalloc
 from collections.abc import Callable
@@ -83,7 +85,7 @@ def test_pinned_memory_without_cuda_is_refused_by_torch(maker: str) -> None:
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_every_tensor_is_made_in_pinned_memory(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's constructors told apart by what they were asked for, since only CUDA can carry it out."""
+    """Constructors of torch are told apart by what they were asked for, since only CUDA can carry it out."""
     batch = assemble(pull_messages([group_of("a", size=2), group_of("b", size=3)]))
     asked: list[bool] = []
 

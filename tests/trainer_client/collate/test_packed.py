@@ -27,7 +27,7 @@ def batch() -> Batch:
 
 
 def segments(packed: "PackedBatch") -> list[slice]:
-    """Where each sample lies."""
+    """Tell where each sample lies."""
     bounds = packed.cu_seqlens.tolist()[: len(packed.lengths) + 1]
     return [slice(start, end) for start, end in pairwise(bounds)]
 

@@ -1,4 +1,4 @@
-"""What the tests of broadcast updates send, and how long they wait."""
+"""Broadcasts: what the tests of broadcast updates send, and how long they wait."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Who takes part in a collective update, and how the members' reports are read."""
+"""Tests of who takes part in a collective update, and how the members' reports are read."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which versions stay: the newest, and every one that a resume can go back to."""
+"""Tests of which versions stay: the newest, and every one that a resume can go back to."""
 
 import pytest
 

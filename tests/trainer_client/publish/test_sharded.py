@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(300)  # two processes import torch
 
 SCENARIOS = "tests.fsdp.scenarios:"
 DEADLINE_S = 40.0
-"""For a failure to reach the other rank; generous for a busy machine, and far below the group's own timeout."""
+"""Deadline for a failure to reach the other rank; generous for a busy machine, and far below the group's own timeout.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def check_exact(directory: Path) -> None:
-    """What is stored is the unsharded model, bit for bit, under its names."""
+    """Check that what is stored is the unsharded model, bit for bit, under its names."""
     stored = load_file(directory / "model.safetensors")
     expected = model().state_dict()
     assert stored.keys() == expected.keys()

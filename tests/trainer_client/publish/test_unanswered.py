@@ -66,7 +66,7 @@ def saved(folder: Path, content: str) -> Path:
 
 
 def test_next_weights_of_a_session_get_the_next_number(run: Replicated, client: BufferClient, tmp_path: Path) -> None:
-    """As under `follow`, where another process pulls and nothing else tells the session of the version."""
+    """Case as under `follow`, where another process pulls and nothing else tells the session of the version."""
     with client.session("r", publisher=FilesPublisher(tmp_path / "w"), options=SessionOptions()) as session:
         run.replica_away = True
         with pytest.raises(NotReplicated):

@@ -1,4 +1,4 @@
-"""Which version a pulled step is for: the published one, and the publishes still to come before it."""
+"""Tests of which version a pulled step is for: the published one, and the publishes still to come before it."""
 
 import pytest
 

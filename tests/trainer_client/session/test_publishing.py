@@ -1,4 +1,4 @@
-"""What a session publishes on a real service: quorums that name who lags, rollbacks, collective plans."""
+"""Tests of what a session publishes on a real service: quorums that name who lags, rollbacks, collective plans."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

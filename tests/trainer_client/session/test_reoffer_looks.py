@@ -1,4 +1,6 @@
-"""When a session repeats a broadcast: what the run has to show, how often it looks, and what becomes of the clock."""
+"""Tests of when a session repeats a broadcast: what the run has to show, how often it looks, and what becomes of the
+clock.
+"""
 
 import threading
 from typing import Any, cast
