@@ -9,7 +9,7 @@ import grpc
 from buffer_conformance.methods import METHODS
 from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import retry_async, rpc_error
+from buffer_wire.connection.retry import Retry, rpc_error
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
@@ -53,12 +53,9 @@ class Direct:
         async def attempt() -> Any:  # noqa: ANN401
             return await rpc(self._request(method, fields), timeout=ATTEMPT_S)
 
-        reply = await retry_async(
-            attempt,
-            deadline_s=trying_s,
-            waiting_on="the service",
-            retry_on=retry_on,
-            mend=partial(self._revisions.met, self.run_id),
+        mend = partial(self._revisions.met, self.run_id)
+        reply = await Retry(deadline_s=trying_s, waiting_on="the service", retry_on=retry_on, mend=mend).asyncio(
+            attempt
         )
         self._note(reply)
         return reply

@@ -3,7 +3,7 @@
 Every request of the contract may be repeated as it is (identities make repeats harmless). So a lost reply, a restarting
 service and a full queue are met the same way. The last error is raised as it came, with a note on the attempts.
 
-    await retry_async(lambda: stub.Commit(request, timeout=5), deadline_s=60, waiting_on="the service at host:port")
+    await Retry(deadline_s=60, waiting_on="the service at host:port").asyncio(lambda: stub.Commit(request, timeout=5))
 """
 
 import asyncio
@@ -75,112 +75,88 @@ def rpc_error(error: grpc.RpcError) -> RolloutBufferError:
     return error_of(error.code(), error.details(), trailing)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Repetition of a call on errors for which `retry_on` holds.
+
+    A refused token is replaced where `tokens` has another one by then, and what `mend` mends is repeated at once.
+    """
+
+    deadline_s: float
+    """Seconds after the first attempt in which the last one begins; give each attempt a timeout of its own."""
+    waiting_on: str
+    """Name of who is waited for, for the note on the last error."""
+    backoff: Backoff = DEFAULT_BACKOFF
+    retry_on: Callable[[RolloutBufferError], bool] = is_retryable
+    on_retry: OnRetry | None = None
+    tokens: Tokens | None = None
+    mend: Mend | None = None
+
+    def blocking(self, call: Callable[[], T]) -> T:
+        """Result of `call()`. Raises the last RolloutBufferError; gRPC's errors are translated, others pass through."""
+        attempts = _Attempts(self)
+        while True:
+            attempts.begin()
+            try:
+                return call()
+            except (grpc.RpcError, RolloutBufferError) as raised:
+                wait = attempts.next_wait(raised)
+            time.sleep(wait)
+
+    async def asyncio(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Do what `blocking` does, for coroutines."""
+        attempts = _Attempts(self)
+        while True:
+            attempts.begin()
+            try:
+                return await call()
+            except (grpc.RpcError, RolloutBufferError) as raised:
+                wait = attempts.next_wait(raised)
+            await asyncio.sleep(wait)
+
+
 class _Attempts:
     """Bookkeeping of one retried call; `next_wait` raises the last error when there is no time left."""
 
-    def __init__(
-        self,
-        deadline_s: float,
-        waiting_on: str,
-        backoff: Backoff,
-        retry_on: Callable[[RolloutBufferError], bool],
-        on_retry: OnRetry | None,
-        tokens: Tokens | None,
-        mend: Mend | None,
-    ) -> None:
-        self._tokens = tokens
-        self._mend = mend
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
         self._token = ""
         self._started = time.monotonic()
-        self._deadline_s = deadline_s
-        self._waiting_on = waiting_on
-        self._backoff = backoff
-        self._delays = backoff.delays()
-        self._retry_on = retry_on
-        self._on_retry = on_retry
+        self._delays = retry.backoff.delays()
         self._attempts = 0
 
     def begin(self) -> None:
         """Begin an attempt: note the token that it carries."""
-        if self._tokens is not None:
-            self._token = self._tokens.current
+        if self._retry.tokens is not None:
+            self._token = self._retry.tokens.current
 
     def next_wait(self, raised: Exception) -> float:
         """Seconds to wait before the next attempt."""
-        error = raised
+        retry, error = self._retry, raised
         if isinstance(raised, grpc.RpcError):
             error = rpc_error(raised)
             error.__cause__ = raised
         if not isinstance(error, RolloutBufferError):
             raise raised
         self._attempts += 1
-        if isinstance(error, Unauthenticated) and self._tokens is not None and self._tokens.renew(self._token):
+        if isinstance(error, Unauthenticated) and retry.tokens is not None and retry.tokens.renew(self._token):
             return 0.0
-        if self._mend is not None and self._mend(error):
+        if retry.mend is not None and retry.mend(error):
             return 0.0
-        if not self._retry_on(error):
+        if not retry.retry_on(error):
             raise error
-        pause = self._backoff.pause(error)
+        pause = retry.backoff.pause(error)
         if pause is not None:
             # The service answers: what goes wrong from here on has just begun.
-            self._delays = self._backoff.delays()
+            self._delays = retry.backoff.delays()
         wait = next(self._delays) if pause is None else pause
         spent = time.monotonic() - self._started
-        if spent + wait > self._deadline_s:
+        if spent + wait > retry.deadline_s:
             if pause is None:
                 error.add_note(
-                    f"gave up after {self._attempts} attempts in {spent:.1f} s of waiting on {self._waiting_on}"
+                    f"gave up after {self._attempts} attempts in {spent:.1f} s of waiting on {retry.waiting_on}"
                 )
             raise error
-        if self._on_retry is not None:
-            self._on_retry(error, self._attempts, wait)
+        if retry.on_retry is not None:
+            retry.on_retry(error, self._attempts, wait)
         return wait
-
-
-async def retry_async(
-    call: Callable[[], Awaitable[T]],
-    *,
-    deadline_s: float,
-    waiting_on: str,
-    backoff: Backoff = DEFAULT_BACKOFF,
-    retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
-    on_retry: OnRetry | None = None,
-    tokens: Tokens | None = None,
-    mend: Mend | None = None,
-) -> T:
-    """Result of `call()`, repeated on errors for which `retry_on` holds.
-
-    No attempt begins later than `deadline_s` after the first; give each attempt a timeout of its own. A refused
-    token is replaced where `tokens` has another one by then, and what `mend` mends is repeated at once. Raises the last
-    RolloutBufferError; gRPC's errors are translated, all others pass through.
-    """
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens, mend)
-    while True:
-        attempts.begin()
-        try:
-            return await call()
-        except (grpc.RpcError, RolloutBufferError) as raised:
-            wait = attempts.next_wait(raised)
-        await asyncio.sleep(wait)
-
-
-def retry_sync(
-    call: Callable[[], T],
-    *,
-    deadline_s: float,
-    waiting_on: str,
-    backoff: Backoff = DEFAULT_BACKOFF,
-    retry_on: Callable[[RolloutBufferError], bool] = is_retryable,
-    on_retry: OnRetry | None = None,
-    tokens: Tokens | None = None,
-    mend: Mend | None = None,
-) -> T:
-    """`retry_async` for blocking stubs."""
-    attempts = _Attempts(deadline_s, waiting_on, backoff, retry_on, on_retry, tokens, mend)
-    while True:
-        attempts.begin()
-        try:
-            return call()
-        except (grpc.RpcError, RolloutBufferError) as raised:
-            wait = attempts.next_wait(raised)
-        time.sleep(wait)

@@ -13,7 +13,7 @@ import structlog
 
 from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import Backoff, retry_async
+from buffer_wire.connection.retry import Backoff, Retry
 from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
 from buffer_wire.revision import Claimable, Revision
 from buffer_wire.revisions import Revisions
@@ -231,8 +231,7 @@ class ServiceClient:
         def waiting(error: RolloutBufferError, _attempts: int, _wait_s: float) -> None:
             self.wait_log(what).say(on_whom(error, self.address), str(error))
 
-        reply: Any = await retry_async(
-            attempt,
+        retry = Retry(
             deadline_s=timeout_s,
             waiting_on=f"the service at {self.address}, to {what}",
             backoff=BACKOFF,
@@ -241,5 +240,6 @@ class ServiceClient:
             tokens=self.tokens,
             mend=self.met,
         )
+        reply: Any = await retry.asyncio(attempt)
         self.note(reply)
         return cast("R", reply)

@@ -8,7 +8,7 @@ import pytest
 from buffer_wire.connection import access as access_module
 from buffer_wire.connection.access import Access, TokenSource, stays_here
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import retry_sync
+from buffer_wire.connection.retry import Retry
 from buffer_wire.errors import InvalidField, RolloutBufferError, Unauthenticated
 from trainer_client.client.driver import ClientOptions
 
@@ -91,7 +91,7 @@ def test_a_token_file_is_read_again_when_the_token_is_refused(tmp_path: Path) ->
         return "done"
 
     file.write_text("second\n")
-    assert retry_sync(call, deadline_s=5, waiting_on="x", tokens=tokens) == "done"
+    assert Retry(deadline_s=5, waiting_on="x", tokens=tokens).blocking(call) == "done"
     assert sent == ["first", "second"]
 
 
@@ -105,7 +105,7 @@ def test_a_token_that_stays_refused_is_tried_once(tmp_path: Path) -> None:
         raise Unauthenticated("no")
 
     with pytest.raises(Unauthenticated):
-        retry_sync(call, deadline_s=5, waiting_on="x", tokens=TokenSource(Access(token_file=file)))
+        Retry(deadline_s=5, waiting_on="x", tokens=TokenSource(Access(token_file=file))).blocking(call)
     assert len(calls) == 1
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.connection.channel import client_options
-from buffer_wire.connection.retry import OnRetry, retry_sync
+from buffer_wire.connection.retry import OnRetry, Retry
 from buffer_wire.errors import RolloutBufferError, UnknownRun
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, Array, column_of, write_payload
 from buffer_wire.revision import Revision
@@ -162,13 +162,9 @@ class Pusher:
             reply: groups_pb2.PushGroupsResponse = next(iter(self._push(iter([bundle]), timeout=attempt_s)))
             return reply
 
-        reply = retry_sync(
-            attempt,
-            deadline_s=timeout_s,
-            waiting_on="the service",
-            on_retry=on_retry,
-            mend=partial(self._revisions.met, self.run_id),
-        )
+        mend = partial(self._revisions.met, self.run_id)
+        retry = Retry(deadline_s=timeout_s, waiting_on="the service", on_retry=on_retry, mend=mend)
+        reply = retry.blocking(attempt)
         self._revisions.note(self.run_id, Revision.of(reply))
         for ack in reply.acks:
             if ack.outcome == groups_pb2.PUSH_OUTCOME_INVALID:
@@ -178,7 +174,14 @@ class Pusher:
     def lease(self, max_tasks: int = 8, wait_ms: int = 500, timeout_s: float = 30) -> tasks_pb2.LeaseTasksResponse:
         """Lease tasks as the engine "e0" that has loaded what was published last."""
         request_id = f"{time.monotonic_ns()}"
-        reply = retry_sync(
+        retry = Retry(
+            deadline_s=timeout_s,
+            waiting_on="the service",
+            # A worker may be there before its run.
+            retry_on=lambda error: error.retryable or isinstance(error, UnknownRun),
+            mend=partial(self._revisions.met, self.run_id),
+        )
+        reply = retry.blocking(
             lambda: self._tasks.LeaseTasks(
                 tasks_pb2.LeaseTasksRequest(
                     run=self._revisions.ref(self.run_id),
@@ -191,12 +194,7 @@ class Pusher:
                     wait_ms=wait_ms,
                 ),
                 timeout=timeout_s,
-            ),
-            deadline_s=timeout_s,
-            waiting_on="the service",
-            # A worker may be there before its run.
-            retry_on=lambda error: error.retryable or isinstance(error, UnknownRun),
-            mend=partial(self._revisions.met, self.run_id),
+            )
         )
         self._revisions.note(self.run_id, Revision.of(reply))
         self._loaded = reply.published

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from buffer_wire.connection.retry import Backoff, retry_async, retry_sync
+from buffer_wire.connection.retry import Backoff, Retry
 from buffer_wire.errors import InvalidField, PendingFull, RolloutBufferError, UnknownRun, UnprovenRevision
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
@@ -39,16 +39,16 @@ def failing(*errors: Exception) -> Callable[[], str]:
 
 
 def repeat(how: str, call: Callable[[], str], **options: Any) -> str:
-    """`call` by one of the two functions."""
+    """`call` in one of the two ways."""
     options = {"deadline_s": 5.0, "waiting_on": "the service", "backoff": QUICK, **options}
     if how == "sync":
-        return retry_sync(call, **options)
+        return Retry(**options).blocking(call)
 
     async def as_coroutine() -> str:
         return call()
 
     async def run() -> str:
-        return await retry_async(as_coroutine, **options)
+        return await Retry(**options).asyncio(as_coroutine)
 
     return asyncio.run(run())
 
@@ -152,14 +152,14 @@ def test_a_revision_of_an_earlier_run_is_forgotten_and_the_call_repeated() -> No
         return "done"
 
     mend = partial(revisions.met, "r")
-    assert retry_sync(call, deadline_s=0, waiting_on="the service", mend=mend) == "done"
+    assert Retry(deadline_s=0, waiting_on="the service", mend=mend).blocking(call) == "done"
     assert claimed == [7, 0]
 
     def refuse() -> str:
         raise UnprovenRevision("r", 0, 3)
 
     with pytest.raises(UnprovenRevision):
-        retry_sync(refuse, deadline_s=9, waiting_on="the service", mend=mend)
+        Retry(deadline_s=9, waiting_on="the service", mend=mend).blocking(refuse)
 
 
 def test_revisions_are_shared_by_threads() -> None:

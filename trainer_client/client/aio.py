@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from google.protobuf.message import Message
 
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import retry_async
+from buffer_wire.connection.retry import Retry
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
@@ -87,15 +87,17 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )
         notices = WaitNotices(call.doing, self.target, call.on_wait)
+        retry = Retry(
+            deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=notices.on_retry,
+            tokens=self.tokens,
+            mend=partial(self.revisions.met, call.run_id),
+        )
         try:
-            reply = await retry_async(
-                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s),
-                deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
-                waiting_on=f"the service at {self.target}",
-                retry_on=worth_repeating,
-                on_retry=notices.on_retry,
-                tokens=self.tokens,
-                mend=partial(self.revisions.met, call.run_id),
+            reply = await retry.asyncio(
+                lambda: rpc(call.build(self.revisions.ref(call.run_id)), timeout=self.options.attempt_timeout_s)
             )
         except RolloutBufferError as error:
             if not call.was_done(error, repeated=notices.told):

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from buffer_wire.connection.access import TokenSource
-from buffer_wire.connection.retry import retry_sync, rpc_error
+from buffer_wire.connection.retry import Retry, rpc_error
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.revisions import Revisions
 from trainer_client.client import engines, requests
@@ -98,16 +98,16 @@ class ServiceClient(EvaluationCalls):
                 return answer
 
         notices = WaitNotices(call.doing, self.target, call.on_wait)
+        retry = Retry(
+            deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
+            waiting_on=f"the service at {self.target}",
+            retry_on=worth_repeating,
+            on_retry=notices.on_retry,
+            tokens=self.tokens,
+            mend=partial(self.revisions.met, call.run_id),
+        )
         try:
-            reply = retry_sync(
-                attempt,
-                deadline_s=self.options.timeout_s if call.timeout_s is None else call.timeout_s,
-                waiting_on=f"the service at {self.target}",
-                retry_on=worth_repeating,
-                on_retry=notices.on_retry,
-                tokens=self.tokens,
-                mend=partial(self.revisions.met, call.run_id),
-            )
+            reply = retry.blocking(attempt)
         except RolloutBufferError as error:
             if not call.was_done(error, repeated=notices.told):
                 raise

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from buffer_wire.connection.retry import Backoff, Mend, OnRetry, Tokens, retry_async, retry_sync
+from buffer_wire.connection.retry import Backoff, Mend, Retry, Tokens
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from rollout_buffer.v1 import batches_pb2, common_pb2
 from trainer_client.client.driver import Deadline, worth_repeating
@@ -64,10 +64,6 @@ def _pause(error: RolloutBufferError) -> float | None:
 _BACKOFF = Backoff(ceiling_s=1.0, pause=_pause)
 
 
-def _on_retry(told: Told) -> OnRetry:
-    return lambda error, _attempts, _wait_s: told(error)
-
-
 @dataclass(frozen=True, slots=True)
 class PullLoop:
     """Loop that repeats a try until it succeeds, the time is up, or an error comes that no later try can cure."""
@@ -77,34 +73,23 @@ class PullLoop:
     tokens: Tokens | None = None
     mend: Mend | None = None
 
-    @property
-    def _waiting_on(self) -> str:
-        return f"the service at {self.service}"
-
     def run(self, attempt: Callable[[Deadline], T], told: Told, timeout_s: float = math.inf) -> T:
         """Return the first result of `attempt`, which is called with the deadline of the whole pull."""
         within = Deadline.after(timeout_s)
-        return retry_sync(
-            lambda: attempt(within),
-            deadline_s=timeout_s,
-            waiting_on=self._waiting_on,
-            backoff=_BACKOFF,
-            retry_on=worth_repeating,
-            on_retry=_on_retry(told),
-            tokens=self.tokens,
-            mend=self.mend,
-        )
+        return self._retry(told, timeout_s).blocking(lambda: attempt(within))
 
     async def run_async(self, attempt: Callable[[Deadline], Awaitable[T]], told: Told, timeout_s: float) -> T:
         """Do what `run` does, for coroutines."""
         within = Deadline.after(timeout_s)
-        return await retry_async(
-            lambda: attempt(within),
+        return await self._retry(told, timeout_s).asyncio(lambda: attempt(within))
+
+    def _retry(self, told: Told, timeout_s: float) -> Retry:
+        return Retry(
             deadline_s=timeout_s,
-            waiting_on=self._waiting_on,
+            waiting_on=f"the service at {self.service}",
             backoff=_BACKOFF,
             retry_on=worth_repeating,
-            on_retry=_on_retry(told),
+            on_retry=lambda error, _attempts, _wait_s: told(error),
             tokens=self.tokens,
             mend=self.mend,
         )

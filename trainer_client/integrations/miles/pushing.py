@@ -13,7 +13,7 @@ from functools import partial
 
 from buffer_wire.codec import join_group, join_push
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import retry_sync
+from buffer_wire.connection.retry import Retry
 from buffer_wire.errors import NotReady
 from buffer_wire.revision import Revision
 from buffer_wire.status import from_detail
@@ -119,8 +119,7 @@ class GroupPusher:
                 raise NotReady("the weights that made the group are not published yet (publish_weights)")
             return reply
 
-        reply = retry_sync(
-            attempt,
+        retry = Retry(
             deadline_s=deadline.left_s(),
             waiting_on=f"room in the queue of run {self._run_id!r}, which the trainer's pulls make",
             retry_on=lambda error: worth_repeating(error) and not withdrawal.asked,
@@ -128,6 +127,7 @@ class GroupPusher:
             tokens=self._tokens,
             mend=partial(self._client.revisions.met, self._run_id),
         )
+        reply = retry.blocking(attempt)
         self._client.revisions.note(self._run_id, Revision.of(reply))
         return reply, attempts
 
