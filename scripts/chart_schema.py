@@ -178,6 +178,8 @@ def _docstrings(options: type) -> dict[str, str]:
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                 found[name] = _one_line(words)
+            case _:
+                pass
     return found
 
 

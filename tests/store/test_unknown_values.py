@@ -6,7 +6,9 @@ from typing import Any, cast
 import msgpack
 import pytest
 
+from buffer_service import commands
 from buffer_service.commands.replies import unpack
+from buffer_service.domain import ops
 from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import InvalidField, RolloutBufferError
@@ -62,6 +64,26 @@ async def test_the_store_knows_no_other_mode_of_a_resume(run: Run) -> None:
     await run.create(batch_groups=1)
     with pytest.raises(RolloutBufferError, match="unknown mode of a resume: unheard_of"):
         await run.resume(0, mode=cast("Any", SimpleNamespace(value="unheard_of")))
+
+
+async def test_the_store_takes_leases_back_in_no_way_that_it_does_not_know(run: Run) -> None:
+    await run.create(batch_groups=1)
+    await run.submit("a", "b")
+    known, other = [await run.one_lease() for _ in range(2)]
+    returns = [
+        ops.LeaseReturn(known.lease_id, ops.ReturnKind.INTERRUPTED, "", b"", None, 0),
+        ops.LeaseReturn(other.lease_id, cast("Any", SimpleNamespace(value="unheard_of")), "", b"", None, 0),
+    ]
+    with pytest.raises(RolloutBufferError, match="unknown kind of return: unheard_of"):
+        await run.store.call(commands.give_back(run.run_id, "w", "i", returns))
+    assert (await run.view()).tasks["leased"] == 2, "those before it stay leased too"
+
+
+async def test_the_store_lists_no_set_of_tasks_that_it_does_not_know(run: Run) -> None:
+    await run.create(batch_groups=1)
+    unknown = cast("Any", SimpleNamespace(value="unheard_of"))
+    with pytest.raises(RolloutBufferError, match="unknown set of tasks: unheard_of"):
+        await run.store.call(commands.list_tasks(run.run_id, unknown, (), 9, environment=None, worker_id=""))
 
 
 def test_the_model_refuses_to_make_room_by_an_action_that_it_does_not_know() -> None:

@@ -43,7 +43,8 @@ def event(record: ops.Record) -> Event:
             now, committed_steps = fields
             trained = pb.StepsTrained(time_ms=now, committed_steps=committed_steps)
             return Event(pb.Record(event_id=record.event_id, trained=trained))
-    return Event(pb.Record(event_id=record.event_id))
+        case _:
+            return Event(pb.Record(event_id=record.event_id))
 
 
 def _accepted(event_id: str, fields: list[Any]) -> Event:

@@ -1,6 +1,6 @@
 """Counter of groups without a lease: counted, in the reply to a reader of the run, and a metric."""
 
-from buffer_service.admin.run_metrics import RunCollector
+from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.rpc.convert import runs
 from tests.oracle.behaviour.world import World
 from tests.store.driver import Run

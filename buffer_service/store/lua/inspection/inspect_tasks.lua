@@ -112,5 +112,7 @@ if set == 'pending' then
   return answer(list_pending())
 elseif set == 'leased' then
   return answer(list_leased())
+elseif set == 'ended' then
+  return answer(list_ended())
 end
-return answer(list_ended())
+return error('unknown set of tasks: ' .. set)

@@ -17,7 +17,10 @@ local seen, worker_id, instance_id, returns = unpack(unpack_msg(ARGV[1]), 1, 4)
 
 local payloads = {}
 for _, given in ipairs(returns) do
-  local _, _, _, payload = unpack(given, 1, 4)
+  local _, how, _, payload = unpack(given, 1, 4)
+  if how ~= 'interrupted' and how ~= 'failed' then
+    error('unknown kind of return: ' .. how)
+  end
   if payload ~= '' then
     payloads[#payloads + 1] = payload
   end
@@ -49,7 +52,7 @@ for index, given in ipairs(returns) do
       task.payload, task.head_epoch, task.head, task.tokens = payload, head_epoch, head, tokens
     end
     outcomes[index] = 'pending'
-    if how ~= 'failed' then
+    if how == 'interrupted' then
       Tasks.reopen(ctx, task_id, task, ctx.now)
     elseif Tasks.fail_attempt(ctx, task_id, task, why) then
       outcomes[index] = 'failed'

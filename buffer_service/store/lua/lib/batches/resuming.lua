@@ -79,8 +79,10 @@ function Resuming.take_back(ctx, step, mode, limit)
       end
       if mode == 'discard' then
         Groups.finish(ctx, group, from, 'discarded')
-      else
+      elseif mode == 'requeue' then
         Groups.queue(ctx, Record.clamp(ctx, group), from)
+      else
+        error('a resume of mode ' .. mode .. ' takes no step back')
       end
     end
   end)
