@@ -4,12 +4,15 @@ import asyncio
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
 from rollout_workers.worker import Worker
 from tests.engine.fake_vllm import FakeVllm
-from tests.workers.building import length_reward, options, task
+from tests.support.tiny_model import write_safetensors
+from tests.workers.building import length_reward, options, task, weight_files
 from tests.workers.fake_service import FakeService
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +26,11 @@ def test_folder_of_every_kind_offers_what_its_line_promises(kind: Kind) -> None:
     assert hasattr(hosts, "own_hosts") is bool({"launch", "simulate"} & set(kind.sources))
 
 
-async def test_worker_works_for_a_run_with_vllm(fake: FakeService, tmp_path: Path) -> None:
+async def test_worker_brings_vllm_to_published_weights_and_names_them_in_its_groups(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"w": np.zeros((2, 3), np.float32)})
+    content = {"model.safetensors": (tmp_path / "model.safetensors").read_bytes()}
     async with FakeVllm() as server:
         server.made = 1_000
         made = options(
@@ -35,10 +42,21 @@ async def test_worker_works_for_a_run_with_vllm(fake: FakeService, tmp_path: Pat
             pause_mode="abort",
         )
         running = asyncio.create_task((worker := Worker(made, reward=length_reward)).run())
-        await fake.submit(task("t", group_size=2))
-        await fake.until(lambda: len(fake.results()) == 1)
+        await fake.submit(task("before", group_size=2))
+        await fake.until(lambda: "before" in fake.results())
+        files = weight_files(tmp_path / "published", content)
+        await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
+        await fake.until(lambda: fake.engine().loaded.version == 1)
+        await fake.submit(task("after", group_size=2))
+        await fake.until(lambda: "after" in fake.results())
         worker.stop()
         await running
+    versions = {
+        name: {span.version.version for sample in group.header.samples for span in sample.spans}
+        for name, group in fake.results().items()
+    }
+    assert versions == {"before": {0}, "after": {1}}
+    assert server.label == "1.1"
 
 
 def test_every_folder_of_an_engine_is_a_line_of_the_table() -> None:
