@@ -7,6 +7,7 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.rpc.convert.policies import merged, to_policy
 from buffer_service.rpc.convert.policies import policy as effective_policy
+from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import runs_pb2
 
@@ -60,10 +61,10 @@ def _value(at: str, field: FieldDescriptor, text: str) -> int | bool:
             raise InvalidField(at, text, "true, false or none")
         return _FLAGS[text.lower()]
     if field.enum_type is not None:
-        names = _names(field.enum_type)
-        if text.lower() not in names.values():
-            raise InvalidField(at, text, f"one of {', '.join(names.values())}, none")
-        return next(number for number, name in names.items() if name == text.lower())
+        numbers = _words(field.enum_type)
+        if text.lower() not in numbers:
+            raise InvalidField(at, text, f"one of {', '.join(numbers)}, none")
+        return numbers[text.lower()]
     try:
         value = int(text)
     except ValueError:
@@ -81,10 +82,8 @@ _RANGES = {
 }
 
 
-def _names(enum: EnumDescriptor) -> dict[int, str]:
-    """Numbers and words of an enum: OVERFLOW_ACTION_DROP_OLDEST is `drop_oldest`."""
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return {value.number: value.name.removeprefix(prefix).lower() for value in enum.values if value.number}
+def _words(enum: EnumDescriptor) -> dict[str, int]:
+    return words(getattr(runs_pb2, enum.name))
 
 
 # ── showing ──────────────────────────────────────────────────────────────────
@@ -106,7 +105,7 @@ def _text(policy: runs_pb2.RunPolicy, name: str) -> str:
     field = _FIELDS[name]
     value = getattr(policy, name)
     if field.enum_type is not None:
-        return _names(field.enum_type).get(value, "none")
+        return next((word for word, number in _words(field.enum_type).items() if number == value), "none")
     if not policy.HasField(name):  # type: ignore[arg-type]
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -122,12 +122,7 @@ def _note(setting: Setting) -> str:
 
 
 def _values(prediction: Prediction) -> dict[str, Any]:
-    return {
-        "pqs": prediction.pqs,
-        "iqs": prediction.iqs,
-        "staleness": prediction.staleness,
-        "train_period_ratio": prediction.train_period_ratio,
-    }
+    return {**asdict(prediction), "staleness": prediction.staleness}
 
 
 def _prediction_table(setting: Setting, prediction: Prediction, simulated: SimulationResult | None) -> Table:

@@ -8,12 +8,12 @@ import io
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -77,9 +77,8 @@ class Seen:
         return Rates.between(self.first, self.last)
 
 
-class _Display(Protocol):
-    def show(self, seen: Seen) -> None:
-        """Show the newest state of things."""
+_Display: TypeAlias = Callable[[Seen], None]
+"""Shows the newest state of things."""
 
 
 def watch(calls: Calls, run_id: str, interval_s: float, *, as_json: bool) -> int:
@@ -99,7 +98,7 @@ def watch(calls: Calls, run_id: str, interval_s: float, *, as_json: bool) -> int
 
 def _go_on(calls: Calls, run_id: str, interval_s: float, seen: Seen, display: _Display) -> NoReturn:
     while True:
-        display.show(seen)
+        display(seen)
         time.sleep(interval_s)
         try:
             run, view = read(calls, run_id)
@@ -150,42 +149,40 @@ class _Signals:
 @contextmanager
 def _display(console: Console, interval_s: float, *, as_json: bool) -> Iterator[_Display]:
     if as_json:
-        yield _JsonLines()
+        yield _show_json
     elif not console.is_terminal:
-        yield _Lines()
+        yield _lines()
     else:
         live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
         try:
             live.start()
-            yield _Screen(console, live, interval_s)
+            yield lambda seen: live.update(_frame(console, seen, interval_s), refresh=True)
         finally:
             live.stop()  # Live, as a context, does not leave what it failed to enter.
 
 
-class _JsonLines:
-    """A JSON object a line."""
-
-    def show(self, seen: Seen) -> None:
-        values = {"time": _now(), "away": seen.away_since_s is not None, "notice": seen.notice}
-        rates = seen.rates
-        per_second = {name: rates.per_second(name) for name in rates.grown} if rates and not values["away"] else None
-        print(json.dumps({**values, "per_second": per_second, "run": as_values(seen.run, seen.view)}), flush=True)
+def _show_json(seen: Seen) -> None:
+    """Print a JSON object in a line."""
+    values = {"time": _now(), "away": seen.away_since_s is not None, "notice": seen.notice}
+    rates = seen.rates
+    per_second = {name: rates.per_second(name) for name in rates.grown} if rates and not values["away"] else None
+    print(json.dumps({**values, "per_second": per_second, "run": as_values(seen.run, seen.view)}), flush=True)
 
 
-class _Lines:
-    """A line for each snapshot; one without figures while the service does not answer."""
+def _lines() -> _Display:
+    """Display of a line for each snapshot; one without figures while the service does not answer."""
+    told = ""
 
-    def __init__(self) -> None:
-        self._told = ""
-
-    def show(self, seen: Seen) -> None:
-        if seen.away_since_s is not None:
+    def show(seen: Seen) -> None:
+        nonlocal told
+        away = seen.away_since_s is not None
+        if away or seen.notice not in ("", told):
             print(f"{_now()} {seen.notice}", flush=True)
-            return
-        if seen.notice not in ("", self._told):
-            self._told = seen.notice
-            print(f"{_now()} {seen.notice}", flush=True)
-        print(f"{_now()} {_line(seen)}", flush=True)
+        if not away:
+            told = seen.notice or told
+            print(f"{_now()} {_line(seen)}", flush=True)
+
+    return show
 
 
 def _line(seen: Seen) -> str:
@@ -208,36 +205,27 @@ def _line(seen: Seen) -> str:
     return ", ".join([*facts, f"waits on {waits_on(Standing.of(view))}"])
 
 
-class _Screen:
+def _frame(console: Console, seen: Seen, interval_s: float) -> RenderableType:
     """The whole terminal."""
+    away = seen.away_since_s is not None
+    head = Text(f"every {interval_s:g} s, {_clock()}; Ctrl-C ends", style="dim")
+    notice = [Text(seen.notice, style="bold red" if away else "yellow")] if seen.notice else []
+    # What does not fit is cut off at the end: rates, which `status` alone does not have, come first.
+    return Group(head, *notice, _rate_table(seen), _standing(console, seen))
 
-    def __init__(self, console: Console, live: Live, interval_s: float) -> None:
-        self._console = console
-        self._live = live
-        self._interval_s = interval_s
 
-    def show(self, seen: Seen) -> None:
-        self._live.update(self._frame(seen), refresh=True)
-
-    def _frame(self, seen: Seen) -> RenderableType:
-        away = seen.away_since_s is not None
-        head = Text(f"every {self._interval_s:g} s, {_clock()}; Ctrl-C ends", style="dim")
-        notice = [Text(seen.notice, style="bold red" if away else "yellow")] if seen.notice else []
-        # What does not fit is cut off at the end: rates, which `status` alone does not have, come first.
-        return Group(head, *notice, _rate_table(seen), self._standing(seen))
-
-    def _standing(self, seen: Seen) -> Text:
-        """Text that `status` prints, for this terminal."""
-        printed = Console(
-            file=io.StringIO(),
-            width=self._console.width,
-            force_terminal=True,
-            color_system=self._console.color_system,  # type: ignore[arg-type]  # it gives names as plain strings
-            highlight=False,
-        )
-        with printed.capture() as capture:
-            print_run(printed, seen.view, value_of(Estimate, seen.run.estimate))
-        return Text.from_ansi(capture.get(), no_wrap=True)
+def _standing(console: Console, seen: Seen) -> Text:
+    """Text that `status` prints, for this terminal."""
+    printed = Console(
+        file=io.StringIO(),
+        width=console.width,
+        force_terminal=True,
+        color_system=console.color_system,  # type: ignore[arg-type]  # it gives names as plain strings
+        highlight=False,
+    )
+    with printed.capture() as capture:
+        print_run(printed, seen.view, value_of(Estimate, seen.run.estimate))
+    return Text.from_ansi(capture.get(), no_wrap=True)
 
 
 def _rate_table(seen: Seen) -> Table | Text:

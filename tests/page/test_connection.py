@@ -32,7 +32,10 @@ def test_a_restart_is_seen_and_the_page_goes_on(chromium: Chromium, tmp_path: Pa
         assert "old" in screen.at("#board").get_attribute("class").split()
         service.start()
         screen.until("#connection-state", re.compile("^live$"))
-        run.fill(2, prefix="later")
+        # The old channel may not have noticed yet that its connection is gone.
+        client.channel.close()
+        client = connect(service.address)
+        RunRpc(client, run.run_id).fill(2, prefix="later")
         screen.until("#loop", "queue: 3 of 8 groups")
         assert "old" not in screen.at("#board").get_attribute("class").split()
         client.channel.close()

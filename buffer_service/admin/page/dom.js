@@ -41,6 +41,12 @@ export const show = (node, shown) => {
   node.hidden = !shown;
 };
 
+/** Say this in the element of that id, which hides while there is nothing to say. */
+export function tell(id, text) {
+  setText(byId(id), text);
+  show(byId(id), text !== "");
+}
+
 /** One child of `holder` for each item, in order: `make(item)` makes one that is missing, `fill(child, item)` each time. */
 export function listEach(holder, items, make, fill) {
   while (holder.children.length > items.length) {

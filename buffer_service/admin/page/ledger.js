@@ -1,6 +1,6 @@
 // The two ledgers: what became of every group and of every task; drops by reason.
 
-import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span } from "./dom.js";
+import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span, tell } from "./dom.js";
 import { amount, bytes, count, percent, short } from "./format.js";
 import { DROPS, dropped } from "./history.js";
 
@@ -56,8 +56,8 @@ function showDrops(run, rate) {
   const accepted = run.groups.accepted.groups;
   const shown = DROPS.filter((state) => run.groups[state].groups > 0);
   const most = Math.max(1, ...shown.map((state) => run.groups[state].groups));
-  show(byId("no-drops"), shown.length === 0);
-  setText(byId("no-drops"), accepted === 0 ? "No group was accepted yet." : "None: every accepted group is queued, delivered or trained.");
+  const none = accepted === 0 ? "No group was accepted yet." : "None: every accepted group is queued, delivered or trained.";
+  tell("no-drops", shown.length > 0 ? "" : none);
   const drop = () => {
     const bar = element("span", { class: "bar", "aria-hidden": "true" }, span("part dropped"));
     return element("li", {}, span("drop-name"), span("drop-count"), bar, span("note"));

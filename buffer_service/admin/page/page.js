@@ -1,6 +1,6 @@
 // The page: which run is shown, what is known of it, how fresh that is.
 
-import { byId, element, setAttribute, setText, show } from "./dom.js";
+import { byId, element, setAttribute, setText, show, tell } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { amount, count, versions } from "./format.js";
 import { History, dropRate, dropped, totalsOf } from "./history.js";
@@ -87,8 +87,7 @@ function close() {
 function told(event, values) {
   if (event === "fault") {
     interrupted();
-    setText(byId("fault"), `What is shown is old: ${values.message}`);
-    show(byId("fault"), true);
+    tell("fault", `What is shown is old: ${values.message}`);
     state("bad", "the store fails");
     return;
   }
@@ -145,8 +144,7 @@ function askForToken(error) {
   show(byId("fault"), false);
   show(byId("switch"), false);
   show(byId("door"), true);
-  show(byId("token-error"), had);
-  setText(byId("token-error"), had ? error.message : "");
+  tell("token-error", had ? error.message : "");
   state("busy", "a token is needed");
   setText(byId("heard"), "");
   byId("token").focus();
@@ -158,8 +156,7 @@ byId("token-form").addEventListener("submit", (event) => {
   byId("token").value = "";
   if (!/^[!-~]+$/.test(given)) {
     // A header cannot carry it: the request would fail as if the service were not there.
-    setText(byId("token-error"), "A token has letters, digits and signs of ASCII alone, without spaces; copy it once more.");
-    show(byId("token-error"), true);
+    tell("token-error", "A token has letters, digits and signs of ASCII alone, without spaces; copy it once more.");
     return;
   }
   token.set(given);
@@ -240,8 +237,7 @@ window.addEventListener("hashchange", () => {
 function empty(title, next, code) {
   setText(byId("empty-title"), title);
   setText(byId("empty-next"), next);
-  setText(byId("empty-code"), code);
-  show(byId("empty-code"), code !== "");
+  tell("empty-code", code);
   show(byId("empty"), true);
 }
 

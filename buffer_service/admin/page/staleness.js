@@ -1,6 +1,6 @@
 // Staleness, predicted beside measured, and what it depends on.
 
-import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span } from "./dom.js";
+import { byId, element, listEach, listFacts, listRows, setAttribute, setText, span, tell } from "./dom.js";
 import { NOTHING, amount, count, percent, seconds, versions } from "./format.js";
 
 const PARTS = ["pre_queue", "in_queue"];
@@ -76,8 +76,7 @@ function showQuantities({ quantities: known, unknown }) {
     reasons.set(reason, [...(reasons.get(reason) ?? []), name.replaceAll("_", " ")]);
   }
   const missing = [...reasons].map(([reason, names]) => `not known: ${names.join(", ")}: ${reason}`);
-  show(byId("unknown"), missing.length > 0);
-  setText(byId("unknown"), missing.join(". "));
+  tell("unknown", missing.join(". "));
 }
 
 const unit = (value, name) => (value === null ? "–" : `${amount(value)} ${name}`);

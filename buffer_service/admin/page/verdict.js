@@ -1,6 +1,6 @@
 // What an operator reads first: on whom the run waits, the verdict, the advice.
 
-import { byId, listTexts, setAttribute, setText, show } from "./dom.js";
+import { byId, listTexts, setAttribute, setText, show, tell } from "./dom.js";
 
 const BOUNDS = { rollout: "rollout-bound", train: "train-bound", balanced: "balanced" };
 
@@ -15,13 +15,12 @@ export function showVerdict(run) {
   setAttribute(byId("verdict"), "data-bound", verdict.bound);
   setText(byId("waits-on"), run.waits_on);
   listTexts(byId("sentences"), verdict.sentences.slice(1));
-  show(byId("next"), !known);
-  setText(byId("next"), known ? "" : nextStep(run));
+  tell("next", known ? "" : nextStep(run));
   show(byId("advice-card"), known);
   show(byId("advice"), advice.length > 0);
   listTexts(byId("advice"), advice.slice(0, 4).map((one) => one.text));
-  show(byId("no-advice"), advice.length === 0);
-  setText(byId("no-advice"), run.estimate.predicted.staleness === null ? NO_PREDICTION : NOTHING_GAINED);
+  const without = run.estimate.predicted.staleness === null ? NO_PREDICTION : NOTHING_GAINED;
+  tell("no-advice", advice.length > 0 ? "" : without);
   listTexts(byId("states"), [...statesOf(run)]);
   show(byId("states"), byId("states").children.length > 0);
 }
