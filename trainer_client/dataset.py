@@ -23,7 +23,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar, cast
 
 from buffer_wire.errors import InvalidField
@@ -95,6 +95,7 @@ class ServiceClock(TrainClock):
         return TrainClock(version, published_steps, per_publish).train_version(step)
 
 
+@dataclass(eq=False, repr=False)
 class BufferDataset(IterableDataset[T], Generic[T]):
     """Iterable dataset: the steps of a run for one rank, each as `collate` returns it.
 
@@ -107,36 +108,24 @@ class BufferDataset(IterableDataset[T], Generic[T]):
     turns an error of its worker into a RuntimeError that quotes it.
     """
 
-    def __init__(  # noqa: PLR0913 - what a rank says in one place
-        self,
-        address: str,
-        run_id: str,
-        *,
-        start: Resumed,
-        rank: int = 0,
-        world_size: int = 1,
-        collate: Callable[[Batch], T] | None = None,
-        samples: bool = False,
-        stop_step: int | None = None,
-        batch_groups: int | None = None,
-        pull_timeout_s: float = 3600.0,
-        options: ClientOptions | None = None,
-    ) -> None:
-        if samples and collate is not None:
-            raise InvalidField("samples", samples, "False where there is a collate")
-        self.address = address
-        self.run_id = run_id
-        self.start = start
-        self.rank = rank
-        self.world_size = world_size
-        self.collate = collate
-        self.samples = samples
-        self.stop_step = stop_step
-        self.batch_groups = batch_groups
-        self.pull_timeout_s = pull_timeout_s
-        self.options = options
+    address: str
+    run_id: str
+    _: KW_ONLY
+    start: Resumed
+    rank: int = 0
+    world_size: int = 1
+    collate: Callable[[Batch], T] | None = None
+    samples: bool = False
+    stop_step: int | None = None
+    batch_groups: int | None = None
+    pull_timeout_s: float = 3600.0
+    options: ClientOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples and self.collate is not None:
+            raise InvalidField("samples", self.samples, "False where there is a collate")
         # In memory that all processes of a loader share, and a word each: none is ever half written.
-        self._shared = torch.tensor([start.next_step, 0, 0, 0], dtype=torch.int64)
+        self._shared = torch.tensor([self.start.next_step, 0, 0, 0], dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     def seek(self, step: int) -> None:

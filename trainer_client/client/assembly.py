@@ -1,6 +1,7 @@
 """Assembly of a pull stream into a batch."""
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from buffer_wire.codec import Delivered, split_pull
@@ -13,21 +14,22 @@ if TYPE_CHECKING:
     from rollout_buffer.v1 import batches_pb2
 
 
+@dataclass(slots=True)
 class PullAssembly:
     """Assembly of one pull attempt; keeps the stream's messages as bytes, undivided, behind the batch."""
 
-    def __init__(self, run_id: str, revisions: Revisions, started: float) -> None:
-        self._run_id = run_id
-        self._revisions = revisions
-        self._started = started
-        self._info: batches_pb2.BatchInfo | None = None
-        self._groups: list[Delivered] = []
-        self._received_bytes = 0
+    run_id: str
+    revisions: Revisions
+    started: float
+    """Time, on the monotonic clock, at which the pull began."""
+    _info: "batches_pb2.BatchInfo | None" = field(default=None, init=False)
+    _groups: list[Delivered] = field(default_factory=list, init=False)
+    _received_bytes: int = field(default=0, init=False)
 
     def add(self, message: bytes) -> None:
         """Add the next message. Raises MalformedMessage."""
         revision, info, groups = split_pull(message)
-        self._revisions.note(self._run_id, revision)
+        self.revisions.note(self.run_id, revision)
         if info is not None:
             self._info = info
         self._groups.extend(groups)
@@ -44,6 +46,6 @@ class PullAssembly:
             raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
         groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
         facts = value_of(
-            BatchInfo, info, staleness_mean=info.staleness_mean_milli / 1000, waited_s=time.monotonic() - self._started
+            BatchInfo, info, staleness_mean=info.staleness_mean_milli / 1000, waited_s=time.monotonic() - self.started
         )
         return Batch(facts, groups, self._received_bytes)

@@ -23,7 +23,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from buffer_wire.errors import InvalidField
 from trainer_client.publish.collective.plan import TensorSpec
@@ -219,8 +219,8 @@ def _parts_of(source: "TensorSource") -> "list[tuple[str, Tensor]]":
     else:
         items = source()
     parts: dict[str, Tensor] = {}
-    for name, part in items:
-        if not (_is_name(name) and (_is_plain(part) or _is_spread(part))):
+    for name, part in cast("Iterable[tuple[object, Any]]", items):  # whatever the function gives
+        if not (isinstance(name, str) and (isinstance(part, torch.Tensor) or _is_spread(part))):
             raise InvalidField(f"source[{name!r}]", type(part).__name__, "a tensor, under a name")
         if name in parts:
             raise InvalidField(f"source[{name!r}]", "given twice", "given once")
@@ -228,16 +228,6 @@ def _parts_of(source: "TensorSource") -> "list[tuple[str, Tensor]]":
     if not parts:
         raise InvalidField("source", "empty", "at least one tensor")
     return list(parts.items())
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str)
-
-
-def _is_plain(part: object) -> bool:
-    import torch
-
-    return isinstance(part, torch.Tensor)
 
 
 def _state_of(module: "Module") -> "Mapping[str, Tensor]":

@@ -17,16 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, SupportsFloat, TypeAlias
+from dataclasses import replace
+from typing import Literal, SupportsFloat, TypeAlias
 
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.client.engines import in_service
 from trainer_client.state import RunState, TrainerTime
-
-if TYPE_CHECKING:
-    from rollout_buffer.v1.groups_pb2 import GroupHeader
 
 logger = logging.getLogger("trainer_client")
 
@@ -44,20 +41,6 @@ Doing: TypeAlias = Literal["pull_wait", "publish", "checkpoint"]
 _DELTAS = ("accepted", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
 _TASK_DELTAS = ("submitted", "completed", "failed", "cancelled")
 _COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "continuation_tokens_discarded")
-
-
-@dataclass(frozen=True, slots=True)
-class _Delivered:
-    """Group without its payload, whose memory is freed as soon as the trainer has no more use for it."""
-
-    header: "GroupHeader"
-    head_version: int
-    tail_version: int
-    train_version: int
-
-    @classmethod
-    def of(cls, group: Group) -> "_Delivered":
-        return cls(group.header, group.head_version, group.tail_version, group.train_version)
 
 
 class RunLook:
@@ -123,7 +106,8 @@ class StepMeter:
         self._began = self._clock()
         self._spent: dict[Doing, float] = {"pull_wait": 0.0, "publish": 0.0, "checkpoint": 0.0}
         self._info: BatchInfo | None = None
-        self._groups: list[_Delivered] = []
+        self._groups: list[Group] = []
+        """Groups without their payloads, whose memory is freed as soon as the trainer has no more use for it."""
         self._received_bytes = 0
         self._logged: dict[str, SupportsFloat] = {}
         self._asked = False
@@ -170,7 +154,7 @@ class StepMeter:
     def got(self, batch: Batch) -> None:
         """Count `batch`, a whole one or a round, which goes to the training loop."""
         self._info = batch.info
-        self._groups += map(_Delivered.of, batch.groups)
+        self._groups += (replace(group, payload=memoryview(b"")) for group in batch.groups)
         self._received_bytes += batch.received_bytes
         if batch.final and self._on_step is not None:
             self._ask()
@@ -257,7 +241,7 @@ def of_step(info: BatchInfo) -> dict[str, float]:
     }
 
 
-def of_groups(groups: list[_Delivered]) -> dict[str, float]:
+def of_groups(groups: list[Group]) -> dict[str, float]:
     """Compute the figures of this rank's groups; without any, only their number.
 
     pre-queue = tail − head and in-queue = max(0, train_version − tail), means over groups, in versions, as the service
@@ -287,7 +271,7 @@ def of_groups(groups: list[_Delivered]) -> dict[str, float]:
     return figures
 
 
-def _token_staleness(group: _Delivered, sample: groups_pb2.Sample) -> int:
+def _token_staleness(group: Group, sample: groups_pb2.Sample) -> int:
     """Sum the staleness of the response's tokens; versions of an abandoned timeline are cut as in `Sample.versions`."""
     total, most = 0, group.tail_version
     for span in reversed(sample.spans):

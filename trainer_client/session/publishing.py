@@ -7,7 +7,7 @@ they are not needed any more.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
@@ -161,6 +161,7 @@ class Publishing:
             self._publisher.checkpointed(committed_steps - (self.retained_steps or _RETAINED_STEPS))
 
 
+@dataclass(slots=True)
 class Repeater:
     """Callback for every wait for a batch: offers the published weights again where no engine has any.
 
@@ -168,42 +169,33 @@ class Repeater:
     engines waiting for weights and none that serves. A single check may fall into a publish.
     """
 
-    def __init__(
-        self,
-        look: Callable[[float], RunState],
-        can_repeat: Callable[[], bool],
-        repeat: Callable[[], None],
-        start: Resumed,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._look = look
-        self._can_repeat = can_repeat
-        self._repeat = repeat
-        self._start = start
-        self._clock = clock
-        self._looked_at = 0.0
-        self._seen: WeightVersion | None = None
-        """Version that no engine had at the last check."""
+    look: Callable[[float], RunState]
+    can_repeat: Callable[[], bool]
+    repeat: Callable[[], None]
+    start: Resumed
+    clock: Callable[[], float] = time.monotonic
+    _looked_at: float = field(default=0.0, init=False)
+    _seen: WeightVersion | None = field(default=None, init=False)
+    """Version that no engine had at the last check."""
 
     def begin(self) -> None:
         """Begin a wait of the trainer."""
-        self._looked_at, self._seen = self._clock(), None
+        self._looked_at, self._seen = self.clock(), None
 
     def __call__(self, error: RolloutBufferError) -> None:
         """Handle one failed attempt of the wait, `error`. Raises what `repeat` raises."""
-        now = self._clock()
-        if not isinstance(error, BatchNotReady) or now - self._looked_at < LOOK_EVERY_S or not self._can_repeat():
+        now = self.clock()
+        if not isinstance(error, BatchNotReady) or now - self._looked_at < LOOK_EVERY_S or not self.can_repeat():
             return
         try:
-            run = self._look(_LOOK_S)
+            run = self.look(_LOOK_S)
         except RolloutBufferError as failed:
             if not worth_repeating(failed):
                 raise
-            self._looked_at = self._clock()
+            self._looked_at = self.clock()
             return
-        self._looked_at = self._clock()
-        waiting = engines_without_weights(run, self._start)
+        self._looked_at = self.clock()
+        waiting = engines_without_weights(run, self.start)
         if not waiting:
             self._seen = None
         elif self._seen != run.published:
@@ -214,8 +206,8 @@ class Repeater:
                 run.published.version,
                 ", ".join(waiting),
             )
-            self._repeat()
-            self._looked_at, self._seen = self._clock(), None
+            self.repeat()
+            self._looked_at, self._seen = self.clock(), None
 
 
 def engines_without_weights(run: RunState, start: Resumed) -> tuple[str, ...]:

@@ -105,20 +105,21 @@ class PullSource:
             return self.pull(place, corrected, within)
 
 
+@dataclass(frozen=True, slots=True)
 class Puller:
     """Puller without a thread of its own: it pulls in the calling thread."""
 
-    def __init__(self, source: PullSource, clock: TrainClock, timeout_s: float) -> None:
-        self._source = source
-        self._clock = clock
-        self._timeout_s = timeout_s
+    source: PullSource
+    clock: TrainClock
+    timeout_s: float
+    """Longest wait, in seconds, for one round."""
 
     def take(self, place: Place) -> Batch | None:
         """Pull the round at `place`; None when no more comes, because all tasks are used up or the run was drained.
 
         Raises BatchNotReady or ServiceUnreachable after the timeout, everything else at once.
         """
-        source = self._source
+        source = self.source
         notices = source.notices(place)
 
         def told(error: RolloutBufferError) -> None:
@@ -127,10 +128,10 @@ class Puller:
 
         source.check()
         try:
-            return source.loop.run(lambda within: source.attempt(self._clock, place, within), told, self._timeout_s)
+            return source.loop.run(lambda within: source.attempt(self.clock, place, within), told, self.timeout_s)
         except RolloutBufferError as error:
             if worth_repeating(error):
-                error.add_note(f"waited {self._timeout_s} s for {place}")
+                error.add_note(f"waited {self.timeout_s} s for {place}")
             raise
 
     def stop(self) -> None:
