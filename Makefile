@@ -294,7 +294,7 @@ proto-lint: $(TOOLS)
 prose: $(TOOLS) ## sentences of pages and docstrings have at most 25 words, docstrings begin with a noun or a verb
 	@echo "lint: sentences of the documentation"
 	@(find README.md CHANGELOG.md docs examples deploy -name '*.md' -not -path '*/.*' && \
-		find bench buffer_* deploy examples rollout_lab rollout_workers scripts trainer_client -name '*.py' -not -path '*/.*') | sort | xargs $(BIN)/python scripts/lint_prose.py
+		find bench buffer_* deploy examples rollout_* scripts tests trainer_client -name '*.py' -not -path '*/.*') | sort | xargs $(BIN)/python scripts/lint_prose.py
 
 format: $(TOOLS) ## rewrite Python and proto files in the house format
 	@$(BIN)/ruff check --fix-only --quiet

@@ -1,7 +1,7 @@
 """Spread of tests over processes (`pytest -n`, `make test`): file by file, those with engines in one process.
 
 A file keeps its servers to itself that way. SGLang servers of different tests at a time would take a small machine's
-cores from each other and run into deadlines that are meant for one.
+cores from each other. They would run into deadlines that are meant for one.
 """
 
 import functools

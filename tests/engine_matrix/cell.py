@@ -1,8 +1,8 @@
 """One cell of the matrix: a run under load with update after update, and everything that it was afterwards.
 
-A service, two SGLang servers, a worker process that leases, generates and pushes, and a trainer that pulls, publishes
-and waits until both engines have the version before it publishes the next. Half-way the worker is told to end and
-another one takes its place, so that continuations travel. At the end the trainer stops to submit, and every task is
+There are a service, two SGLang servers, and a worker process that leases, generates and pushes. A trainer pulls,
+publishes and waits until both engines have the version before it publishes the next. Half-way the worker is told to end
+and another one takes its place, so that continuations travel. At the end the trainer stops to submit, and every task is
 waited for.
 """
 

@@ -1,8 +1,8 @@
 """The truth about versions: weights of version v always emit one token, whatever is drawn, and that token tells v.
 
 So what a token's span says can be compared with what made it. Neighbouring versions never share a token, nor any two
-within VERSIONS of each other; and with a `salt` of its own a run shares the tokens of its versions with no other run,
-so that weights which an engine has kept from another one show as well.
+within VERSIONS of each other. With a `salt` of its own a run shares the tokens of its versions with no other run. So
+weights which an engine has kept from another one show as well.
 """
 
 from collections import Counter

@@ -38,8 +38,9 @@ def grants_of(reading: Reading) -> dict[tuple[int, GroupId], list[Grant]]:
 
 
 def leases_exclude_each_other(reading: Reading) -> Iterator[str]:
-    """A task has at most one live lease: no lease is given to two, none while another one lasts, and whoever lost one
-    (to a later one, to a result, to another instance, by handing it back) can neither extend it nor hand it back.
+    """A task has at most one live lease: no lease is given to two, and none while another one lasts. Whoever lost one
+    can neither extend it nor hand it back. It is lost to a later one, to a result, to another instance, or by handing
+    it back.
     """
     grants = grants_of(reading)
     ends = _Ends(reading)
@@ -126,8 +127,8 @@ class _Ends:
 
 
 def the_first_result_wins(reading: Reading) -> Iterator[str]:
-    """The first result wins of all attempts at a group one is accepted, its first bytes are the ones that are
-    delivered, and whoever is told that his was not needed is told so because there is a result.
+    """The first result wins: one attempt at a group is accepted, and its first bytes are the ones that are delivered.
+    Whoever is told that his was not needed is told so because there is a result.
     """
     granted = {group_id for _, group_id in grants_of(reading)}
     have_been = Fates.of(reading).state

@@ -1,7 +1,7 @@
 """Promises of the service, held against a history: one function a promise, each yields what breaks it.
 
-They take nothing for granted that the service could have computed wrongly: sums are made anew, what came back is
-compared with what was sent, and order is that of begins and ends as the callers saw them.
+They take nothing for granted that the service could have computed wrongly: sums are made anew, and what came back is
+compared with what was sent. Order is that of begins and ends as the callers saw them.
 """
 
 from bisect import bisect_left
@@ -39,9 +39,9 @@ def ledgers_balance(reading: Reading) -> Iterator[str]:
 
 
 def acknowledged_groups_are_kept(reading: Reading) -> Iterator[str]:
-    """Every group that was acknowledged is in exactly one place at the end, none is accepted twice, and the ledger's
-    numbers are those of the groups. After a failover that lost writes, acknowledged groups may be missing, if
-    somebody was told of it.
+    """Every group that was acknowledged is in exactly one place at the end, and none is accepted twice. The ledger's
+    numbers are those of the groups. After a failover that lost writes, acknowledged groups may be missing, if somebody
+    was told of it.
     """
     fates = Fates.of(reading)
     yield from fates.problems
@@ -61,7 +61,7 @@ def acknowledged_groups_are_kept(reading: Reading) -> Iterator[str]:
 
 
 def trained_is_what_ranks_got(reading: Reading) -> Iterator[str]:
-    """Every step was seen whole by its ranks, what they got was pushed so by a worker, and in groups, samples, tokens
+    """Every step was seen whole by its ranks, and what they got was pushed so by a worker. In groups, samples, tokens
     and bytes it is what the ledger calls trained or delivered.
     """
     for op in reading.history.of("pull", ok=True):
@@ -126,7 +126,7 @@ def _resumed(reading: Reading, view: Op) -> bool:
 
 def batches_are_fresh(reading: Reading) -> Iterator[str]:
     """No batch holds a group staler than max_staleness for its train_version, by the versions that the worker wrote
-    into the group, and the service says of each group's head what the worker wrote.
+    into the group. The service says of each group's head what the worker wrote.
     """
     bound = reading.last_view["policy"]["max_staleness"]
     for op in reading.history.of("pull", ok=True):

@@ -9,8 +9,8 @@ from tests.faults.reading import Reading
 
 
 def no_prompt_is_lost_or_repeated(reading: Reading) -> Iterator[str]:
-    """Accepted submits follow one another without overlap, each prompt is one task, a resume knows the cursor and the
-    state that was stored with it, and in the end every prompt up to the cursor was leased.
+    """Accepted submits follow one another without overlap, and each prompt is one task. A resume knows the cursor and
+    the state that was stored with it. In the end every prompt up to the cursor was leased.
     """
     leased: set[int] = set()
     for era in range(len(reading.losses) + 1):
@@ -64,8 +64,8 @@ def _resumed_cursors(reading: Reading) -> Iterator[str]:
 
 
 def groups_are_of_their_prompts(reading: Reading) -> Iterator[str]:
-    """A group comes with the prompt that its task was leased with, and no task's id is given to another prompt, not
-    even when the task was lost.
+    """A group comes with the prompt that its task was leased with. No task's id is given to another prompt, not even
+    when the task was lost.
     """
     given: dict[str, int] = {}
     for op in reading.history.of("submit", ok=True):

@@ -1,4 +1,4 @@
-"""Workers, ranks and a trainer on one run of two services over one store, while processes are killed at random and the
+"""Workers, ranks and a trainer on one run of two services over one store. Processes are killed at random and the
 store's disk is full at times: the history that they saw keeps every promise.
 
 RB_HISTORY_SEEDS ("1 2 3") and RB_HISTORY_STEPS (18) make a longer hunt.

@@ -1,8 +1,8 @@
 """A real service under random messages to every method and to the admin page (`make fuzz`).
 
 FUZZ_SEED repeats a run's messages (which of them meet whom is up to the machine), FUZZ_MESSAGES says how many. Fails on
-an answer INTERNAL or UNKNOWN, a traceback or an error in the service's log, a process that was restarted, memory,
-descriptors or keys of the store that are not given back, and a run that does not work afterwards.
+an answer INTERNAL or UNKNOWN, on a traceback or an error in the service's log, and on a process that was restarted.
+Fails too where memory, descriptors or keys of the store are not given back, or a run does not work afterwards.
 """
 
 import asyncio

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 SHARES = {"rpc": 0.2, "bundle": 0.76, "http": 0.04}
-"""Shares of the messages: RPCs (and messages of streams), groups of bundles that are each judged by themselves,
-requests to the admin page and frames to the port of gRPC.
+"""Shares of the messages: RPCs (and messages of streams); groups of bundles that are each judged by themselves;
+requests to the admin page; frames to the port of gRPC.
 """
 AHEAD, PACE_S = 0.02, 0.02
 NEVER = frozenset({"INTERNAL", "UNKNOWN"})

@@ -1,6 +1,6 @@
 """The store's scripts and the reference model agree on evaluations, over random histories of them.
 
-Training goes on beside them: versions are published, the run is paused, drained, resumed and deleted, and every reply,
+Training goes on beside them: versions are published, and the run is paused, drained, resumed and deleted. Every reply,
 every refusal, the run's view and the list of evaluations are compared after each operation.
 """
 

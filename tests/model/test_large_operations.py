@@ -1,4 +1,4 @@
-"""Model and store agree where the store works in portions: more victims, expiries or groups than one script takes, more
+"""Model and store agree where the store works in portions: more victims, expiries or groups than one script takes; more
 groups of a class than are read at once, and more environments than a run may have.
 """
 

@@ -1,11 +1,11 @@
 """Uncovering at the end of every history, so that what no dump shows makes a difference after all.
 
-A dump does not tell in which order tasks are pending, until when they back off, how often they have failed, what they
-continue and how stale that is, who waits in which place for room, whose turn it is among environments, which engines
-have a place to load, or what the queue and the steps hold. So: engines ask for places; the first lease is outlived, the
-run is released and often all its steps are queued again, blocked groups are tried from the end of the line, every task
-is leased and failed until nothing is left to lease, every stored round is read, and the queue is emptied group by
-group.
+A dump does not tell in which order tasks are pending, until when they back off, or how often they have failed. Nor does
+it tell what they continue and how stale that is, or who waits in which place for room. It is silent on whose turn it is
+among environments, which engines have a place to load, and what the queue and the steps hold. So: engines ask for
+places; the first lease is outlived, the run is released and often all its steps are queued again. Blocked groups are
+tried from the end of the line, and every task is leased and failed until nothing is left to lease. Every stored round
+is read, and the queue is emptied group by group.
 """
 
 import dataclasses

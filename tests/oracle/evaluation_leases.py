@@ -103,7 +103,7 @@ def take_back(run: RunState, evaluation: Evaluation, task: Task, given: LeaseRet
 
 
 def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
-    """What becomes of a pushed group whose lease is of an evaluation."""
+    """Decide what becomes of a pushed group whose lease is of an evaluation."""
     evaluation, task, named = _find(run, facts.lease_id)
     if evaluation is None:
         return _pushed(facts, PushKind.UNKNOWN_LEASE if named is None else PushKind.CLOSED)
@@ -185,7 +185,7 @@ def _fail(run: RunState, evaluation: Evaluation, task: Task, why: str) -> None:
 
 
 def _judge(task: Task, facts: GroupFacts, attempt: int, *, gone: bool) -> Pushed | None:
-    """Whether the task still wants this attempt's result."""
+    """Tell whether the task still wants this attempt's result."""
     if gone:
         return _pushed(facts, PushKind.GONE)
     if task.accepted == attempt:

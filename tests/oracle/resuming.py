@@ -14,8 +14,9 @@ from tests.oracle.records import PublishedAt
 from tests.oracle.state import RunState
 
 LOST_SEQUENCES = 100_000_000
-"""More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
-works on a lost task must not be taken for the worker of a new one."""
+"""More numbers than a store can have lost: the ids that the run gives to tasks are counted by them. Whoever still works
+on a lost task must not be taken for the worker of a new one.
+"""
 
 NOTHING_PUBLISHED = PublishedAt(committed_steps=0, version=0, manifest=b"")
 

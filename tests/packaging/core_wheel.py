@@ -2,9 +2,9 @@
 
     core/bin/python tests/packaging/core_wheel.py
 
-Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need, where a file that
-is no module is left behind, where a module of the client cannot be imported without an extra and does not name it, or
-where anything imports torch.
+Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need. A file left
+behind that is no module is another fault. So is a module of the client that cannot be imported without an extra and
+does not name it, and anything that imports torch.
 """
 
 import importlib

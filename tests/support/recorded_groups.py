@@ -4,11 +4,11 @@
     with ReplayWorker(service.address, "run"), client.session("run", tasks=recorded_tasks()) as session:
         batch = next(session)                               # what the server generated for these tasks
 
-The file holds 64 groups of 4 to 8 samples, all of version 0, and then 16 of 4 samples that were generated while newer
-versions were loaded in flight (pause mode retract: every token was drawn under exactly the weights of its span).
+The file holds 64 groups of 4 to 8 samples, all of version 0. Then come 16 of 4 samples that were generated while newer
+versions were loaded in flight. The pause mode was retract: every token was drawn under exactly the weights of its span.
 SGLang 0.5.23 on CPU, float32, temperature 1: a logprob is the log-softmax of the model's logits at the token. The
-reward is the share of even token ids in the response. `python -m tests.support.recorded_groups --record` makes the
-file anew (tests/support/record_groups.py), in a minute or two.
+reward is the share of even token ids in the response. `python -m tests.support.recorded_groups --record` makes the file
+anew (tests/support/record_groups.py), in a minute or two.
 
 Needs grpcio, protobuf and numpy; `write_recorded_model` also safetensors.
 """

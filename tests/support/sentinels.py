@@ -26,8 +26,8 @@ DOWN_AFTER_MS = 1_000
 FAILOVER_TIMEOUT_MS = 3_000
 """Sentinels that split their votes try again after twice this time."""
 PERIODS_MS = {"ping-period": 200, "info-period": 500, "publish-period": 300, "ask-period": 200, "tilt-period": 1_000}
-"""Shorter than a Sentinel's own: they find each other sooner, have asked a new primary several times before
-DOWN_AFTER_MS, and do not look on for half a minute after the machine stood still for two seconds.
+"""Shorter than a Sentinel's own: they find each other sooner, and have asked a new primary several times before
+DOWN_AFTER_MS. They do not look on for half a minute after the machine stood still for two seconds.
 """
 START_TIMEOUT_S = 60.0
 POLL_S = 0.02

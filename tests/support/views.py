@@ -102,8 +102,8 @@ def make_loop(
     grown: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> ops.RunView:
-    """A run in a steady state: two engines that always decode, at 100 tokens/s a request, groups of 8 samples of 1,000
-    tokens on average, batches of the policy's groups (16 unless it is given), a trainer that waits only for batches.
+    """A run in a steady state: two engines that always decode, at 100 tokens/s a request; groups of 8 samples of 1,000
+    tokens on average; batches of the policy's groups (16 unless it is given); a trainer that waits only for batches.
 
     `grown` replaces what totals grew by; pre_queue and in_queue are what is measured, in versions.
     """

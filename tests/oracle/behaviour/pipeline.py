@@ -1,11 +1,11 @@
 """Generation and training of one run in virtual time, on the reference model: how a policy paces them, and what is
 trained.
 
-A number of slots generates one group each at a time, for as long as its longest response takes, with the weights that
-are published when it starts; a slot takes the next task as soon as its group is accepted. The trainer takes a
-batch, or a round of one, as soon as it is free and enough groups are there, trains on it for its part of train_ms, and
-after a whole step publishes and frees what it trained on. Nothing else takes time. Invariant: everything follows
-from the seed.
+A number of slots generates one group each at a time, for as long as its longest response takes. It does so with the
+weights that are published when it starts; a slot takes the next task as soon as its group is accepted. The trainer
+takes a batch, or a round of one, as soon as it is free and enough groups are there. It trains on it for its part of
+train_ms, and after a whole step publishes and frees what it trained on. Nothing else takes time. Invariant: everything
+follows from the seed.
 """
 
 import heapq

@@ -35,7 +35,7 @@ _EVALUATION_TASK_ID = re.compile(r"(?P<eval_id>[^@]+)@(?P<number>0|[1-9][0-9]{0,
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTaskId:
-    """What names a task of an evaluation: the evaluation, its number, which no later one has, and the task's place."""
+    """Name of a task of an evaluation: the evaluation, its number, which no later one has, and the task's place."""
 
     eval_id: str
     number: int
