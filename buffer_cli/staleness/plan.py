@@ -67,7 +67,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is planned, and how it is to be shown."""
+    """Settings of a plan, and how it is to be shown."""
 
     setting: Setting
     concurrency: int

@@ -52,7 +52,7 @@ def _lease_repeats(record: Record, finding: Finding) -> None:
 
 @rule("W3", "Every lease ends exactly once: pushed, returned or lost.", "Leases")
 def _ends_once(record: Record, finding: Finding) -> None:
-    """What is held at SIGTERM is a matter of W10, what was pushed without an answer one of W6."""
+    """Leases held at SIGTERM are a matter of W10, groups pushed without an answer one of W6."""
     tried = {push.lease_id: push for push in pushes(record)}
     terms, now = [mark.at_s for mark in record.marked("sigterm")], record.ended_s
     for lease_id, held in leases(record).items():

@@ -1,1 +1,1 @@
-"""What one process holds for its clients: memory, streams, waits, and pushes that wait for room."""
+"""State that one process holds for its clients: memory, streams, waits, and pushes that wait for room."""
