@@ -1,6 +1,7 @@
 """Messages made of values that have fields of the same names, and the values of such messages.
 
-None is a field that is not set, a word is the enum's number of that name, a dataclass is a message, and so back.
+None is a field that is not set, a word is the enum's number of that name, a dataclass is a message, and so back. A
+message may be there as its bytes too; empty ones are none.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ def _to_wire(field: Field, value: Any) -> Any:  # noqa: ANN401 - of any field's 
         return None
     if field.message_type is not None:
         kind = GetMessageClass(field.message_type)
+        if isinstance(value, bytes):
+            return kind.FromString(value) if value else None
         return [message_of(kind, one) for one in value] if isinstance(value, list | tuple) else message_of(kind, value)
     if field.enum_type is not None:
         numbers = _numbers(field)

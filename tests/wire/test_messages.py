@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from buffer_wire.messages import message_of, value_of
-from rollout_buffer.v1 import common_pb2, weights_pb2
+from rollout_buffer.v1 import common_pb2, tasks_pb2, weights_pb2
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,19 @@ def test_what_is_given_takes_the_place_of_what_is_there() -> None:
     sent = message_of(common_pb2.WeightVersion, Version(1, 2), version=9)
     assert (sent.epoch, sent.version) == (1, 9)
     assert value_of(Version, sent, epoch=4) == Version(4, 9)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    version: Version
+    manifest: bytes
+
+
+def test_a_serialized_message_is_that_message_and_empty_bytes_are_none() -> None:
+    manifest = weights_pb2.WeightManifest(files=weights_pb2.FilesManifest(base_url="/w"))
+    sent = message_of(tasks_pb2.WantedWeights, Wanted(Version(1, 2), manifest.SerializeToString()))
+    assert sent.manifest == manifest
+    assert not message_of(tasks_pb2.WantedWeights, Wanted(Version(1, 2), b"")).HasField("manifest")
 
 
 def test_a_field_that_nobody_gives_is_no_silent_zero() -> None:

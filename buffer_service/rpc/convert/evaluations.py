@@ -6,6 +6,7 @@ from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields, tasks
 from buffer_wire import limits
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import groups_pb2
 
@@ -34,44 +35,10 @@ def submit(request: pb.SubmitEvaluationRequest) -> ev.SubmitEvaluation:
     return ev.SubmitEvaluation(fields.epoch(request.epoch), name, version, digest.digest(), new)
 
 
-def to_submitted(result: ev.EvaluationSubmitted) -> pb.SubmitEvaluationResponse:
-    """The reply of a submit."""
-    return pb.SubmitEvaluationResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        evaluation=to_evaluation(result.evaluation),
-        created=result.created,
-    )
-
-
-def to_evaluation(view: ev.EvaluationView) -> pb.Evaluation:
-    """The message of an evaluation."""
-    return pb.Evaluation(
-        eval_id=view.eval_id,
-        version=fields.to_version(view.version),
-        tasks=view.tasks,
-        pending=view.pending,
-        leased=view.leased,
-        finished=view.finished,
-        failed=view.failed,
-        stored_bytes=view.stored_bytes,
-        created_ms=view.created_ms,
-        failures=[
-            pb.EvaluationFailure(task_index=f.task_index, task_id=f.task_id, attempts=f.attempts, error=f.error)
-            for f in view.failures
-        ],
-    )
-
-
 def to_result(result: ev.EvaluationResult, body: ops.Buffer | None) -> pb.EvaluationResult:
     """The message of a task that has ended; `body` None: there is no group (any more)."""
     error = result.error
     if result.payload_key and body is None:
         error = "the result is gone from the store"
-    return pb.EvaluationResult(
-        group=groups_pb2.Group.FromString(bytes(body)) if body is not None else None,
-        task_index=result.task_index,
-        task_id=result.task_id,
-        attempts=result.attempts,
-        error=error,
-    )
+    group = groups_pb2.Group.FromString(bytes(body)) if body is not None else None
+    return message_of(pb.EvaluationResult, result, group=group, error=error)

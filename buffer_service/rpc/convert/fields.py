@@ -89,11 +89,6 @@ def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
     )
 
 
-def to_version(value: WeightVersion) -> common_pb2.WeightVersion:
-    """The message of a weight version."""
-    return common_pb2.WeightVersion(epoch=value.epoch, version=value.version)
-
-
 def reply(kind: type[MessageT], result: Any, **given: Any) -> MessageT:  # noqa: ANN401 - of any field's type
     """The reply of an operation: its result's fields, the proof of its revision, and `given` fields."""
     return message_of(kind, result, revision_proof=result.revision.proof, **given)

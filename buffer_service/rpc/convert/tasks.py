@@ -7,16 +7,13 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import continuation_facts
 from buffer_wire import layout, limits
-from buffer_wire.enums import members, numbers
+from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
-from rollout_buffer.v1 import groups_pb2, weights_pb2
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import tasks_pb2 as pb
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-_LEASE_WAITS = {None: pb.LEASE_WAIT_UNSPECIFIED} | numbers(pb.LeaseWait, ops.LeaseWait)
-_LEASE_STATES = numbers(pb.LeaseState, ops.LeaseState)
 _KINDS = members(pb.ReturnKind, ops.ReturnKind)
-_OUTCOMES = numbers(pb.ReturnOutcome, ops.ReturnOutcome)
 _SINKS = members(pb.TaskSink, ops.TaskSink)
 
 # ── submit ───────────────────────────────────────────────────────────────────
@@ -99,17 +96,6 @@ def _check_columns(at: str, names: Sequence[str]) -> None:
     fields.unique(names, f"{at}.columns")
 
 
-def to_submitted(result: ops.Submitted) -> pb.SubmitTasksResponse:
-    """The reply of a submit."""
-    return pb.SubmitTasksResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        cursor=result.cursor,
-        task_ids=result.task_ids,
-        pending_tasks=result.pending,
-    )
-
-
 # ── leases ───────────────────────────────────────────────────────────────────
 
 
@@ -146,52 +132,20 @@ def _worker(request: pb.LeaseTasksRequest | pb.ExtendLeasesRequest | pb.ReturnLe
 
 def to_leased(result: ops.Leased) -> pb.LeaseTasksResponse:
     """The reply of a lease request."""
-    return pb.LeaseTasksResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        leases=[_to_lease(grant, result.ttl_ms) for grant in result.grants],
-        wait=_LEASE_WAITS[result.wait],
-        published=fields.to_version(result.published),
-        required_version=result.required_version,
-        wanted=_to_wanted(result.wanted) if result.wanted is not None else None,
-    )
+    leases = [_to_lease(grant, result.ttl_ms) for grant in result.grants]
+    return fields.reply(pb.LeaseTasksResponse, result, leases=leases)
 
 
 def _to_lease(grant: ops.LeaseGrant, ttl_ms: int) -> pb.Lease:
     task = pb.Task.FromString(grant.spec)
     task.task_id = grant.task_id
-    return pb.Lease(
-        lease_id=grant.lease_id,
-        task=task,
-        generation=grant.generation,
-        attempt=grant.attempt,
-        ttl_ms=ttl_ms,
-        continuation=groups_pb2.Group.FromString(grant.continuation) if grant.continuation else None,
-        pinned=fields.to_version(grant.pinned) if grant.pinned is not None else None,
-    )
-
-
-def _to_wanted(wanted: ops.Wanted) -> pb.WantedWeights:
-    return pb.WantedWeights(
-        version=fields.to_version(wanted.version),
-        manifest=weights_pb2.WeightManifest.FromString(wanted.manifest) if wanted.manifest else None,
-    )
+    return message_of(pb.Lease, grant, task=task, ttl_ms=ttl_ms)
 
 
 def extend(request: pb.ExtendLeasesRequest) -> tuple[str, str, list[str]]:
     """(worker_id, instance_id, lease_ids) of a checked heartbeat."""
     fields.count(request.lease_ids, "lease_ids", 1, 4_096)
     return (*_worker(request), [fields.lease_id(value, f"lease_ids[{i}]") for i, value in enumerate(request.lease_ids)])
-
-
-def to_extended(result: ops.Extended) -> pb.ExtendLeasesResponse:
-    """The reply of a heartbeat."""
-    return pb.ExtendLeasesResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        states=[_LEASE_STATES[state] for state in result.states],
-        ttl_ms=result.ttl_ms,
-    )
 
 
 def give_back(request: pb.ReturnLeasesRequest) -> tuple[str, str, list[ops.LeaseReturn]]:
@@ -217,13 +171,4 @@ def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
         continuation=continuation,
         head=head,
         tokens=tokens,
-    )
-
-
-def to_returned(result: ops.Returned) -> pb.ReturnLeasesResponse:
-    """The reply of a return."""
-    return pb.ReturnLeasesResponse(
-        revision=result.revision,
-        revision_proof=result.revision.proof,
-        outcomes=[_OUTCOMES[outcome] for outcome in result.outcomes],
     )

@@ -94,16 +94,6 @@ def _check_tensor_files(files: pb.FilesManifest) -> None:
         raise InvalidField("manifest.tensors.files.files", "no *.safetensors", "at least one *.safetensors")
 
 
-def to_watch(view: ops.WeightsView) -> pb.WatchWeightsResponse:
-    """The message of the published weights."""
-    return fields.reply(
-        pb.WatchWeightsResponse,
-        view,
-        manifest=pb.WeightManifest.FromString(view.manifest) if view.manifest else None,
-        plan=pb.CollectivePlan.FromString(view.plan) if view.plan else None,
-    )
-
-
 def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
     """A checked engine report."""
     message = request.report

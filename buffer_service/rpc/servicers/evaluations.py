@@ -14,6 +14,7 @@ from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.streams import evaluation as evaluation_stream
 from buffer_service.security.gate import caller
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from rollout_buffer.v1 import evaluations_pb2_grpc
 
@@ -32,16 +33,15 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         """Add an evaluation."""
         run_id, seen = fields.run_ref(request.run)
         submit = convert.submit(request)
-        return convert.to_submitted(
-            await self.store.call(commands.submit_evaluation(run_id, submit, seen_revision=seen))
-        )
+        submitted = await self.store.call(commands.submit_evaluation(run_id, submit, seen_revision=seen))
+        return fields.reply(pb.SubmitEvaluationResponse, submitted)
 
     async def GetEvaluation(self, request: pb.GetEvaluationRequest, _: Context) -> pb.GetEvaluationResponse:
         """Reply with the progress of an evaluation."""
         run_id = fields.run_id(request.run.run_id)
         revision, view = await self.store.call(commands.evaluation(run_id, convert.eval_id(request.eval_id)))
         return pb.GetEvaluationResponse(
-            revision=revision, revision_proof=revision.proof, evaluation=convert.to_evaluation(view)
+            revision=revision, revision_proof=revision.proof, evaluation=message_of(pb.Evaluation, view)
         )
 
     async def ReadEvaluation(  # type: ignore[override]
@@ -62,7 +62,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
         return pb.ListEvaluationsResponse(
             revision=revision,
             revision_proof=revision.proof,
-            evaluations=[convert.to_evaluation(view) for view in views],
+            evaluations=[message_of(pb.Evaluation, view) for view in views],
         )
 
     async def DeleteEvaluation(self, request: pb.DeleteEvaluationRequest, _: Context) -> pb.DeleteEvaluationResponse:

@@ -150,9 +150,8 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def SubmitTasks(self, request: tasks_pb2.SubmitTasksRequest, _: Context) -> tasks_pb2.SubmitTasksResponse:
         """Add tasks."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_submitted(
-            await self.store.call(commands.submit(run_id, tasks.submit(request), seen_revision=seen))
-        )
+        submitted = await self.store.call(commands.submit(run_id, tasks.submit(request), seen_revision=seen))
+        return fields.reply(tasks_pb2.SubmitTasksResponse, submitted, pending_tasks=submitted.pending)
 
     async def LeaseTasks(self, request: tasks_pb2.LeaseTasksRequest, _: Context) -> tasks_pb2.LeaseTasksResponse:
         """Lease tasks, waiting for the first."""
@@ -164,9 +163,8 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def ExtendLeases(self, request: tasks_pb2.ExtendLeasesRequest, _: Context) -> tasks_pb2.ExtendLeasesResponse:
         """Prolong leases: a heartbeat."""
         run_id, seen = fields.run_ref(request.run)
-        return tasks.to_extended(
-            await self.store.call(commands.extend(run_id, *tasks.extend(request), seen_revision=seen))
-        )
+        extended = await self.store.call(commands.extend(run_id, *tasks.extend(request), seen_revision=seen))
+        return fields.reply(tasks_pb2.ExtendLeasesResponse, extended)
 
     async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
         """Hand leased tasks back."""
@@ -176,7 +174,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
             commands.give_back(run_id, worker_id, instance_id, returns, seen_revision=seen)
         )
         self.metrics.returned([back.lease_id for back in returns], returned.outcomes)
-        return tasks.to_returned(returned)
+        return fields.reply(tasks_pb2.ReturnLeasesResponse, returned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         async for view in self.feed.views(fields.run_id(request.run.run_id)):
             # It lasts for as long as the run: a token that is revoked meanwhile ends it.
             caller().check_live()
-            await context.write(weights.to_watch(view))
+            await context.write(fields.reply(weights_pb2.WatchWeightsResponse, view))
 
     async def PlanCollective(
         self, request: weights_pb2.PlanCollectiveRequest, _: Context

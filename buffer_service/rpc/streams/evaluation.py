@@ -10,6 +10,7 @@ from buffer_service import commands
 from buffer_service.domain import evaluations as ev
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
+from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.waiting import Lines
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
@@ -60,9 +61,4 @@ def _messages(
 
 
 def _message(portion: ev.EvaluationResults) -> pb.ReadEvaluationResponse:
-    return pb.ReadEvaluationResponse(
-        revision=portion.revision,
-        revision_proof=portion.revision.proof,
-        evaluation=convert.to_evaluation(portion.evaluation),
-        results=[],
-    )
+    return fields.reply(pb.ReadEvaluationResponse, portion, results=[])
