@@ -243,8 +243,9 @@ dashboards: install ## Grafana dashboards and alerts on a real Prometheus beside
 dashboards-json: install ## rewrite the dashboards in the chart from deploy/dashboards
 	@$(BIN)/python -m deploy.dashboards
 
-metrics-reference: install ## rewrite docs/metrics.md from the metrics that the service has
+metrics-reference: install ## rewrite docs/metrics.md and the docs' tables of the rules from the code
 	@$(BIN)/python -m scripts.metrics_reference
+	@$(BIN)/python -m scripts.rules_tables
 
 # --- code ---------------------------------------------------------------------------------------------------
 

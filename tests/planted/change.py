@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-GENERATED = ("proto/rollout_buffer/v1/*_pb2*", "docs/metrics.md", "docs/protocol_reference.md")
-"""Files that `make proto` and `make metrics-reference` write."""
+GENERATED = (
+    *("proto/rollout_buffer/v1/*_pb2*", "docs/metrics.md", "docs/protocol_reference.md"),
+    *("docs/concepts.md", "docs/policies.md", "docs/protocol.md"),
+)
+"""Files that `make proto` and `make metrics-reference` write, or write tables of."""
 
 
 class DoesNotApply(Exception):

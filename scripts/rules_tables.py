@@ -1,0 +1,143 @@
+"""Writes the tables of the rules into the docs: policy fields, filters, statistics, transitions.
+
+A page says where: what stands between `<!-- rules: NAME -->` and `<!-- end of rules -->` is written from
+buffer_service/rules/ and buffer_service/domain/policy.py.
+
+usage: rules_tables.py [--check]   (--check: write nothing, fail if a page is out of date)
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import get_type_hints
+
+from buffer_service.domain.policy import ENUMS, MAY_BE_UNSET, UNSET, Between, RunPolicy
+from buffer_service.rules.filters import FILTERS, NO_REWARD_BOUND
+from buffer_service.rules.statistics import STATISTICS
+from buffer_service.rules.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(?<=<!-- rules: )(?P<name>[a-z ]+)(?P<open> -->\n).*?(?=<!-- end of rules -->)", re.DOTALL)
+"""A table and what opens it, from its name on."""
+
+
+def _number(value: int) -> str:
+    size = abs(value)
+    power = size.bit_length() - 1
+    shown = f"2^{power}" if power >= 20 and size == 1 << power else "10^12" if size == NO_REWARD_BOUND else f"{size:,}"
+    return "−" * (value < 0) + shown
+
+
+def _default(name: str, value: object) -> str:
+    if isinstance(value, StrEnum):
+        return f"`{value}`"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        unset = value == UNSET and name in MAY_BE_UNSET
+        return "unset: no bound" if unset or abs(value) == NO_REWARD_BOUND else _number(value)
+    return "none"
+
+
+def policy_fields() -> Iterator[str]:
+    """Fields of a policy that take a number, a word or yes and no, with their values and defaults."""
+    yield from _head("field", "values", "default")
+    hints = get_type_hints(RunPolicy, include_extras=True)
+    for field in fields(RunPolicy):
+        values = ""
+        for bounds in getattr(hints[field.name], "__metadata__", ()):
+            if isinstance(bounds, Between):
+                values = f"{_number(bounds.low)} to {_number(bounds.high)}"
+        if field.name in ENUMS:
+            values = ", ".join(f"`{word}`" for word in ENUMS[field.name])
+        if isinstance(field.default, bool):
+            values = "true, false"
+        if values:
+            default = "`batch_groups`" if field.name == "max_queued_groups" else _default(field.name, field.default)
+            yield _row(f"`{field.name}`", values, default)
+
+
+def filters() -> Iterator[str]:
+    """Filters in the order in which they are asked."""
+    words = {"==": "is", "<": "below", ">": "above"}
+    yield from _head("fact of the group", "ends it when", "counted as")
+    for each in FILTERS:
+        fact = each.fact.replace("_", " ")
+        when = "it holds, and" if each.comparison == "==" else words[each.comparison]
+        yield _row(fact, f"{when} `{each.field}`", f"`{each.statistic}`")
+
+
+def statistics() -> Iterator[str]:
+    """Counters of a run, with the metrics that show them."""
+    yield from _head("counter", "counts", "metric")
+    for name, each in STATISTICS.items():
+        if each.metric:
+            yield _row(f"`{name}`", each.text.rstrip("."), f"`rollout_buffer_{each.metric}_total`")
+
+
+def _transitions(table: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    yield from _head("from", "to")
+    for state, following in table.items():
+        ends = ", ".join(f"`{one}`" for one in table if one in following)
+        yield _row("(new)" if state == NEW else f"`{state}`", ends or "nothing: it is the end")
+
+
+def group_transitions() -> Iterator[str]:
+    """Dispositions, and what may follow each."""
+    return _transitions(GROUP_TRANSITIONS)
+
+
+def task_transitions() -> Iterator[str]:
+    """States of tasks, and what may follow each."""
+    return _transitions(TASK_TRANSITIONS)
+
+
+TABLES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "policy fields": policy_fields,
+    "filters": filters,
+    "statistics": statistics,
+    "group transitions": group_transitions,
+    "task transitions": task_transitions,
+}
+
+
+def _head(*cells: str) -> Sequence[str]:
+    return _row(*cells), "|" + "---|" * len(cells) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def written(text: str) -> str:
+    """A page with its tables as they are now. Raises KeyError for the name of a table that there is not."""
+    return BLOCK.sub(lambda block: f"{block['name']}{block['open']}\n{''.join(TABLES[block['name']]())}\n", text)
+
+
+def without_tables(text: str) -> str:
+    """What is written by hand of a page."""
+    return BLOCK.sub(lambda block: block["name"] + block["open"], text)
+
+
+def pages() -> list[Path]:
+    """Pages that have such tables."""
+    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(page.read_text("utf-8"))]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the pages; returns an exit code."""
+    stale = [page for page in pages() if written(page.read_text("utf-8")) != page.read_text("utf-8")]
+    if "--check" not in arguments:
+        for page in stale:
+            page.write_text(written(page.read_text("utf-8")), "utf-8")
+        return 0
+    for page in stale:
+        print(f"{page.relative_to(ROOT)} is out of date; run `python -m scripts.rules_tables`", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
