@@ -144,7 +144,7 @@ class SglangEngine:
         found = await settings.ask(self._calls, vocab_size=self._known_vocab_size)
         await self._weights.found(found.label, found.model_path, ranks=found.ranks)
         self._generate_calls = SglangGenerate(
-            self._calls, found.settings, lambda: self._weights.label, self._say_decoding
+            self._calls, self._flights, found.settings, lambda: self._weights.label, self._say_decoding
         )
         self._start = found.start
         return found.info
@@ -196,15 +196,13 @@ class SglangEngine:
 
     @property
     def tokens_in_hand(self) -> int:
-        """Tokens that have arrived of calls that are under way; 0 unless they are streamed."""
-        return self._generate_calls.tokens_in_hand if self._generate_calls is not None else 0
+        return self._flights.tokens_in_hand
 
     def give_up(self, why: str) -> None:
-        if self._generate_calls is not None:
-            self._generate_calls.give_up(why)
+        self._flights.end_calls(why)
 
     def take_cut_off(self) -> int:
-        return self._generate_calls.take_cut_off() if self._generate_calls is not None else 0
+        return self._flights.take_cut_off()
 
     def _say_decoding(self, by: int) -> None:
         self.on_decoding(by)
@@ -227,8 +225,7 @@ class SglangEngine:
         live = self._flights.live.intersection(rids)
         if refusal is None or not live:
             return
-        if self._generate_calls is not None:
-            self._generate_calls.give_up(f"it does not abort: {refusal}", live)
+        self._flights.end_calls(f"it does not abort: {refusal}", live)
         raise refusal
 
     async def _tell_to_abort(self, rids: set[str]) -> EngineError | None:

@@ -6,12 +6,13 @@ waits for any more leaves nothing running in the server.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.sglang import wire
 from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
 from rollout_workers.engine.sglang.wire import ServerSettings
@@ -31,36 +32,21 @@ class SglangGenerate:
     """Calls to the server behind `calls`; `label` says which weights are in force there, `on_decoding` as in Engine."""
 
     def __init__(
-        self, calls: HttpCalls, settings: ServerSettings, label: Callable[[], str], on_decoding: DecodingListener
+        self,
+        calls: HttpCalls,
+        flights: Flights,
+        settings: ServerSettings,
+        label: Callable[[], str],
+        on_decoding: DecodingListener,
     ) -> None:
         self._calls = calls
+        self._flights = flights
         self._settings = settings
         self._label = label
         self._on_decoding = on_decoding
-        self._cut_off = 0
-        self._streams: set[BatchStream] = set()
-        self._given_up: dict[asyncio.Future[str], frozenset[str]] = {}
-        """Request ids of each call under way, by a future that is done, with the reason, once nobody waits for the
-        call."""
 
     def check_sampling(self, request: SampleRequest) -> None:
         wire.check_sampling(request, self._settings)
-
-    @property
-    def tokens_in_hand(self) -> int:
-        """Tokens that have arrived of calls that are under way."""
-        return sum(stream.in_hand for stream in self._streams)
-
-    def take_cut_off(self) -> int:
-        """Tokens that had arrived of calls that were cancelled, since this was asked last."""
-        tokens, self._cut_off = self._cut_off, 0
-        return tokens
-
-    def give_up(self, why: str, rids: Collection[str] | None = None) -> None:
-        """End the calls that are under way, or those that are for none but these requests."""
-        for given_up, asked in self._given_up.items():
-            if not given_up.done() and (rids is None or asked.issubset(rids)):
-                given_up.set_result(why)
 
     async def call(self, requests: Sequence[SampleRequest], *, deadline: float, allowed_s: float) -> Answer:
         """Generate these; at `deadline` (monotonic) what runs is aborted and comes back as it is. Raises EngineError,
@@ -77,46 +63,41 @@ class SglangGenerate:
                 label=self._label(),
                 on_decoding=self._on_decoding,
             )
-            self._streams.add(stream)
-        post = asyncio.create_task(self._post(requests, stream, doing, deadline))
+        answers = [stream] if stream is not None else []
         rids = [request.rid for request in requests]
-        given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._given_up[given_up] = frozenset(rids)
-        try:
-            # In a task of its own, because it outlives the deadline: an aborted request still hands over its tokens.
-            ends: set[asyncio.Future[Any]] = {post, given_up}
-            await asyncio.wait(ends, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-            if given_up.done() and not post.done():
-                raise EngineUnavailable(calls.address, doing, given_up.result())
-            if not post.done():
-                await self.abort_quietly(rids)
-                await asyncio.wait({post}, timeout=calls.options.abort_grace_s)
-            if not post.done():
-                raise EngineTimeout(calls.address, doing, allowed_s)
+        post = asyncio.create_task(self._post(requests, stream, doing, deadline))
+        with self._flights.call(rids, answers) as given_up:
             try:
-                return post.result()
-            except wire.Malformed as error:
-                raise EngineMalformed(calls.address, doing, str(error)) from error
-        except asyncio.CancelledError:
-            if stream is not None:
+                # The post is a task of its own: it outlives the deadline, for an aborted request hands its tokens over.
+                ends: set[asyncio.Future[Any]] = {post, given_up}
+                await asyncio.wait(ends, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+                if given_up.done() and not post.done():
+                    raise EngineUnavailable(calls.address, doing, given_up.result())
+                if not post.done():
+                    await self.abort_quietly(rids)
+                    await asyncio.wait({post}, timeout=calls.options.abort_grace_s)
+                if not post.done():
+                    raise EngineTimeout(calls.address, doing, allowed_s)
+                try:
+                    return post.result()
+                except wire.Malformed as error:
+                    raise EngineMalformed(calls.address, doing, str(error)) from error
+            except asyncio.CancelledError:
                 # At once: while the requests are being aborted its tokens would be counted twice.
-                self._streams.discard(stream)
-                self._cut_off += stream.in_hand
-            await self.abort_quietly(rids)
-            raise
-        except EngineError as error:
-            # Of a batch that was refused, or whose connection broke, parts may still run.
-            await self.abort_quietly(rids)
-            if stream is not None:
-                error.partial = tuple(s for s in stream.samples() if len(s.output_ids) or s.unusable_tokens)
-            raise
-        finally:
-            post.cancel()
-            del self._given_up[given_up]
-            if stream is not None:
-                self._streams.discard(stream)
-                stream.close()
-            await asyncio.gather(post, return_exceptions=True)
+                self._flights.cut_off(answers)
+                await self.abort_quietly(rids)
+                raise
+            except EngineError as error:
+                # Of a batch that was refused, or whose connection broke, parts may still run.
+                await self.abort_quietly(rids)
+                if stream is not None:
+                    error.partial = tuple(s for s in stream.samples() if len(s.output_ids) or s.unusable_tokens)
+                raise
+            finally:
+                post.cancel()
+                if stream is not None:
+                    stream.close()
+                await asyncio.gather(post, return_exceptions=True)
 
     async def _post(
         self, requests: Sequence[SampleRequest], stream: BatchStream | None, doing: str, deadline: float

@@ -44,7 +44,7 @@ class Answer:
         """True once the server has said that nothing more comes."""
 
     @property
-    def received(self) -> int:
+    def in_hand(self) -> int:
         """Tokens that have arrived."""
         return max(len(self._ids), len(self._logprobs))
 
@@ -94,17 +94,17 @@ class Answer:
         request = self.request
         fault = self._fault or (self._fault_of_end() if self.complete else "")
         if fault:
-            return unusable(request, fault, received=self.received)
-        if not self.received and self._finish is None:
+            return unusable(request, fault, received=self.in_hand)
+        if not self.in_hand and self._finish is None:
             return never_ran(request)
         kept = min(len(self._ids), len(self._logprobs))
         try:
             ids = np.asarray(self._ids[:kept], dtype=np.int32)
             logprobs = np.asarray(self._logprobs[:kept], dtype=np.float32)
         except _ODD as error:
-            return unusable(request, f"{type(error).__name__}: {error}", received=self.received)
+            return unusable(request, f"{type(error).__name__}: {error}", received=self.in_hand)
         if not np.isfinite(logprobs).all():
-            return unusable(request, "a log-probability that is not finite", received=self.received)
+            return unusable(request, "a log-probability that is not finite", received=self.in_hand)
         return GeneratedSample(
             rid=request.rid,
             sample_index=request.sample_index,
@@ -113,7 +113,7 @@ class Answer:
             spans=(VersionSpan(self._label, 0, kept),) if kept else (),
             finish_reason=_FINISH_REASONS[self._finish or "abort"] if self.complete else "abort",
             columns={SAMPLING_MASK: TokenRows.none_for(kept)} if SAMPLING_MASK in request.columns else {},
-            unusable_tokens=self.received - kept,
+            unusable_tokens=self.in_hand - kept,
         )
 
     def _fault_of_end(self) -> str:

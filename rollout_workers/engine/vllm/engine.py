@@ -63,7 +63,7 @@ class VllmEngine:
         self._found: settings.Found | None = None
         self._connecting = asyncio.Lock()
         self._flights = Flights(self._http.base_url)
-        self._completions = VllmCompletions(self._calls)
+        self._completions = VllmCompletions(self._calls, self._flights)
 
     @property
     def address(self) -> str:
@@ -153,13 +153,13 @@ class VllmEngine:
 
     @property
     def tokens_in_hand(self) -> int:
-        return self._completions.tokens_in_hand
+        return self._flights.tokens_in_hand
 
     def give_up(self, why: str) -> None:
-        self._completions.give_up(why)
+        self._flights.end_calls(why)
 
     def take_cut_off(self) -> int:
-        return self._completions.take_cut_off()
+        return self._flights.take_cut_off()
 
     def _say_decoding(self, by: int) -> None:
         self.on_decoding(by)

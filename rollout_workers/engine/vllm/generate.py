@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.vllm import wire
 from rollout_workers.engine.vllm.answer import Answer, Refused
 
@@ -21,30 +22,11 @@ ABORT_AGAIN_AFTER_S = (0.05, 0.2, 0.5)
 class VllmCompletions:
     """Completions under way at the server behind `calls`."""
 
-    def __init__(self, calls: HttpCalls) -> None:
+    def __init__(self, calls: HttpCalls, flights: Flights) -> None:
         self._calls = calls
-        self._answers: dict[str, Answer] = {}
+        self._flights = flights
         self._posts: dict[str, asyncio.Task[None]] = {}
         """Calls under way, by request id."""
-        self._gone: set[asyncio.Future[str]] = set()
-        """A future for each call of `fill` under way: done, with the reason, once nobody waits for the engine."""
-        self._cut_off = 0
-
-    @property
-    def tokens_in_hand(self) -> int:
-        """Tokens that have arrived of calls that are under way."""
-        return sum(answer.received for answer in self._answers.values())
-
-    def take_cut_off(self) -> int:
-        """Tokens that had arrived of calls that were cancelled, since this was asked last."""
-        tokens, self._cut_off = self._cut_off, 0
-        return tokens
-
-    def give_up(self, why: str) -> None:
-        """End the calls that are under way."""
-        for gone in self._gone:
-            if not gone.done():
-                gone.set_result(why)
 
     async def fill(
         self, answers: dict[str, Answer], *, model: str, label: str, deadline: float, allowed_s: float
@@ -57,36 +39,30 @@ class VllmCompletions:
         posts = {
             rid: asyncio.create_task(self._post(answer, model, label, deadline)) for rid, answer in answers.items()
         }
-        gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._answers |= answers
         self._posts |= posts
-        self._gone.add(gone)
-        try:
+        with self._flights.call(answers, answers.values()) as gone:
             done = asyncio.create_task(asyncio.wait(posts.values(), return_when=asyncio.FIRST_EXCEPTION))
-            ends: set[asyncio.Future[Any]] = {done, gone}
             try:
+                ends: set[asyncio.Future[Any]] = {done, gone}
                 await asyncio.wait(ends, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+                _raise_first(posts.values())
+                if gone.done():
+                    raise EngineUnavailable(self._calls.address, doing, gone.result())
+                if late := {rid: post for rid, post in posts.items() if not post.done()}:
+                    await self._tell_to_abort(late)
+                    _, pending = await asyncio.wait(late.values(), timeout=self._calls.options.abort_grace_s)
+                    if pending:
+                        raise EngineTimeout(self._calls.address, doing, allowed_s)
+                    _raise_first(late.values())
+            except asyncio.CancelledError:
+                self._flights.cut_off(answers.values())
+                raise
             finally:
                 done.cancel()
-            _raise_first(posts.values())
-            if gone.done():
-                raise EngineUnavailable(self._calls.address, doing, gone.result())
-            if late := {rid: post for rid, post in posts.items() if not post.done()}:
-                await self._tell_to_abort(late)
-                _, pending = await asyncio.wait(late.values(), timeout=self._calls.options.abort_grace_s)
-                if pending:
-                    raise EngineTimeout(self._calls.address, doing, allowed_s)
-                _raise_first(late.values())
-        except asyncio.CancelledError:
-            self._cut_off += sum(answer.received for answer in answers.values())
-            raise
-        finally:
-            self._gone.discard(gone)
-            for rid, answer in answers.items():
-                posts[rid].cancel()  # The server aborts a request whose connection closes.
-                answer.decode(on=False)
-                del self._answers[rid], self._posts[rid]
-            await asyncio.gather(*posts.values(), return_exceptions=True)
+                for rid, answer in answers.items():
+                    self._posts.pop(rid).cancel()  # The server aborts a request whose connection closes.
+                    answer.decode(on=False)
+                await asyncio.gather(done, *posts.values(), return_exceptions=True)
 
     async def _post(self, answer: Answer, model: str, label: str, deadline: float) -> None:
         options = self._calls.options
