@@ -26,6 +26,7 @@ from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.servicers import loop
 from buffer_service.rpc.servicers.evaluations import EvaluationServicer
+from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
@@ -107,7 +108,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     # Apart, so that neither direction can keep the other from going on; the last quarter is for gRPC's own buffers.
     incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
     outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
-    groups = loop.GroupServicer(
+    groups = GroupServicer(
         PushParts(store, pushes, budget, Incoming(incoming), drain, metrics, settings.max_message_bytes), slots
     )
     batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics), slots)
@@ -131,7 +132,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
 # Handlers without deserializer or serializer are given and give the messages' bytes.
 
 
-def _group_handlers(groups: loop.GroupServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+def _group_handlers(groups: GroupServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
     return grpc.method_handlers_generic_handler(
         "rollout_buffer.v1.GroupService",
         {

@@ -24,7 +24,7 @@ from buffer_service.rpc.flow.room import Incoming, RawContext, Room
 from buffer_service.rpc.flow.waiting import Lines
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
-from buffer_service.rpc.servicers.loop import GroupServicer
+from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
 from buffer_service.security.gate import Gate

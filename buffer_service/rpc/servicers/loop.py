@@ -1,13 +1,12 @@
-"""The RPCs of the contract: parse, call the store, encode. Errors are translated by the interceptor.
+"""The RPCs of runs, tasks, batches and weights: parse, call the store, encode. The interceptor translates errors.
 
-PushGroups, PushGroup and PullBatch are handed bytes and hand back bytes, so that no payload is parsed by protobuf.
+PullBatch is handed bytes and hands back bytes, so that no payload is parsed by protobuf.
 """
 
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 
@@ -15,23 +14,20 @@ from buffer_service import commands
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.convert import batches, fields, groups, plans, policies, runs, tasks, weights
+from buffer_service.rpc.convert import batches, fields, plans, policies, runs, tasks, weights
 from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
-from buffer_service.rpc.flow.room import WAIT_S, Expected, RawContext, Share
+from buffer_service.rpc.flow.room import RawContext
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.streams import export as export_stream
 from buffer_service.rpc.streams.pull import PullStream
-from buffer_service.rpc.streams.push import PushParts, PushStream, push_entries
 from buffer_service.rpc.streams.weights import WeightsFeed
 from buffer_service.security.gate import caller
-from buffer_wire.codec import split_push_one
-from buffer_wire.errors import InvalidField, PolicyChanged
+from buffer_wire.errors import PolicyChanged
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import (
     batches_pb2,
-    groups_pb2,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -41,9 +37,6 @@ from rollout_buffer.v1 import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_OF_DEADLINE = 0.8
-"""Part of a unary push's time that may pass before its message is read."""
 
 POLICY_TRIES = 8
 """Largest number of tries to change a policy's fields while others change it; then the caller has to ask again."""
@@ -175,61 +168,6 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         )
         self.metrics.returned([back.lease_id for back in returns], returned.outcomes)
         return fields.reply(tasks_pb2.ReturnLeasesResponse, returned)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupServicer:
-    """Servicer of groups, which takes messages as bytes."""
-
-    parts: PushParts
-    slots: StreamSlots
-
-    async def PushGroups(self, _requests: AsyncIterator[bytes], context: RawContext) -> None:
-        """Push the bundles of a stream."""
-        with self.slots.slot(caller().token_id):
-            await PushStream(context, self.parts).run()
-
-    async def PushGroup(self, _requests: AsyncIterator[bytes], context: RawContext) -> bytes:
-        """Push one group, of a unary call that is read as a stream of one message: only when there is room for it."""
-        expected = self.parts.incoming.expected()
-        # Not at the price of reading it.
-        self.parts.budget.refuse(expected.size)
-        run_id, seen, entries, share = await self._read_one(context, expected)
-        try:
-            with share, self.parts.budget.held(share.size):
-                revision, _published = await push_entries(self.parts, run_id, entries, seen, share.close)
-            ack = groups.to_ack(entries[0])
-        finally:
-            # What goes wrong is remembered with this frame.
-            entries.clear()
-        return groups_pb2.PushGroupResponse(
-            revision=revision, revision_proof=revision.proof, ack=ack
-        ).SerializeToString()
-
-    async def _read_one(
-        self, context: RawContext, expected: Expected
-    ) -> tuple[str, Revision, list[groups.Entry], Share]:
-        """Run id, revision, the group and its room. The message is not kept: the push may wait in line for long."""
-        left_s = cast("float | None", context.time_remaining())
-        longest_s = WAIT_S if left_s is None else min(WAIT_S, left_s * _OF_DEADLINE)
-        async with self.parts.drain.interruptible():
-            message, share = await self.parts.incoming.read(context, expected, longest_s)
-        try:
-            return *self._entry(message), share
-        except BaseException:
-            share.close()
-            raise
-
-    def _entry(self, message: bytes | None) -> tuple[str, Revision, list[groups.Entry]]:
-        if message is None:
-            raise InvalidField("message", "none", "one PushGroupRequest")
-        self.parts.metrics.received("PushGroup", len(message))
-        bundle = parsed("PushGroupRequest", split_push_one, message)
-        caller().check_run(bundle.run.run_id)
-        run_id, seen = fields.run_ref(bundle.run)
-        if not bundle.groups:
-            raise InvalidField("group", "unset", "set")
-        return run_id, seen, [groups.entry(bundle.groups[0], self.parts.max_payload_bytes)]
 
 
 @dataclass(frozen=True, slots=True)
