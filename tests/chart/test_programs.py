@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from buffer_cli.main import app
+from buffer_cli.options import ServiceOptions
 from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_service.store.address import Address
@@ -81,8 +82,8 @@ def _options_of(container: Document) -> WorkerOptions:
     chosen = command.commands[arguments[0]]
     made: list[WorkerOptions] = []
 
-    def run(given: dict[str, Any]) -> int:
-        made.append(to_options(given))
+    def run(service: ServiceOptions, **given: Any) -> int:
+        made.append(to_options(service, {name: value for name, value in given.items() if value is not None}))
         return 0
 
     with mock.patch.dict(os.environ, variables, clear=True), mock.patch("buffer_cli.worker.start.run", run):

@@ -16,7 +16,8 @@ import grpc
 import pytest
 import redis
 
-from buffer_cli.calls import RunCalls
+from buffer_cli.calls import Calls, calling
+from buffer_cli.options import CallOptions
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
 from buffer_wire.connection.retry import rpc_error
 from buffer_wire.errors import LayoutChanged
@@ -49,9 +50,9 @@ def store() -> Iterator[StoreServer]:
 
 
 @contextlib.contextmanager
-def _calls(service: ServiceProcess) -> Iterator[RunCalls]:
-    with grpc.insecure_channel(service.address) as channel:
-        yield RunCalls(channel, service.address, timeout_s=30.0)
+def _calls(service: ServiceProcess) -> Iterator[Calls]:
+    with calling(Calls, CallOptions(address=service.address, timeout_s=30.0)) as calls:
+        yield calls
 
 
 def _older(folder: Path) -> Path:
@@ -119,7 +120,7 @@ def test_a_training_loop_goes_on_over_an_upgrade_and_a_rollback(store: StoreServ
 
 def test_a_service_whose_store_is_taken_over_writes_nothing_more_and_ends(store: StoreServer, tmp_path: Path) -> None:
     with running_service(tmp_path / "old", store=store.url) as old, _calls(old) as calls:
-        calls.create("math", runs_pb2.RunPolicy())
+        calls.call(calls.runs.CreateRun, runs_pb2.CreateRunRequest(run_id="math"))
         with redis.Redis(unix_socket_path=str(store.socket)) as taker, grpc.insecure_channel(old.address) as channel:
             # As a version does that brings the store to its own layout.
             taker.hset(index_key("math", "run"), "layout", SCHEMA_VERSION + 1)
@@ -143,7 +144,7 @@ def test_a_service_with_another_layout_refuses_and_the_one_that_is_there_goes_on
     store: StoreServer, tmp_path: Path
 ) -> None:
     with running_service(tmp_path / "old", store=store.url) as old, _calls(old) as calls:
-        calls.create("math", runs_pb2.RunPolicy())
+        calls.call(calls.runs.CreateRun, runs_pb2.CreateRunRequest(run_id="math"))
 
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
         command = [sys.executable, "-c", NEXT, store.url, str(tmp_path / "next")]
