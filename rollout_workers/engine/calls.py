@@ -1,13 +1,19 @@
-"""Control calls to one server, with their deadlines; what is not a success becomes an error of this package.
+"""Base of the engines that are servers, and control calls to one, with their deadlines.
+
+What is not a success becomes an error of this package.
 
 Invariant: every call made here may be made twice, because each sets a state and none steps it.
 """
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
+from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.http import HttpConnection, Reply
+from rollout_workers.engine.types import DecodingListener, nobody_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +78,42 @@ class HttpCalls:
         reply = await self.post(path, body, doing, deadline_s=deadline_s)
         if reply.status != 200:
             raise EngineRejected(self.address, doing, reply.status, reply.message)
+
+
+class HttpEngine:
+    """Base of the engines that are servers: the connection to one, and what is under way there.
+
+    Use one event loop, and one object per server: a second controller that pauses or loads behind its back is not
+    noticed. `headers` go with every call (an API key, say). What its methods do, the port Engine says.
+    """
+
+    def __init__(
+        self, base_url: str, *, options: ServerOptions | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.options = options or ServerOptions()
+        self.on_decoding: DecodingListener = nobody_counts
+        self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
+        self._calls = HttpCalls(self._http, self.options)
+        self._flights = Flights(self.address)
+        self._connecting = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """Base URL of the server."""
+        return self._http.base_url
+
+    @property
+    def tokens_in_hand(self) -> int:
+        """Tokens that have arrived of calls that are under way."""
+        return self._flights.tokens_in_hand
+
+    def give_up(self, why: str) -> None:
+        """End every `generate` under way."""
+        self._flights.end_calls(why)
+
+    def take_cut_off(self) -> int:
+        """Tokens that had arrived of calls that were cancelled, since this was asked last."""
+        return self._flights.take_cut_off()
+
+    def _say_decoding(self, by: int) -> None:
+        self.on_decoding(by)

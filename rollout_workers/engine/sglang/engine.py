@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer_wire.connection.retry import Backoff
-from rollout_workers.engine.calls import HttpCalls, ServerOptions
+from rollout_workers.engine.calls import HttpEngine, ServerOptions
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
@@ -29,15 +29,12 @@ from rollout_workers.engine.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
-from rollout_workers.engine.flights import Flights
-from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang import settings
 from rollout_workers.engine.sglang.generate import SglangGenerate
 from rollout_workers.engine.sglang.weights import SglangWeights
 from rollout_workers.engine.sglang.wire import ODD
 from rollout_workers.engine.types import (
-    DecodingListener,
     EngineInfo,
     EngineLoad,
     GeneratedSample,
@@ -45,7 +42,6 @@ from rollout_workers.engine.types import (
     PauseMode,
     SampleRequest,
     TensorSpec,
-    nobody_counts,
 )
 
 _FULL_QUEUE = Backoff(first_s=0.1, ceiling_s=2.0)
@@ -54,12 +50,8 @@ _ABORT_S = 5.0
 """Longest wait for the answer to one abort: a drain waits on it."""
 
 
-class SglangEngine:
-    """Engine that drives one SGLang server over HTTP.
-
-    Use one event loop, and one object per server: a second controller that pauses or loads behind its back is not
-    noticed. `vocab_size` overrides what the server says. `headers` go with every call (an API key, say).
-    """
+class SglangEngine(HttpEngine):
+    """Engine that drives one SGLang server. `vocab_size` overrides what the server says."""
 
     def __init__(
         self,
@@ -69,23 +61,13 @@ class SglangEngine:
         vocab_size: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.options = options or ServerOptions()
-        self.on_decoding: DecodingListener = nobody_counts
-        self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
-        self._calls = HttpCalls(self._http, self.options)
+        super().__init__(base_url, options=options, headers=headers)
         self._weights = SglangWeights(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
         self._start: dict[str, Any] | None = None
         """Start fields, which tell the process that `_info` is about from a later one."""
-        self._connecting = asyncio.Lock()
-        self._flights = Flights(self._http.base_url)
         self._generate_calls: SglangGenerate | None = None
-
-    @property
-    def address(self) -> str:
-        """Base URL of the server."""
-        return self._http.base_url
 
     # --- what the server says about itself --------------------------------------------------------------------
 
@@ -193,19 +175,6 @@ class SglangEngine:
         if self._generate_calls is None:
             raise AssertionError("connected without settings")
         return self._generate_calls
-
-    @property
-    def tokens_in_hand(self) -> int:
-        return self._flights.tokens_in_hand
-
-    def give_up(self, why: str) -> None:
-        self._flights.end_calls(why)
-
-    def take_cut_off(self) -> int:
-        return self._flights.take_cut_off()
-
-    def _say_decoding(self, by: int) -> None:
-        self.on_decoding(by)
 
     async def abort(self, rids: Sequence[str]) -> None:
         """See Engine. Returns when they have ended, or after a second of trying.

@@ -11,23 +11,19 @@ What the server does, and what follows for this file:
 - The endpoints for pauses, aborts and weights are there under VLLM_SERVER_DEV_MODE=1 alone.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
-from rollout_workers.engine.calls import HttpCalls, ServerOptions
+from rollout_workers.engine.calls import HttpEngine, ServerOptions
 from rollout_workers.engine.errors import (
     EngineError,
     EngineMalformed,
     EngineUnfit,
 )
-from rollout_workers.engine.flights import Flights
-from rollout_workers.engine.http import HttpConnection
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.types import (
-    DecodingListener,
     EngineInfo,
     EngineLoad,
     GeneratedSample,
@@ -35,7 +31,6 @@ from rollout_workers.engine.types import (
     PauseMode,
     SampleRequest,
     TensorSpec,
-    nobody_counts,
 )
 from rollout_workers.engine.vllm import settings, wire
 from rollout_workers.engine.vllm.answer import Answer
@@ -45,30 +40,16 @@ from rollout_workers.engine.vllm.weights import VllmWeights
 _NOT_OFFERED = "vLLM takes weights from files alone: publish them so"
 
 
-class VllmEngine:
-    """Engine that drives one vLLM server over HTTP. `headers` go with every call (an API key, say).
-
-    Use one event loop, and one object per server: a second controller that pauses or loads behind its back is not
-    noticed.
-    """
+class VllmEngine(HttpEngine):
+    """Engine that drives one vLLM server."""
 
     def __init__(
         self, base_url: str, *, options: ServerOptions | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        self.options = options or ServerOptions()
-        self.on_decoding: DecodingListener = nobody_counts
-        self._http = HttpConnection(base_url, reconnect_s=self.options.reconnect_s, headers=headers)
-        self._calls = HttpCalls(self._http, self.options)
+        super().__init__(base_url, options=options, headers=headers)
         self._weights = VllmWeights(self._calls)
         self._found: settings.Found | None = None
-        self._connecting = asyncio.Lock()
-        self._flights = Flights(self._http.base_url)
         self._completions = VllmCompletions(self._calls, self._flights)
-
-    @property
-    def address(self) -> str:
-        """Base URL of the server."""
-        return self._http.base_url
 
     # --- what the server says about itself --------------------------------------------------------------------
 
@@ -150,19 +131,6 @@ class VllmEngine:
         if all(sample.fault for sample in samples.values()):
             raise EngineMalformed(self.address, f"generating {len(sent)} samples", next(iter(samples.values())).fault)
         return [samples.get(request.rid) or never_ran(request) for request in requests]
-
-    @property
-    def tokens_in_hand(self) -> int:
-        return self._flights.tokens_in_hand
-
-    def give_up(self, why: str) -> None:
-        self._flights.end_calls(why)
-
-    def take_cut_off(self) -> int:
-        return self._flights.take_cut_off()
-
-    def _say_decoding(self, by: int) -> None:
-        self.on_decoding(by)
 
     async def abort(self, rids: Sequence[str]) -> None:
         """See Engine. Returns when they have ended."""
