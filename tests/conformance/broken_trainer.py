@@ -11,16 +11,17 @@ from rollout_buffer.v1.common_pb2 import RunRef
 from tests.conformance.our_trainer import main, train
 from trainer_client.client import requests
 from trainer_client.client.blocking import BufferClient
+from trainer_client.client.operations import ServiceClient
 
 
 def resumes_anew() -> None:
-    def resume(client: BufferClient, run_id: str, **fields: Any) -> Any:
+    def resume(client: ServiceClient, run_id: str, **fields: Any) -> Any:
         def build(ref: RunRef) -> Message:
             return requests.resume(run_id, **fields).build(ref)
 
         return client._call(replace(requests.resume(run_id, **fields), build=build))
 
-    BufferClient.resume = resume
+    ServiceClient.resume = resume
 
 
 def fights() -> None:
