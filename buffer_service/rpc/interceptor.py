@@ -9,7 +9,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, assert_never
 
 import grpc
 import grpc.aio
@@ -208,21 +209,19 @@ async def _abort(context: Context, error: RolloutBufferError) -> None:
 
 def _checked(behavior: Behavior, run_at: RunAt) -> Behavior:
     """The behavior after a look at the request's run."""
-    if run_at is RunAt.REF:
+    match run_at:
+        case RunAt.REF | RunAt.FIELD:
+            run_of = attrgetter(run_at.value)
+        case RunAt.BYTES | RunAt.NOWHERE:
+            return behavior
+        case _:
+            assert_never(run_at)
 
-        def by_reference(request: Any, context: Context) -> Any:  # noqa: ANN401 - of any method
-            caller().check_run(request.run.run_id)
-            return behavior(request, context)
+    def checked(request: Any, context: Context) -> Any:  # noqa: ANN401 - of any method
+        caller().check_run(run_of(request))
+        return behavior(request, context)
 
-        return by_reference
-    if run_at is RunAt.FIELD:
-
-        def by_field(request: Any, context: Context) -> Any:  # noqa: ANN401 - of any method
-            caller().check_run(request.run_id)
-            return behavior(request, context)
-
-        return by_field
-    return behavior
+    return checked
 
 
 def _authorization(metadata: Sequence[tuple[str, str | bytes]] | None) -> str | None:
