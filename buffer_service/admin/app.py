@@ -19,7 +19,7 @@ from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.metrics.scrape import scrape
 from buffer_service.admin.page_files import PageFiles
-from buffer_service.admin.reading import LOOK_S, RunReader
+from buffer_service.admin.reading import LOOK_S, RunReader, read_run
 from buffer_service.admin.run_values import in_short, whole
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.shared_values import SharedMetrics
@@ -117,8 +117,7 @@ class AdminPage:
 
     async def run(self, request: Request) -> Response:
         """Answer with the whole state of one run."""
-        view = await self._store.call(commands.view(_run_id(request.path_params["run_id"])))
-        _, evaluations = await self._store.call(commands.evaluations(view.run_id, acknowledges=False))
+        view, evaluations = await read_run(self._store, _run_id(request.path_params["run_id"]))
         return JSONResponse(whole(view, evaluations))
 
     async def events(self, request: Request) -> EventStream:

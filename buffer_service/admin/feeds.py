@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from buffer_service import commands
+from buffer_service.admin.reading import read_run
 from buffer_service.admin.run_values import whole
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
@@ -86,8 +86,7 @@ class Feed:
             while True:
                 try:
                     async with asyncio.timeout(STORE_TIMEOUT_S):
-                        view = await self._store.call(commands.view(self._run_id))
-                        _, evaluations = await self._store.call(commands.evaluations(self._run_id, acknowledges=False))
+                        view, evaluations = await read_run(self._store, self._run_id)
                     self._look(view, evaluations)
                 except StoreFault as fault:
                     self._fault(fault)

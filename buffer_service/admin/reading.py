@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from buffer_service import commands
+from buffer_service.domain.evaluations import EvaluationView
+from buffer_service.domain.ops import RunView
 from buffer_service.domain.ports import RunStore
 from buffer_service.security.gate import caller
 from buffer_wire.errors import LayoutChanged, StoreFault, UnknownRun
@@ -38,6 +41,13 @@ class Runs(Generic[T]):
 
     found: Sequence[T]
     unread: Mapping[str, str]
+
+
+async def read_run(store: RunStore, run_id: str) -> tuple[RunView, Sequence[EvaluationView]]:
+    """A run and its evaluations, which wait for no replica: nobody is told that anything was done."""
+    view = await store.call(commands.view(run_id))
+    _, evaluations = await store.call(commands.evaluations(run_id, acknowledges=False))
+    return view, evaluations
 
 
 class RunReader:

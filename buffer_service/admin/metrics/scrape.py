@@ -7,17 +7,17 @@ metrics of the processes and `rollout_buffer_store_up`; runs that it lacks are c
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from buffer_service import commands
 from buffer_service.admin.metrics.evaluations import EvaluationCollector
 from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.admin.metrics.staleness import StalenessCollector
 from buffer_service.admin.metrics.store import StoreCollector
-from buffer_service.admin.reading import LOOK_S, RunReader
+from buffer_service.admin.reading import LOOK_S, RunReader, read_run
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView, StoreFacts
 from buffer_service.domain.ports import RunStore
@@ -72,16 +72,11 @@ async def scrape(store: RunStore, reader: RunReader, written: SharedMetrics, col
 
 
 async def _look(store: RunStore, reader: RunReader) -> Look:
-    async def one(run_id: str) -> tuple[RunView, Sequence[EvaluationView]]:
-        view = await store.call(commands.view(run_id))
-        _, evaluations = await store.call(commands.evaluations(run_id, acknowledges=False))
-        return view, evaluations
-
     deadline = asyncio.get_running_loop().time() + LOOK_S
     try:
         async with asyncio.timeout_at(deadline):
             facts = await store.facts()
-        runs = await reader.read(one, deadline)
+        runs = await reader.read(partial(read_run, store), deadline)
     except (StoreFault, TimeoutError) as error:
         log.warning("scrape without the store", why=str(error) or f"no answer within {LOOK_S:g} s")
         return Look()

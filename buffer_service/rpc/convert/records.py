@@ -1,10 +1,12 @@
 """Events of a recording, as the store keeps them, to the wire. docs/recording.md names their fields."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import unpack
 from typing import Any
 
 import msgpack
+from google.protobuf.message import Message
 
 from buffer_service.domain import ops
 from rollout_buffer.v1 import runs_pb2 as pb
@@ -19,32 +21,24 @@ class Event:
     body_bytes: int = 0
 
 
+_FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
+    "moved": (pb.GroupMoved, ("time_ms", "group_id", "state")),
+    "round": (pb.RoundClosed, ("time_ms", "step", "round", "train_version", "group_ids")),
+    "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
+}
+"""Messages by kind of event, which is also their field of Record, and their fields in the order that is kept."""
+
+
 def event(record: ops.Record) -> Event:
     """The message of a record; one of a kind that this version does not know has its id alone."""
-    fields = msgpack.unpackb(record.data, raw=True, strict_map_key=False)
-    match record.kind:
-        case "accepted":
-            return _accepted(record.event_id, fields)
-        case "moved":
-            now, group_id, state = fields
-            moved = pb.GroupMoved(time_ms=now, group_id=_text(group_id), state=_text(state))
-            return Event(pb.Record(event_id=record.event_id, moved=moved))
-        case "round":
-            now, step, number, train_version, group_ids = fields
-            closed = pb.RoundClosed(
-                time_ms=now,
-                step=step,
-                round=number,
-                train_version=train_version,
-                group_ids=[_text(group_id) for group_id in group_ids],
-            )
-            return Event(pb.Record(event_id=record.event_id, round=closed))
-        case "trained":
-            now, committed_steps = fields
-            trained = pb.StepsTrained(time_ms=now, committed_steps=committed_steps)
-            return Event(pb.Record(event_id=record.event_id, trained=trained))
-        case _:
-            return Event(pb.Record(event_id=record.event_id))
+    values = msgpack.unpackb(record.data, raw=True, strict_map_key=False)
+    if record.kind == "accepted":
+        return _accepted(record.event_id, values)
+    if record.kind not in _FIELDS:
+        return Event(pb.Record(event_id=record.event_id))
+    kind, names = _FIELDS[record.kind]
+    message: Any = kind(**{name: _plain(value) for name, value in zip(names, values, strict=True)})
+    return Event(pb.Record(event_id=record.event_id, **{record.kind: message}))
 
 
 def _accepted(event_id: str, fields: list[Any]) -> Event:
@@ -64,6 +58,12 @@ def _accepted(event_id: str, fields: list[Any]) -> Event:
         state=_text(state),
     )
     return Event(pb.Record(event_id=event_id, accepted=accepted), _text(key), size if key else 0)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - integers, bytes, and lists of them
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return _text(value) if isinstance(value, bytes) else value
 
 
 def _text(value: bytes) -> str:

@@ -15,6 +15,7 @@ from buffer_service.rpc.convert import inspection as convert
 from buffer_service.rpc.convert.page_tokens import Shape, position, to_token
 from buffer_service.rpc.stored_groups import StoredGroup, read_group
 from buffer_wire.errors import UnknownGroup, UnknownTask
+from buffer_wire.messages import message_of
 from rollout_buffer.v1 import groups_pb2, inspect_pb2_grpc
 from rollout_buffer.v1 import inspect_pb2 as pb
 
@@ -46,12 +47,8 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         page = await self.store.call(
             commands.list_tasks(run_id, which, after, limit, environment=environment, worker_id=worker_id)
         )
-        return pb.ListTasksResponse(
-            revision=page.revision,
-            now_ms=page.now_ms,
-            tasks=map(convert.to_task, page.items),
-            next_page_token=to_token(scope, page.following),
-        )
+        tasks = [convert.to_task(task) for task in page.items]
+        return message_of(pb.ListTasksResponse, page, tasks=tasks, next_page_token=to_token(scope, page.following))
 
     async def GetTask(self, request: pb.GetTaskRequest, _: Context) -> pb.GetTaskResponse:
         """Look up one task."""
@@ -67,12 +64,8 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
         scope: Position = ("groups", -1 if step is None else step, *_filter(environment))
         after = position(request.page_token, scope, _IN_ORDER if step is None else _IN_STEP)
         place, page = await self.store.call(commands.list_groups(run_id, step, after, limit, environment=environment))
-        return pb.ListGroupsResponse(
-            revision=page.revision,
-            now_ms=page.now_ms,
-            groups=[convert.to_group(group, place) for group in page.items],
-            next_page_token=to_token(scope, page.following),
-        )
+        groups = [convert.to_group(group, place) for group in page.items]
+        return message_of(pb.ListGroupsResponse, page, groups=groups, next_page_token=to_token(scope, page.following))
 
     async def GetGroup(self, request: pb.GetGroupRequest, _: Context) -> pb.GetGroupResponse:
         """Look up a group that is stored."""
@@ -102,15 +95,10 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
     async def ListBatches(self, request: pb.ListBatchesRequest, _: Context) -> pb.ListBatchesResponse:
         """A page of steps."""
         run_id, limit = fields.run_id(request.run.run_id), convert.page_size(request.page_size)
-        page = await self.store.call(
-            commands.list_steps(run_id, position(request.page_token, ("steps",), _IN_ORDER), limit)
-        )
-        return pb.ListBatchesResponse(
-            revision=page.revision,
-            now_ms=page.now_ms,
-            steps=map(convert.to_step, page.items),
-            next_page_token=to_token(("steps",), page.following),
-        )
+        scope: Position = ("steps",)
+        page = await self.store.call(commands.list_steps(run_id, position(request.page_token, scope, _IN_ORDER), limit))
+        steps = [convert.to_step(step) for step in page.items]
+        return message_of(pb.ListBatchesResponse, page, steps=steps, next_page_token=to_token(scope, page.following))
 
     async def GetWaits(self, request: pb.GetWaitsRequest, _: Context) -> pb.GetWaitsResponse:
         """Tell who waits on whom."""
