@@ -65,7 +65,7 @@ def filters() -> Iterator[str]:
     words = {"==": "is", "<": "below", ">": "above"}
     yield from _head("fact of the group", "ends it when", "counted as")
     for each in FILTERS:
-        fact = each.fact.replace("_", " ")
+        fact = each.fact.removesuffix("_milli").replace("_", " ")
         when = "it holds, and" if each.comparison == "==" else words[each.comparison]
         yield _row(fact, f"{when} `{each.field}`", f"`{each.statistic}`")
 

@@ -1,11 +1,13 @@
 """Commands on groups."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from buffer_service.commands.replies import nothing, pack, text
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
 from buffer_service.domain.window import length_buckets
+from buffer_service.rules.groups import FACTS
 from buffer_wire.revision import NO_REVISION, Revision
 
 _REFUSED_FOR = {"first_revision": ops.PushKind.FORGOTTEN, "stored_bytes": ops.PushKind.EVALUATIONS_FULL}
@@ -52,34 +54,16 @@ def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> op
     return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "", sink=sink)
 
 
+_facts = attrgetter(*FACTS)
+
+
 def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
+    """A pushed group as the script takes it: rules.groups.PUSHED."""
+    head, tail = facts.head, facts.tail
     return (
-        facts.task_id,
-        facts.generation,
-        facts.lease_id,
-        payload_key,
-        facts.head.epoch,
-        facts.head.version,
-        facts.tail.epoch,
-        facts.tail.version,
-        facts.samples,
-        facts.tokens,
-        facts.loss_tokens,
-        facts.size_bytes,
-        int(facts.spans_versions),
-        facts.environment,
-        facts.mean_milli,
-        int(facts.equal_rewards),
-        facts.mean_reward_milli,
-        facts.min_response_tokens,
-        facts.max_response_tokens,
-        facts.response_lengths,
-        facts.rewards,
-        facts.response_tokens,
-        facts.reward_milli,
-        facts.turns,
-        facts.truncated_samples,
+        *(payload_key, head.epoch, head.version, tail.epoch, tail.version),
+        *(int(facts.spans_versions), int(facts.equal_rewards)),
         [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
         [number for made, tokens in facts.version_tokens for number in (made.epoch, made.version, tokens)],
-        facts.first_revision,
+        *_facts(facts),
     )

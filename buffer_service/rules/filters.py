@@ -32,8 +32,8 @@ FILTERS = (
     Filter("equal_rewards", "equal_rewards", "==", "filter_equal_rewards", 0),
     Filter("response_tokens", "min_response_tokens", "<", "filter_min_response_tokens", 0),
     Filter("response_tokens", "max_response_tokens", ">", "filter_max_response_tokens", 0),
-    Filter("mean_reward", "mean_reward", "<", "filter_min_mean_reward_milli", -NO_REWARD_BOUND),
-    Filter("mean_reward", "mean_reward", ">", "filter_max_mean_reward_milli", NO_REWARD_BOUND),
+    Filter("mean_reward", "mean_reward_milli", "<", "filter_min_mean_reward_milli", -NO_REWARD_BOUND),
+    Filter("mean_reward", "mean_reward_milli", ">", "filter_max_mean_reward_milli", NO_REWARD_BOUND),
 )
 
 REASONS = tuple(dict.fromkeys(each.reason for each in FILTERS))

@@ -7,13 +7,21 @@ RECORD = (
 )
 """Fields of a group's record (store/lua/lib/groups/record.lua), in order."""
 
-PUSHED = (
-    *("task_id", "generation", "lease_id", "payload", "head_epoch", "head", "tail_epoch", "tail"),
-    *("samples", "tokens", "loss_tokens", "bytes", "spans", "environment", "mean"),
-    *("equal_rewards", "mean_reward", "min_response_tokens", "max_response_tokens"),
-    *("response_lengths", "rewards", "response_tokens", "reward", "turns", "truncated_samples"),
-    *("length_buckets", "version_tokens", "first_revision"),
+MADE = (
+    *("payload", "head_epoch", "head", "tail_epoch", "tail", "spans", "equal_rewards"),
+    *("length_buckets", "version_tokens"),
 )
+"""Fields of a pushed group that are made for the script, out of its payload key and its facts."""
+
+FACTS = (
+    *("task_id", "generation", "lease_id", "environment"),
+    *("samples", "tokens", "loss_tokens", "size_bytes", "mean_milli", "mean_reward_milli"),
+    *("min_response_tokens", "max_response_tokens", "response_lengths", "rewards"),
+    *("response_tokens", "reward_milli", "turns", "truncated_samples", "first_revision"),
+)
+"""Fields of a pushed group that are facts as they are, under their names in domain.ops.GroupFacts."""
+
+PUSHED = (*MADE, *FACTS)
 """Fields of a pushed group (store/lua/groups/push.lua), in order."""
 
 AMOUNT = ("groups", "samples", "tokens", "bytes")

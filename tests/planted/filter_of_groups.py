@@ -27,7 +27,7 @@ CHANGE = Change(
         ),
         Edit(
             "buffer_service/rules/filters.py",
-            at='    Filter("mean_reward", "mean_reward", "<",',
+            at='    Filter("mean_reward", "mean_reward_milli", "<",',
             where="before",
             put='    Filter("truncated_samples", "truncated_samples", ">", "filter_max_truncated_samples", 0),\n',
         ),

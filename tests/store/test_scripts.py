@@ -3,12 +3,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from buffer_service.commands.replies import _REFUSALS
+from buffer_service.domain.ops import GroupFacts
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
+from buffer_service.rules.groups import FACTS
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS
 from buffer_service.store.scripts import LUA, expand, expanded, load_scripts, prune, render, render_transitions
 
@@ -59,7 +62,7 @@ end
 
 
 def test_numbers_stand_where_their_names_were() -> None:
-    source = "local a = MAX_ENVIRONMENTS\nreturn group[G_ID], group[P_TASK_ID], G_IDS\n"
+    source = "local a = MAX_ENVIRONMENTS\nreturn group[G_ID], group[P_PAYLOAD], G_IDS\n"
     assert render(source) == f"local a = {MAX_ENVIRONMENTS}\nreturn group[1], group[1], G_IDS\n"
 
 
@@ -97,3 +100,8 @@ def test_expanded_scripts_are_written_for_the_linter(tmp_path: Path) -> None:
     subprocess.run(command, check=True, cwd=LUA.parents[2])
     written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert written == expanded()
+
+
+def test_every_fact_of_a_pushed_group_reaches_the_script() -> None:
+    made = {"head", "tail", "spans_versions", "equal_rewards", "version_tokens"}
+    assert {field.name for field in fields(GroupFacts)} == made | {*FACTS}

@@ -2,13 +2,11 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, groups, retry (1 or 0), again (1 or 0)}; retry: the groups are staged already; again: a later
---         call of the same push, for those that it answered with 'more'. A group is {task_id, generation, lease_id (''
---         for none), payload key, head_epoch, head, tail_epoch, tail, samples, tokens, loss_tokens, bytes, spans (1 or
---         0), environment, mean_milli, equal_rewards (1 or 0), mean_reward_milli, min_response_tokens,
---         max_response_tokens, response_lengths, rewards, response_tokens, reward_milli (sum over samples), turns,
---         truncated_samples, {bucket, samples in it, ...} by response length, {epoch, version, response tokens, ...}
---         for each version below the tail (empty: all are of the mean version), first_revision (the run's, that the
---         pusher knew before its first try; 0: the present one)}
+--         call of the same push, for those that it answered with 'more'. A group has
+--         the fields of rules/groups.py, PUSHED. Among them: lease_id: '' for none; spans, equal_rewards: 1 or 0;
+--         reward_milli: the sum over samples; length_buckets: {bucket, samples in it, ...} by response length;
+--         version_tokens: {epoch, version, response tokens, ...} for each version below the tail (empty: all are of
+--         the mean version); first_revision: the run's, that the pusher knew before its first try (0: the present one)
 -- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
 --         which was staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be
@@ -74,7 +72,7 @@ end
 -- What makes a group unacceptable whatever the state of the queue: {field, value, limit}, or nil. And its attempt.
 local function check_group(group)
   local task_id, generation, id = group[P_TASK_ID], group[P_GENERATION], group[P_LEASE_ID]
-  local tokens, bytes = group[P_TOKENS], group[P_BYTES]
+  local tokens, bytes = group[P_TOKENS], group[P_SIZE_BYTES]
   local attempt = 0
   if id ~= '' then
     local leased_task, leased_generation, leased_attempt = Tasks.parse_lease_id(id)
@@ -119,7 +117,7 @@ end
 
 -- Makes room by the overflow action; an outcome when there is none.
 local function make_room(group, task, attempt)
-  local action, tokens, bytes = policy.overflow_action, group[P_TOKENS], group[P_BYTES]
+  local action, tokens, bytes = policy.overflow_action, group[P_TOKENS], group[P_SIZE_BYTES]
   if action == 'block' then
     if Waiting.is_behind_others(ctx, group[P_PAYLOAD]) or not Groups.fits(ctx, 1, tokens, bytes) then
       return block(group, task, attempt, true)
@@ -172,8 +170,9 @@ local function accept(group, task, attempt, filter)
     format('%s/%d', task_id, group[P_GENERATION]), task_id, state.sequence, group[P_PAYLOAD],
     Timeline.effective(ctx, group[P_HEAD_EPOCH], group[P_HEAD]),
     Timeline.effective(ctx, group[P_TAIL_EPOCH], group[P_TAIL]), state.epoch,
-    group[P_SAMPLES], group[P_TOKENS], group[P_LOSS_TOKENS], group[P_BYTES], group[P_SPANS], environment, task.priority,
-    Timeline.effective_milli(ctx, group[P_TAIL_EPOCH], group[P_MEAN]),
+    group[P_SAMPLES], group[P_TOKENS], group[P_LOSS_TOKENS], group[P_SIZE_BYTES], group[P_SPANS], environment,
+    task.priority,
+    Timeline.effective_milli(ctx, group[P_TAIL_EPOCH], group[P_MEAN_MILLI]),
     Accepted.pack_responses(ctx, group),
   }
   Environments.know(ctx, environment)
@@ -189,7 +188,7 @@ local function accept(group, task, attempt, filter)
   if Run.is_recorded(ctx) then
     Run.record(ctx, 'accepted', {
       ctx.now, made[G_ID], state.sequence, environment, group[P_RESPONSE_LENGTHS], group[P_REWARDS],
-      group[P_TOKENS], group[P_BYTES],
+      group[P_TOKENS], group[P_SIZE_BYTES],
       made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[P_PAYLOAD],
     })
   end

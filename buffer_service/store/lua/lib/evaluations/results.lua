@@ -56,11 +56,11 @@ function Results.take(ctx, group, is_gone)
   if invalid then
     return invalid
   end
-  local stored = Evaluations.stored_with(group[P_BYTES] - task.spec_bytes)
+  local stored = Evaluations.stored_with(group[P_SIZE_BYTES] - task.spec_bytes)
   if stored > MAX_EVAL_BYTES then
     return {'stored_bytes', format('%d', stored), format('%d', MAX_EVAL_BYTES)}
   end
   task.accepted, task.body = attempt, payload
-  Tasks.finish(ctx, task_id, task, 'completed', group[P_BYTES])
+  Tasks.finish(ctx, task_id, task, 'completed', group[P_SIZE_BYTES])
   return 'recorded'
 end

@@ -20,7 +20,7 @@ function Accepted.add(ctx, group, task, attempt)
   local response_tokens, by_length = ctx.response_tokens, ctx.by_length
   local environment, tokens, buckets = group[P_ENVIRONMENT], group[P_RESPONSE_TOKENS], group[P_LENGTH_BUCKETS]
   accepted[1], accepted[2], accepted[3] = accepted[1] + 1, accepted[2] + group[P_SAMPLES], accepted[3] + tokens
-  accepted[4], accepted[5] = accepted[4] + group[P_MAX_RESPONSE_TOKENS], accepted[5] + group[P_REWARD]
+  accepted[4], accepted[5] = accepted[4] + group[P_MAX_RESPONSE_TOKENS], accepted[5] + group[P_REWARD_MILLI]
   accepted[6], accepted[7] = accepted[6] + group[P_TURNS], accepted[7] + group[P_TRUNCATED_SAMPLES]
   if attempt > 0 and attempt == task.attempt then
     accepted[8], accepted[9] = accepted[8] + 1, accepted[9] + ctx.now - task.granted
@@ -50,7 +50,7 @@ end
 -- What assembly needs of a pushed group: see Record.
 function Accepted.pack_responses(ctx, group)
   local packed = struct.pack(Record.RESPONSES, group[P_RESPONSE_TOKENS], group[P_MAX_RESPONSE_TOKENS],
-    group[P_REWARD], group[P_TURNS], group[P_TRUNCATED_SAMPLES])
+    group[P_REWARD_MILLI], group[P_TURNS], group[P_TRUNCATED_SAMPLES])
   local versions = group[P_VERSION_TOKENS]
   for index = 1, #versions, 3 do
     local version = Timeline.effective(ctx, versions[index], versions[index + 1])
