@@ -118,7 +118,7 @@ def written(text: str) -> str:
 
 
 def without_tables(text: str) -> str:
-    """What is written by hand of a page."""
+    """Text of a page that is written by hand: its tables are empty."""
     return BLOCK.sub(lambda block: block["name"] + block["open"], text)
 
 
