@@ -13,22 +13,19 @@ import time
 import structlog
 
 from buffer_wire.connection.retry import Backoff
-from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes
-from rollout_workers.counters import describe
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseKeeper
-from rollout_workers.tasks.work import Stage, Tools, Work
+from rollout_workers.tasks.leases import MAX_PER_REQUEST, EngineLeases
+from rollout_workers.tasks.work import Stage, Tools
 from rollout_workers.versions import Version
 
-_MAX_PER_REQUEST = 256
 _QUICK_ANSWER_S = 0.05
 _AFTER_QUICK_ANSWER_S = 0.25
 _AFTER_HELD_ANSWER_S = 2.0
 _WARN_AFTER_S = 60.0
-_UNSEEN_S = 2.0
 _HEAD_START_S = 0.05
 """Longest wait of an engine for a less loaded one of this worker to ask first."""
 _CROWDED = Backoff(first_s=0.1, ceiling_s=1.0)
@@ -66,19 +63,13 @@ class Dispatcher:
         peers: "list[Dispatcher] | tuple[()]" = (),
     ) -> None:
         self._slot = slot
-        self._service = service
-        self._keeper = keeper
-        self._tools = tools
+        self._leases = EngineLeases(slot, service, keeper, tools, name="r")
         self._concurrency = concurrency
         self._outstanding = outstanding
         self._lease_wait_s = lease_wait_s
         self._changes = Changes()
-        self._works: set[Work] = set()
         self._generating = 0
         self._stopping = False
-        self._requests = 0
-        self._asked = False
-        """True while a request is unanswered, or its answer came too late for its leases to be begun."""
         self._wants = False
         """True while the dispatcher is about to ask for leases."""
         self._peers = peers
@@ -90,7 +81,7 @@ class Dispatcher:
     @property
     def held(self) -> int:
         """Leases held now."""
-        return len(self._works)
+        return len(self._leases.works)
 
     @property
     def generating(self) -> int:
@@ -105,8 +96,8 @@ class Dispatcher:
             leasing.cancel()
             await asyncio.wait([leasing])
             # Before anything goes back, or this would lease it again.
-            await self._return_unseen()
-            for work in list(self._works):
+            await self._leases.return_unseen()
+            for work in list(self._leases.works.values()):
                 group.create_task(work.interrupt())
 
     def stop(self) -> None:
@@ -120,15 +111,13 @@ class Dispatcher:
 
     def cut(self, *stages: Stage) -> None:
         """Have the work in these stages handed back as it is."""
-        for work in list(self._works):
-            if work.stage in stages:
-                work.cut()
+        self._leases.cut(*stages)
 
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
         free = self._concurrency - self._generating - self._slot.evaluating
-        return min(free, self._outstanding - len(self._works), _MAX_PER_REQUEST)
+        return min(free, self._outstanding - self.held, MAX_PER_REQUEST)
 
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -143,11 +132,14 @@ class Dispatcher:
                 self._wants = False
                 continue  # Evaluations have come in between.
             began, loaded = time.monotonic(), self._slot.loaded
-            reply = await self._ask()
+            self._wants = False
+            reply = await self._leases.ask(self._room(), self._lease_wait_s)
             if self._stopping:
                 return
+            self._leases.answered()
             for lease in reply.leases:
-                self._start(group, lease, began)
+                self._generating += 1
+                self._leases.begin(group, lease, on_generated=self._release, on_end=self._changes.notify)
             self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
             if reply.leases:
                 self._worked_at = time.monotonic()
@@ -198,63 +190,15 @@ class Dispatcher:
 
     def is_ahead_of(self, other: "Dispatcher") -> bool:
         """True when this one is about to ask, has not asked yet, and its engine has less to do than `other`'s."""
-        return self is not other and self._wants and not self._asked and self.busy < other.busy
-
-    async def _ask(self) -> tasks_pb2.LeaseTasksResponse:
-        self._requests += 1
-        self._asked, self._wants = True, False
-        reply = await self._lease(self._room(), self._slot.loaded, self._lease_wait_s)
-        if not self._stopping:
-            self._asked = False
-        return reply
-
-    async def _lease(self, room: int, loaded: Version, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
-        return await self._service.lease(
-            self._slot.engine_id, f"r{self._requests}", loaded, max_tasks=room, wait_s=wait_s
-        )
-
-    def _start(self, group: asyncio.TaskGroup, lease: tasks_pb2.Lease, asked_at: float) -> None:
-        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_generated=self._release)
-        self._works.add(work)
-        self._generating += 1
-        self._keeper.hold(lease, asked_at, work.ended)
-        group.create_task(self._see_through(work), name=f"work {lease.lease_id}")
-
-    async def _see_through(self, work: Work) -> None:
-        try:
-            await work.run()
-        finally:
-            self._keeper.release(work.lease.lease_id)
-            self._works.discard(work)
-            self._changes.notify()
+        return self is not other and self._wants and self._leases.named is None and self.busy < other.busy
 
     def _release(self) -> None:
         self._generating -= 1
         self._changes.notify()
 
-    async def _give_back(self, lease_return: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
-        reply = await self._service.give_back(self._slot.engine_id, [lease_return])
-        return reply.outcomes[0]
-
-    async def _return_unseen(self) -> None:
-        """Hand back at once whatever a request that was cut off by `stop` granted, or grants now."""
-        if not self._asked:
-            return
-        try:
-            async with asyncio.timeout(_UNSEEN_S):
-                reply = await self._lease(1, self._slot.loaded, 0.0)
-                returns = [
-                    tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED)
-                    for lease in reply.leases
-                ]
-                if returns:
-                    await self._service.give_back(self._slot.engine_id, returns)
-        except (RolloutBufferError, TimeoutError) as error:
-            _log.warning("leases of the last request expire by themselves", error=describe(error))
-
     def _idle(self, waiting_on: str) -> None:
         now = time.monotonic()
-        if not self._works and now - max(self._worked_at, self._warned_at) >= _WARN_AFTER_S:
+        if not self.held and now - max(self._worked_at, self._warned_at) >= _WARN_AFTER_S:
             self._warned_at = now
             idle_s = round(now - self._worked_at)
             _log.warning("no work", engine=self._slot.engine_id, for_s=idle_s, waiting_on=waiting_on)

@@ -15,15 +15,14 @@ import structlog
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.changes import Changes, until_any
-from rollout_workers.counters import describe
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.evaluation_target import EvaluationTarget
 from rollout_workers.tasks.keeper import LeaseKeeper
+from rollout_workers.tasks.leases import MAX_PER_REQUEST, EngineLeases
 from rollout_workers.tasks.work import Stage, Tools, Work
 from rollout_workers.versions import Version
 
-_MAX_PER_REQUEST = 256
 _QUICK_ANSWER_S = 0.05
 _AFTER_QUICK_ANSWER_S = 2.0
 _LAST_QUESTION_S = 5.0
@@ -31,7 +30,6 @@ _CLOSED_S = 60.0
 """Time without leases after the weights were held for the longest time, if they do not go then."""
 _CLEAR_S = 10.0
 _AGAIN_S = 0.5
-_UNSEEN_S = 2.0
 
 _ON_ENGINE = (Stage.PREPARING, Stage.GENERATING)
 _log = structlog.get_logger()
@@ -57,9 +55,8 @@ class Evaluator:
         target: EvaluationTarget | None = None,
     ) -> None:
         self._slot = slot
-        self._service = service
-        self._keeper = keeper
-        self._tools = tools
+        sink, would_load = tasks_pb2.TASK_SINK_EVALUATIONS, target is not None
+        self._leases = EngineLeases(slot, service, keeper, tools, name="v", sink=sink, would_load=would_load)
         self._concurrency = concurrency
         self._hold_s = hold_s
         self._lease_wait_s = lease_wait_s
@@ -67,15 +64,11 @@ class Evaluator:
         self._target = target
         self._changes = Changes()
         self._asking = asyncio.Lock()
-        self._works: dict[str, Work] = {}
         self._group: asyncio.TaskGroup | None = None
         self._stopping = False
         self._yielding = 0
         """Above 0 while the weights are to go: the waiting request is broken off."""
         self._closed_until = 0.0
-        self._requests = 0
-        self._unanswered: Version | None = None
-        """Weights that the last request named; None once it is answered."""
         self.waiting_on = ""
         """Reason why the last lease request brought nothing; empty when it did not."""
 
@@ -84,12 +77,12 @@ class Evaluator:
     @property
     def held(self) -> int:
         """Leases held now."""
-        return len(self._works)
+        return len(self._leases.works)
 
     @property
     def generating(self) -> int:
         """Groups on the engine now."""
-        return sum(work.stage in _ON_ENGINE for work in self._works.values())
+        return sum(work.stage in _ON_ENGINE for work in self._leases.works.values())
 
     @property
     def active(self) -> bool:
@@ -105,11 +98,11 @@ class Evaluator:
             await self._changes.until(lambda: self._stopping)
             leasing.cancel()
             await asyncio.wait([leasing])
-            await self._return_unseen()
+            await self._leases.return_unseen()
             async with asyncio.TaskGroup() as interrupting:
-                for work in list(self._works.values()):
+                for work in list(self._leases.works.values()):
                     interrupting.create_task(work.interrupt())
-            await self._changes.until(lambda: not self._works)
+            await self._changes.until(lambda: not self._leases.works)
             watching.cancel()
 
     def stop(self) -> None:
@@ -119,9 +112,7 @@ class Evaluator:
 
     def cut(self, *stages: Stage) -> None:
         """Have the work in these stages handed back."""
-        for work in list(self._works.values()):
-            if work.stage in stages:
-                work.cut()
+        self._leases.cut(*stages)
 
     async def released(self) -> None:
         """Return when the engine's weights may go: nothing pending wants them, or they were held long enough."""
@@ -144,7 +135,7 @@ class Evaluator:
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
-        return min(self._concurrency - self.generating, _MAX_PER_REQUEST)
+        return min(self._concurrency - self.generating, MAX_PER_REQUEST)
 
     def _may_ask(self) -> bool:
         slot = self._slot
@@ -165,7 +156,7 @@ class Evaluator:
             reply = await self._poll()
             if reply is None or reply.leases:
                 continue
-            if reply.HasField("wanted") and self._target is not None and not self._works:
+            if reply.HasField("wanted") and self._target is not None and not self._leases.works:
                 await self._target.aim(self._slot, reply.wanted)
             elif time.monotonic() - began < _QUICK_ANSWER_S:
                 # Not every wait is waited for at the service.
@@ -188,51 +179,30 @@ class Evaluator:
         given.
         """
         async with self._asking:
-            if self._unanswered not in (None, self._slot.loaded):
+            if self._leases.named not in (None, self._slot.loaded):
                 # It named other weights: what it was given goes back.
                 await self._send(0, 0.0)
             return await self._send(max(self._room(), 1) if self._slot.leasable else 0, wait_s)
 
     async def _send(self, max_tasks: int, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
-        if self._unanswered is None:
-            self._requests += 1
-            self._unanswered = self._slot.loaded
-        began = time.monotonic()
-        reply = await self._service.lease(
-            self._slot.engine_id,
-            f"v{self._requests}",
-            self._unanswered,
-            max_tasks=max_tasks,
-            wait_s=wait_s,
-            sink=tasks_pb2.TASK_SINK_EVALUATIONS,
-            would_load=self._target is not None,
-        )
-        self._unanswered = None
+        reply = await self._leases.ask(max_tasks, wait_s)
+        if self._stopping or self._group is None:
+            return reply
         self.waiting_on = "" if reply.leases else "evaluations"
+        unfit = []
         for lease in reply.leases:
-            await self._take(lease, began)
+            if not self._is_fit(lease):
+                unfit.append(lease)
+            elif lease.lease_id not in self._leases.works:
+                self._leases.begin(self._group, lease, on_generated=self._notify_soon, on_end=self._notify)
+        self._leases.answered()
+        self._notify()
+        await self._leases.hand_back(unfit)
         return reply
 
-    async def _take(self, lease: tasks_pb2.Lease, asked_at: float) -> None:
+    def _is_fit(self, lease: tasks_pb2.Lease) -> bool:
         slot = self._slot
-        fit = slot.leasable and not slot.loading and slot.loaded == Version.of(lease.pinned)
-        if not fit or self._stopping or self._group is None or lease.lease_id in self._works:
-            if lease.lease_id not in self._works:
-                await self._hand_back(lease.lease_id)
-            return
-        work = Work(lease, slot, self._tools, give_back=self._give_back, on_generated=self._notify_soon)
-        self._works[lease.lease_id] = work
-        self._keeper.hold(lease, asked_at, work.ended)
-        self._group.create_task(self._see_through(work), name=f"evaluation {lease.lease_id}")
-        self._notify()
-
-    async def _see_through(self, work: Work) -> None:
-        try:
-            await work.run()
-        finally:
-            self._keeper.release(work.lease.lease_id)
-            del self._works[work.lease.lease_id]
-            self._notify()
+        return slot.leasable and not slot.loading and slot.loaded == Version.of(lease.pinned)
 
     def _notify_soon(self) -> None:
         # The work is at its next stage when whoever called this goes on.
@@ -262,7 +232,7 @@ class Evaluator:
         new comes.
         """
         self._closed_until = time.monotonic() + _CLOSED_S
-        works = [work for work in self._works.values() if work.stage in _ON_ENGINE]
+        works = [work for work in self._leases.works.values() if work.stage in _ON_ENGINE]
         _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
         await self._take_off(works)
 
@@ -273,7 +243,7 @@ class Evaluator:
         deadline = time.monotonic() + _CLEAR_S
 
         def on_engine() -> list[Work]:
-            return [work for work in works if work.lease.lease_id in self._works and work.stage in _ON_ENGINE]
+            return [work for work in works if work.lease.lease_id in self._leases.works and work.stage in _ON_ENGINE]
 
         left = list(works)
         while left and time.monotonic() < deadline:
@@ -290,7 +260,7 @@ class Evaluator:
         slot = self._slot
 
         def outdated() -> list[Work]:
-            return [work for work in self._works.values() if work.pinned != slot.loaded or not slot.reachable]
+            return [work for work in self._leases.works.values() if work.pinned != slot.loaded or not slot.reachable]
 
         told: set[Work] = set()
         while True:
@@ -298,21 +268,3 @@ class Evaluator:
             await self._take_off([work for work in outdated() if work not in told])
             told.clear()
             told.update(outdated())
-
-    # ── ways back ────────────────────────────────────────────────────────────
-
-    async def _give_back(self, back: tasks_pb2.LeaseReturn) -> "tasks_pb2.ReturnOutcome.ValueType":
-        return (await self._service.give_back(self._slot.engine_id, [back])).outcomes[0]
-
-    async def _hand_back(self, lease_id: str) -> None:
-        await self._give_back(tasks_pb2.LeaseReturn(lease_id=lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED))
-
-    async def _return_unseen(self) -> None:
-        """Hand back leases that were granted to a request that was broken off."""
-        if self._unanswered is None:
-            return
-        try:
-            async with asyncio.timeout(_UNSEEN_S):
-                await self._ask(0.0)
-        except (TimeoutError, RolloutBufferError) as error:
-            _log.warning("leases of the last request expire by themselves", error=describe(error))

@@ -28,7 +28,7 @@ class StoppingService:
         return WaitLog(what)
 
     async def lease(
-        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float
+        self, holder: str, request_id: str, loaded: Version, *, max_tasks: int, wait_s: float, **_: Any
     ) -> tasks_pb2.LeaseTasksResponse:
         self.asked.append(request_id)
         self.dispatcher.stop()

@@ -330,7 +330,9 @@ async def test_lease_that_is_lost_before_a_sample_is_generated_again_ends_there(
     await fake.submit(task("t1"))
     async with working(fake, tmp_path, reward=judge) as running:
         dispatcher = running.worker._dispatchers
-        await fake.until(lambda: any(work.stage is Stage.SCORING for d in dispatcher for work in d._works))
+        await fake.until(
+            lambda: any(work.stage is Stage.SCORING for d in dispatcher for work in d._leases.works.values())
+        )
         fake.lost_leases.add("t1/0/1")
         await fake.until(lambda: running.worker.counters.leases_lost == 1)
         assert running.engine.answered == {0: 1, 1: 1, 2: 1, 3: 1}
