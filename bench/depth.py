@@ -32,7 +32,8 @@ from bench.measure import cpu_s, median
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction, RunPolicy
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.settings import Durability
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 
 SHALLOW, DEEP = 1_000, 1_000_000

@@ -26,9 +26,9 @@ class Durability(StrEnum):
     MEMORY = "memory"
     """Survives nothing: there is no append-only file."""
     PROCESS = "process"
-    """Survives kill -9 of any process, not the loss of the host."""
+    """Survives kill -9 of any process; not the loss of the host."""
     HOST = "host"
-    """Survives loss of power: one fsync per write."""
+    """Survives loss of power too: every write is synced before it is acknowledged."""
 
 
 class LogFormat(StrEnum):

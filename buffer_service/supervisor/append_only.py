@@ -15,7 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.settings import Durability
+from buffer_service.store.embedded.server import EmbeddedStore
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,8 @@ import os
 
 import structlog
 
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.settings import Durability
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_wire.errors import StoreFault
 
 log = structlog.get_logger(__name__)

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from buffer_service.settings import Settings
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.supervisor import append_only, disk
 from buffer_wire.errors import StoreFault
 
@@ -26,7 +26,7 @@ class ServiceStore(AbstractAsyncContextManager["ServiceStore"]):
         self._external = settings.store
         self._embedded = EmbeddedStore(
             settings.data_dir / FOLDER,
-            durability=Durability(settings.durability.value),
+            durability=settings.durability,
             binary=settings.store_binary or None,
         )
 

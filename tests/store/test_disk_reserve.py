@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from buffer_service import commands
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.settings import Durability
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.supervisor import disk
 from buffer_wire.errors import StoreOutOfDisk

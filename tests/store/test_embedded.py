@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from buffer_service.settings import Durability
 from buffer_service.store.embedded.data_directory import DataDirectory
-from buffer_service.store.embedded.server import Durability, EmbeddedStore
+from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from tests.store.driver import Run

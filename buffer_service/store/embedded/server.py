@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 
+from buffer_service.settings import Durability
 from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.embedded.data_directory import LONGEST_SOCKET_PATH, DataDirectory
 from buffer_wire.errors import StoreUnavailable
@@ -27,17 +27,6 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.01
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 2_000
-
-
-class Durability(StrEnum):
-    """Durability of acknowledged writes: what they survive."""
-
-    MEMORY = "memory"
-    """Survives nothing: there is no append-only file."""
-    PROCESS = "process"
-    """Survives kill -9 of any process; not the loss of the host."""
-    HOST = "host"
-    """Survives loss of power too: every write is synced before it is acknowledged."""
 
 
 _PERSISTENCE: dict[Durability, tuple[str, ...]] = {
