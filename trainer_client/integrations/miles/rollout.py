@@ -14,7 +14,7 @@ import atexit
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
 from buffer_wire.errors import BatchNotReady
 from trainer_client.batch import Batch
@@ -25,13 +25,9 @@ from trainer_client.integrations.miles.epochs import taken_over
 from trainer_client.integrations.miles.evaluation import Evaluator
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, rollout_policy
-from trainer_client.session.feeding import feeder_of
-from trainer_client.session.plan import SessionPlan
+from trainer_client.session.session import TrainerSession
 from trainer_client.state import GroupLedger, RunState
 from trainer_client.waiting import Waiting
-
-if TYPE_CHECKING:
-    from trainer_client.session.feeder import TaskFeeder
 
 logger = logging.getLogger("trainer_client.integrations.miles")
 
@@ -58,38 +54,36 @@ class AsyncRolloutWorker:
         self.settings = settings
         self.converter = Converter(framework, args, framework.tokenizer(args))
         self.client = BufferClient(settings.address)
-        self._policy = rollout_policy(args, settings)
         self._source = source
         self._stopped = threading.Event()
-        self._feeder: TaskFeeder | None = None
+        self._stack = ExitStack()
+        self._session: TrainerSession | None = None
         self._sample_filter = load_function(getattr(args, "rollout_sample_filter_path", None))
         self._datasets: dict[int, DatasetOf] = {}
-        self._epoch = 0
-        self._start_step = 0
         self._seen: GroupLedger | None = None
         """Ledger at the end of the previous rollout."""
 
     def start(self, start_rollout_id: int) -> None:
         """Create or find the run, take it over, and begin to feed prompts. Raises RunExists, ReplayGap, StepAhead."""
-        run_id = self.settings.run_id
-        run = self.client.create_run(run_id, self._policy)
-        resumed = self.client.resume(run_id, next_step=self.settings.step_of(start_rollout_id))
-        self._epoch, self._start_step = resumed.epoch, resumed.next_step
-        tasks = PromptTasks(self.args, self._source, self.converter.task)
-        self._feeder = feeder_of(self.client, SessionPlan(run_id=run_id, tasks=tasks), run.policy, resumed)
+        session = self.client.session(
+            self.settings.run_id,
+            policy=rollout_policy(self.args, self.settings),
+            tasks=PromptTasks(self.args, self._source, self.converter.task),
+            next_step=self.settings.step_of(start_rollout_id),
+        )
+        self._session = self._stack.enter_context(session)
         logger.info("Continuous async rollout worker started")
 
     def stop(self) -> None:
         """End feeding and close the connection. The run goes on; a later start resumes it."""
         self._stopped.set()
-        if self._feeder is not None:
-            self._feeder.stop()
+        self._stack.close()
         self.client.close()
 
     @property
     def epoch(self) -> int:
-        """Epoch of the trainer; 0 before `start`."""
-        return self._epoch
+        """Epoch of the trainer; set by `start`."""
+        return self._held.epoch
 
     @property
     def running(self) -> bool:
@@ -121,8 +115,14 @@ class AsyncRolloutWorker:
 
         Raises EvaluationNotReady after the timeout.
         """
-        evaluator = Evaluator(self.client, self.converter, self.settings, epoch=self._epoch, datasets=self._datasets)
+        evaluator = Evaluator(self.client, self.converter, self.settings, epoch=self.epoch, datasets=self._datasets)
         return evaluator.evaluate(rollout_id)
+
+    @property
+    def _held(self) -> TrainerSession:
+        if self._session is None:
+            raise RuntimeError("the worker was not started")
+        return self._session
 
     def _samples(self, group: object) -> list[Sample]:
         return self.converter.samples(group, reward_key=getattr(self.args, "reward_key", None))  # type: ignore[arg-type]
@@ -131,26 +131,25 @@ class AsyncRolloutWorker:
         """Read the run's state, after publishing the versions that the request for `step` implies."""
         run_id = self.settings.run_id
         run = self.client.run(run_id)
-        expected = self.settings.updated_steps(max(self._start_step, step - self.settings.lookahead))
+        expected = self.settings.updated_steps(max(self._held.start.next_step, step - self.settings.lookahead))
         if run.committed_steps >= expected:
             return run
         if self.settings.publish == "trainer":
             raise WeightsNotPublished(run_id, rollout_id, run.committed_steps, expected)
         version = run.published.version + self.settings.updates(run.committed_steps, expected)
-        self.client.publish(run_id, epoch=self._epoch, version=version, commit_through=expected - 1)
+        self.client.publish(run_id, epoch=self.epoch, version=version, commit_through=expected - 1)
         return self.client.run(run_id)
 
     def _pull(self, step: int, version: int) -> Batch:
         progress = _Progress(self.settings.no_progress_s, self.args.rollout_batch_size)
 
         def on_wait(waiting: Waiting) -> None:
-            if self._feeder is not None:
-                self._feeder.raise_if_failed()
+            self._held.check()
             progress.look(waiting)
 
         return self.client.pull(
             self.settings.run_id,
-            epoch=self._epoch,
+            epoch=self.epoch,
             step=step,
             train_version=version,
             timeout_s=self.settings.timeout_s,
