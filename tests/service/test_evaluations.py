@@ -195,10 +195,23 @@ def test_a_deleted_evaluation_is_gone_for_everybody(run: RunRpc, worker: Evaluat
 
 
 def test_evaluations_are_in_the_metrics(service: ServiceProcess, run: RunRpc, worker: EvaluatingWorker) -> None:
+    outcomes = ("accepted", "duplicate", "pending")
+    before = [ended(service, outcome) for outcome in outcomes]
+    pushed = service.metric("rollout_buffer_pushed_groups_total", outcome="duplicate")
     submit(worker, run, count=3)
-    worker.finish(worker.lease().leases[0])
+    lease, other = worker.lease(2).leases
+    worker.finish(lease)
+    worker.finish(lease)
+    worker.hand_back(other)
+    assert [ended(service, outcome) - then for outcome, then in zip(outcomes, before, strict=True)] == [1, 1, 1]
+    assert service.metric("rollout_buffer_pushed_groups_total", outcome="duplicate") == pushed
     labels = {"run": run.run_id}
     assert service.metric("rollout_buffer_evaluations", **labels) == 1
     assert service.metric("rollout_buffer_evaluation_tasks", **labels, state="pending") == 2
     assert service.metric("rollout_buffer_evaluation_tasks", **labels, state="finished") == 1
     assert service.metric("rollout_buffer_evaluation_stored_bytes", **labels) > 0
+
+
+def ended(service: ServiceProcess, outcome: str) -> float:
+    """Leases of evaluations that ended so."""
+    return service.metric("rollout_buffer_evaluation_leases_ended_total", outcome=outcome)
