@@ -1,7 +1,7 @@
 """Leases of one sink for one engine: the requests for them, the work on each, and the way back of what is not begun.
 
-Invariants: a request has a name, under which it is repeated until it is answered, and so grants the same leases; a repeat
-names the weights that the first try named; a lease is in `works` from its beginning to its end, and so long its
+Invariants: a request has a name, under which it is repeated until it is answered, and so grants the same leases; a
+repeat names the weights that the first try named; a lease is in `works` from its beginning to its end, and so long its
 heartbeats go out.
 """
 
