@@ -39,11 +39,11 @@ EXPIRIES_PER_LEASE = 100
 
 def lease(run: RunState, ask: LeaseAsk) -> Leased:
     """Lease up to max_tasks tasks; a repeat of the last granted request gets what is still live of its leases."""
-    expire(run, EXPIRIES_PER_LEASE)
-    worker = _worker(run, ask)
     if ask.sink is TaskSink.EVALUATIONS:
-        return evaluation_leases.lease(run, ask, worker)
-    return _lease_of_queue(run, ask, worker)
+        evaluation_leases.expire(run, EXPIRIES_PER_LEASE)
+        return evaluation_leases.lease(run, ask, _worker(run, ask))
+    expire(run, EXPIRIES_PER_LEASE)
+    return _lease_of_queue(run, ask, _worker(run, ask))
 
 
 def _lease_of_queue(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
@@ -96,13 +96,13 @@ def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence
 
 
 def expire(run: RunState, limit: int | None = None) -> int:
-    """Take back the leases that are due, at most `limit`, earliest expiry first; returns how many."""
+    """Take back the due leases of the queue's tasks, at most `limit`, earliest expiry first; returns how many."""
     expired = 0
     while expired != limit and (task := run.leases.next_due(run.now)) is not None:
         _fail(run, task, EXPIRED)
         run.count("leases_expired")
         expired += 1
-    return expired + evaluation_leases.expire(run, None if limit is None else limit - expired)
+    return expired
 
 
 def prolong(run: RunState, task: Task) -> None:

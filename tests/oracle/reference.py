@@ -16,6 +16,7 @@ from buffer_wire.errors import (
 from buffer_wire.revision import NO_REVISION, Revision
 from tests.oracle import (
     batches,
+    evaluation_leases,
     invariants,
     leasing,
     progress,
@@ -143,7 +144,7 @@ class ReferenceModel(EvaluationOperations):
         nobody tries. Returns how many leases.
         """
         run = self._begin(run_id)
-        expired = leasing.expire(run)
+        expired = leasing.expire(run) + evaluation_leases.expire(run)
         for engine_id in run.engines.forget_silent(run.now):
             run.totals.forget_engine(engine_id)
             run.changed = True

@@ -37,7 +37,7 @@ if not is_evaluation then
   call('HSET', RUN, 'asked', format('%d', ctx.now))
 end
 call('ZADD', key('workers_heard'), format('%d', ctx.now), worker_id)
-Tasks.expire_leases(ctx, 100)
+Tasks.expire_leases(ctx, is_evaluation and 'eval_leases' or 'leases', 100)
 
 local held = key('held:' .. worker_id)
 local worker = call('HGET', key('workers'), worker_id)

@@ -223,25 +223,22 @@ function Tasks.fail_attempt(ctx, task_id, task, why)
   return true
 end
 
--- Ends leases that are past their expiry, at most `limit`; returns how many.
-function Tasks.expire_leases(ctx, limit)
-  local ended = 0
-  for _, leases in ipairs({key('leases'), key('eval_leases')}) do
-    local due = call('ZRANGEBYSCORE', leases, '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit - ended)
-    for _, member in ipairs(due) do
-      local task_id = Tasks.id_of_entry(member)
-      local task = Tasks.load(task_id)
-      if task then
-        Tasks.count(ctx, task, 'leases_expired')
-        Tasks.fail_attempt(ctx, task_id, task, 'lease expired')
-      else
-        -- Of an evaluation that is being deleted (Burial).
-        call('ZREM', leases, member)
-      end
+-- Ends leases of one sink, `leases` or `eval_leases`, that are past their expiry, at most `limit`; returns how many.
+function Tasks.expire_leases(ctx, name, limit)
+  local leases = key(name)
+  local due = call('ZRANGEBYSCORE', leases, '-inf', format('(%d', ctx.now), 'LIMIT', 0, limit)
+  for _, member in ipairs(due) do
+    local task_id = Tasks.id_of_entry(member)
+    local task = Tasks.load(task_id)
+    if task then
+      Tasks.count(ctx, task, 'leases_expired')
+      Tasks.fail_attempt(ctx, task_id, task, 'lease expired')
+    else
+      -- Of an evaluation that is being deleted (Burial).
+      call('ZREM', leases, member)
     end
-    ended = ended + #due
   end
-  return ended
+  return #due
 end
 
 -- Expiry of a lease in ms if this attempt of the task is leased and not past it, else nil.
