@@ -129,6 +129,23 @@ def test_a_group_with_tokens_of_other_weights_is_refused(run: RunRpc, worker: Ev
     assert worker.finish(lease) == groups_pb2.PUSH_OUTCOME_RECORDED
 
 
+def test_a_continuation_of_an_evaluations_task_is_not_kept_and_holds_up_no_return(
+    run: RunRpc, worker: EvaluatingWorker
+) -> None:
+    submit(worker, run, count=1)
+    (lease,) = worker.lease().leases
+    made = make_group(lease.task.task_id, lengths=[4, 4], lease_id=lease.lease_id, version=lease.pinned)
+    back = tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, continuation=made)
+    request = tasks_pb2.ReturnLeasesRequest(
+        run=run.ref, worker_id=worker.worker_id, instance_id=worker.instance_id, returns=[back]
+    )
+    assert worker.tasks.ReturnLeases(request, timeout=TIMEOUT_S).outcomes == [tasks_pb2.RETURN_OUTCOME_PENDING]
+    (again,) = worker.lease().leases
+    assert (again.task, again.attempt) == (lease.task, 2)
+    assert not again.HasField("continuation")
+    assert worker.finish(again) == groups_pb2.PUSH_OUTCOME_RECORDED
+
+
 def test_a_task_fails_after_five_errors_and_the_reader_hears_why(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=2, retry_backoff_ms=1)
     worker = EvaluatingWorker(rpc.channel, run.run_id)

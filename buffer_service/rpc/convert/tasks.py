@@ -160,7 +160,8 @@ def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
     if message.kind not in _KINDS:
         raise InvalidField(f"{at}.kind", message.kind, "RETURN_KIND_INTERRUPTED or RETURN_KIND_FAILED")
     continuation, head, tokens = b"", None, 0
-    if message.HasField("continuation"):
+    # A pinned task is made anew from nothing, so what was made of it is not even looked at.
+    if message.HasField("continuation") and ops.sink_of(message.lease_id) is ops.TaskSink.QUEUE:
         head, tokens = continuation_facts(f"{at}.continuation", message.continuation, message.lease_id)
         # One that holds no token would replace what an earlier attempt left.
         continuation = message.continuation.SerializeToString() if tokens else b""
