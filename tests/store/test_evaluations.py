@@ -123,6 +123,23 @@ async def test_a_new_process_releases_any_number_of_leases(run: Run) -> None:
     assert (view.leased, view.pending) == (1, 699)
 
 
+async def test_a_reply_that_is_full_asks_for_no_wait_though_others_back_off(run: Run) -> None:
+    await run.create(retry_backoff_ms=60_000)
+    await submit(run, count=3, spec=b"s" * 1_000)
+    (failing,) = await lease(run, 1)
+    back = ops.LeaseReturn(failing.lease_id, ops.ReturnKind.FAILED, "error", b"", None, 0)
+    await run.store.call(commands.give_back(run.run_id, EVALUATOR, "i", [back]))
+    full, last = [
+        await run.store.lease(
+            run.run_id,
+            ops.LeaseAsk(EVALUATOR, "i", request, "e", weights(0), 3, 3_000, ops.TaskSink.EVALUATIONS),
+        )
+        for request in ("full", "last")
+    ]
+    assert (len(full.grants), full.wait) == (1, None)
+    assert (len(last.grants), last.wait) == (1, ops.LeaseWait.BACKING_OFF)
+
+
 async def test_nothing_is_kept_of_a_worker_that_was_silent_for_an_hour(run: Run) -> None:
     await run.create()
     await submit(run)

@@ -159,11 +159,14 @@ local function lease_of_evaluations()
   local task_ids, is_backing_off, oldest, other = Evaluations.pick(ctx, loaded_epoch, loaded_version, max_tasks)
   local grants, is_full = lease_all(task_ids)
   local wait, target = '', other
-  if is_backing_off then
+  if is_full then
+    -- Others are due: the worker asks again at once.
+    wait = ''
+  elseif is_backing_off then
     wait = 'backing_off'
   elseif #grants == 0 and other and max_tasks > 0 then
     wait = 'engine_stale'
-  elseif not is_full and #grants < max_tasks or not oldest then
+  elseif #grants < max_tasks or not oldest then
     wait = 'no_tasks'
   end
   if max_tasks == 0 then
