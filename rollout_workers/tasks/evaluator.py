@@ -195,9 +195,10 @@ class Evaluator:
                 unfit.append(lease)
             elif lease.lease_id not in self._leases.works:
                 self._leases.begin(self._group, lease, on_generated=self._notify_soon, on_end=self._notify)
-        self._leases.answered()
         self._notify()
+        # Until these have gone back the request counts as unanswered: one that is broken off here is repeated.
         await self._leases.hand_back(unfit)
+        self._leases.answered()
         return reply
 
     def _is_fit(self, lease: tasks_pb2.Lease) -> bool:

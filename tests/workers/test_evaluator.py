@@ -247,6 +247,26 @@ async def test_a_lease_that_comes_when_the_weights_are_gone_goes_back_at_once() 
         assert at.evaluator.held == 0
 
 
+async def test_a_hand_back_that_was_broken_off_is_made_up_for_by_the_next_request() -> None:
+    async with bench() as at:
+        give_back, began = at.calls.give_back, asyncio.Event()
+
+        async def hangs(*_: Any) -> tasks_pb2.ReturnLeasesResponse:
+            began.set()
+            return await asyncio.Future()
+
+        at.calls.give_back = hangs  # type: ignore[method-assign]
+        await at.until(lambda: len(at.calls.asked) == 1)
+        at.load(NEWER)
+        at.calls.submit("a")
+        await began.wait()
+        at.calls.give_back = give_back  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            await at.evaluator.released()
+        assert at.calls.returned == [("e@1.a/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
+        assert at.evaluator.held == 0
+
+
 async def test_stopping_hands_back_what_is_not_made() -> None:
     async with bench(tokens_per_s=1.0) as at:
         at.calls.submit("a")
