@@ -214,6 +214,19 @@ async def test_leases_of_evaluations_take_nothing_of_what_admission_allows(run: 
     assert await leased_tasks(run, EVALUATOR) == []
 
 
+async def test_an_interrupted_task_keeps_its_place_and_one_that_failed_comes_last(run: Run) -> None:
+    await run.create(retry_backoff_ms=100)
+    await submit(run, count=4)
+    failing, interrupted = await lease(run, 2, request="first")
+    backs = [
+        ops.LeaseReturn(failing.lease_id, ops.ReturnKind.FAILED, "error", b"", None, 0),
+        ops.LeaseReturn(interrupted.lease_id, ops.ReturnKind.INTERRUPTED, "", b"", None, 0),
+    ]
+    await run.store.call(commands.give_back(run.run_id, EVALUATOR, "i", backs))
+    await run.pass_ms(101)
+    assert [grant.task_id for grant in await lease(run, request="second")] == ["e.1", "e.2", "e.3", "e.0"]
+
+
 async def test_requests_for_the_two_sinks_are_remembered_apart(run: Run) -> None:
     await run.create()
     await submit(run, count=2)

@@ -884,9 +884,9 @@ class WorkerInfo(google.protobuf.message.Message):
     instance_id: builtins.str
     """Its process; empty before its first lease."""
     asked_ms: builtins.int
-    """Time at which it asked for leases last."""
+    """Time at which it asked for leases last, of either sink."""
     leases: builtins.int
-    """Leases that it holds."""
+    """Leases that it holds, those of evaluations included."""
     def __init__(
         self,
         *,
