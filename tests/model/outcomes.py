@@ -44,10 +44,13 @@ OPERATIONS = (
 _NEVER = {TaskState.CANCELLED}
 """States that no operation leads to: a lease that is cancelled makes its task pending again."""
 
+_NOT_PUSHED = (PushKind.GONE, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
+"""Outcomes that no push to the queue has: of a retry, and of evaluations (test_evaluations_against_store.py)."""
+
 EXPECTED = frozenset(
     {
         *(f"op:{name}" for name in OPERATIONS),
-        *(f"push:{kind}" for kind in PushKind if kind is not PushKind.GONE),
+        *(f"push:{kind}" for kind in PushKind if kind not in _NOT_PUSHED),
         *(f"push:invalid:{field}" for field in ("lease_id", "payload", "tokens", "generation")),
         "retry_push:queued",
         "retry_push:blocked",
